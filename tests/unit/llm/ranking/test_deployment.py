@@ -95,7 +95,7 @@ def live_kv_bytes() -> int:
 async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings, monkeypatch) -> None:
     """During swaps under load, requests get their own version's ranking or a refusal with the other version.
 
-    With both engines present, KV memory is that of a single pool: a new engine takes over the old engine's blocks.
+    With both engines present, KV memory is that of one pool: a new engine takes over the old engine's blocks.
     """
     kv_bytes: list[int] = []
     start_thread = deployment.EngineThread

@@ -44,7 +44,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture
 def store(deep: Built, tmp_path: Path) -> BundleStore:
-    """A store in which the ring's bundle is live as `first`."""
+    """A store with the ring's bundle live as `first`."""
     about, card = {"num_items": 30, "lineage": {"seed": 0}}, {CARD: "# Bundle first\n"}
     return live_store(tmp_path, deep.assembled / "bundle", "first", about, card)
 

@@ -32,7 +32,7 @@ def slow_summary(scores: np.ndarray, histories: list[np.ndarray], *, repeats: bo
 
 @given(seed=st.integers(0, 1_000), repeats=st.booleans())
 def test_coverage_and_calibration_are_those_of_plain_loops(seed: int, *, repeats: bool) -> None:
-    """The figures equal those of plain loops for any scores and histories, including empty histories."""
+    """The figures equal the plain loops' for any scores and histories, including empty histories."""
     rng = np.random.default_rng(seed)
     histories = [rng.integers(0, 40, rng.integers(0, 25)) for _ in range(6)]
     scores = rng.normal(size=(6, 40))

@@ -73,7 +73,7 @@ def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: L
 
 
 def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
-    """The interval of the clicks contains the true loss and excludes 0; those of equal metrics include 0."""
+    """The clicks' interval contains the true loss and excludes 0; intervals of equal metrics include 0."""
     found = {one["metric"]: one for one in report(lists, Options(segments=["surface"]))["differences"]}
 
     assert found["clicks"]["low"] <= -0.04 <= found["clicks"]["high"] < 0

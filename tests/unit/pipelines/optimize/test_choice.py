@@ -104,7 +104,7 @@ def test_what_wins_is_inside_the_budget_worth_it_and_on_the_front() -> None:
     ],
 )
 def test_a_win_is_worth_something(ms: float, size: float, wins: bool) -> None:
-    """A win saves 5 % of time, or 5 % of bytes and 1 MB, without losing more than 5 % of the other."""
+    """A win saves 5 % of time, or 5 % of bytes and 1 MB, and costs at most 5 % in the other measure."""
     child = row("child", ms=ms, size=size)
 
     assert judge(PARENT, [child], 0.01)["child"].wins is wins
@@ -149,7 +149,7 @@ def test_times_nearer_than_a_repetition_are_equal() -> None:
 
 
 def test_nothing_wins_where_nothing_is_inside() -> None:
-    """If all variants exceed the budget, none is published."""
+    """No variant is published if all variants exceed the budget."""
     rows = [row("a", low=-0.01, ms=0.5), row("b", low=-0.3, ms=0.1)]
 
     verdicts = judge(PARENT, rows, 0.01)

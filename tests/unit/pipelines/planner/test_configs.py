@@ -136,7 +136,7 @@ def test_parameters_and_windows_are_those_of_transformers(model_type: str, chang
 
 @pytest.mark.grid
 def test_absent_keys_have_the_families_defaults() -> None:
-    """Defaults equal those of transformers' config classes, and the shape's notes name assumed values."""
+    """Defaults equal the defaults of transformers' config classes, and the shape's notes name assumed values."""
     mapping: Any = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     known = [name for name in FAMILIES if name in mapping]
     differing = {

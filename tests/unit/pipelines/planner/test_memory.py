@@ -26,7 +26,7 @@ def test_llama_3_8b_with_eight_contexts_of_8192_takes_26_7_gb() -> None:
 
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
-    """Bytes per token equal those of the engine's KV pool."""
+    """Bytes per token equal the engine's KV pool."""
     config = attention_shape(4, 2, 16, layers=3)
     cache = KvCache(config, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 

@@ -70,7 +70,7 @@ def test_130_billion_on_128_gpus_reach_40_to_53_percent(micro_batch: int, percen
 
 
 def test_a_device_without_runs_says_so_and_widens() -> None:
-    """Devices without fitted runs use the nearest chip's efficiency with a wider interval; H200 and H800 are H100 chips."""
+    """A device without fitted runs uses the nearest chip's efficiency with a wider interval."""
     steps = {
         name: step_time(LLAMA_2_7B, Layout(shard=8), 2_048, parse_gpus(f"8x{name}"))
         for name in ("h100", "h200", "h800", "a6000")

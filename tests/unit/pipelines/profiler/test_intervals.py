@@ -28,7 +28,7 @@ def test_a_union_holds_each_moment_once_in_order(pairs) -> None:
 
 @given(PAIRS, PAIRS)
 def test_intersection_and_difference_are_those_of_sets(left, right) -> None:
-    """Intersection and difference equal those of the sets."""
+    """Intersection and difference equal the set operations."""
     one, other = union_of(left), union_of(right)
 
     assert moments(intersect(one, other)) == moments(left) & moments(right)

@@ -166,7 +166,7 @@ def test_only_a_known_operation_explains_its_kernels(
 
 
 def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
-    """If the FLOPs exceed the device's peak, the shapes are wrong and there is no roofline fraction."""
+    """If the FLOPs exceed the device's peak, the shapes are wrong and the roofline fraction is None."""
     trace = read(operation("aten::mm", 0, 100, **SQUARES), tailrace=MEASURED)
 
     (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(Kind.OPERATION)])

@@ -96,7 +96,7 @@ def test_what_runs_beside_a_collective_hides_it(tmp_path: Path) -> None:
     ],
 )
 def test_collectives_of_every_library_are_communication(tmp_path: Path, name: str) -> None:
-    """Collectives are recognised by NCCL's old and new names, RCCL's, and those of custom all-reduces."""
+    """Collectives are recognised by the old and new names of NCCL, by RCCL's, and by names of custom all-reduces."""
     (trace,) = read_traces([write(tmp_path / "it.json", [kernel(name, 0, 10)])])
 
     assert parts_of(activity_of(trace)).communication_exposed_us == 10

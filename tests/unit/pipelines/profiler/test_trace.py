@@ -253,7 +253,7 @@ def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
     places = [start + 12 + 2 * number for number in range(children)]
     cells = [start + int.from_bytes(pages[place : place + 2], "big") for place in places]
     leaf = pages[cells[0] : cells[0] + 4]
-    for level in range(6):  # a chain of interior pages in which every cell leads to the next page
+    for level in range(6):  # a chain of interior pages; every cell leads to the next page
         target = leaf if level == 5 else (int.from_bytes(leaf, "big") + level + 1).to_bytes(4, "big")
         page = start if level == 0 else (int.from_bytes(leaf, "big") + level - 1) * 4_096
         pages[page : page + 4_096] = pages[start : start + 4_096]

@@ -147,7 +147,7 @@ RECORD = (
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each kind, recorded one after another in a process of their own, and collectives in two that nothing else has used."""
+    """A folder with a recording of each kind, made in separate processes; collectives get their own process."""
     root = tmp_path_factory.mktemp("plants")
     commands = []
     for kind, (variant, style) in PLANTS.items():

@@ -18,7 +18,7 @@ COMMAND = "tailrace pipeline --events shop/events.csv --items shop/items.csv"
 
 
 def items(*numbers: int, title: str = "Item {}") -> pl.DataFrame:
-    """Build items named like those of the test catalogue."""
+    """Build items named like in the test catalogue."""
     return pl.DataFrame({"item_id": [f"i{n}" for n in numbers], "title": [title.format(n) for n in numbers]})
 
 

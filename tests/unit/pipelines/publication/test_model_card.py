@@ -105,7 +105,7 @@ def test_the_page_is_in_the_bundle_and_under_its_hash(built: Built, manifest: di
 
 @given(rows=ROWS, zero=st.booleans())
 def test_a_plot_keeps_the_order_of_its_values(rows: list[list[float]], *, zero: bool) -> None:
-    """For any intervals: as many columns in each row, `o` within its dashes, and of two values the larger is never left of the smaller."""
+    """For any intervals, rows have equal width, `o` lies within its dashes, and larger values are not further left."""
     named = [(f"row{number}", *row) for number, row in enumerate(rows)]
 
     _, *lines, scale, _ = interval_plot(named, zero=zero).splitlines()  # type: ignore[arg-type]

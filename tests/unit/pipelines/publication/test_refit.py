@@ -39,7 +39,7 @@ RECIPE = Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT)
 
 @pytest.fixture(scope="module")
 def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ring's pair after a refit."""
+    """The folder of the ring's models after a refit."""
     folder = tmp_path_factory.mktemp("refit")
     refit(built.trained, RECIPE, folder, checkpoints_in(folder / "saved"), silent)
     return folder

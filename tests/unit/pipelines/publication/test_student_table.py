@@ -56,7 +56,7 @@ def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path
 
 @pytest.fixture
 def clustered() -> tuple[StudentModel, list[np.ndarray]]:
-    """A student whose 2,000 items are in forty groups, and whose states are near its histories' items; and sixty histories."""
+    """A student with 2,000 items in forty clusters, and sixty histories whose states are near their items."""
     rng = np.random.default_rng(0)
     student = random_student(num_items=2_000)
     rows_VD = np.repeat(2 * rng.standard_normal((40, 16)), 50, axis=0) + rng.standard_normal((2_000, 16))

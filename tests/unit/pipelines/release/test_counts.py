@@ -206,7 +206,7 @@ def test_the_version_that_should_not_have_answered_is_noticed() -> None:
 
 
 def test_variety_is_what_the_list_before_of_another_user_did_not_hold() -> None:
-    """Variety is the fraction of items that another user's previous list lacks; after a user's own list it is undefined."""
+    """Variety is the fraction of items not in another user's previous list; a user's own previous list is skipped."""
     one, other = [user for user in USERS if is_candidate(user)][:2]
     counts = StageCounts("default", CANARY, "old")
     lists = [("abcd", one), ("abef", other), ("wxyz", other)]
@@ -235,7 +235,7 @@ def test_memory_is_bounded_by_leaving_users_out() -> None:
 
 @pytest.mark.parametrize("part", [0.3, 0.03])
 def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> None:
-    """A candidate whose failures affect 3 % of requests is withdrawn; an equal candidate is not, and no user is missing."""
+    """A candidate that fails 3 % of its requests is withdrawn; an equal candidate is not, and no user is missing."""
     draw, releasing = np.random.default_rng(3), replace(CANARY, stages=(Stage(0.5, 600.0), Stage(1.0, 0.0)))
     outcomes = {}
     for failing in (0.0, part):

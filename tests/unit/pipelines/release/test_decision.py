@@ -71,7 +71,7 @@ def test_equal_goes_on_and_after_the_last_stage_live() -> None:
 
 
 def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
-    """A worse candidate is withdrawn before the stage's time, also in a manual release, with the guard as the reason."""
+    """A worse candidate is withdrawn before the stage ends, also in a manual release, with the guard as reason."""
     for canary in (CANARY, replace(CANARY, by_hand=True)):
         found = decide(canary, seen(latency=means(26.0, 20.0, 5_000)), CANARY.since_ms + 1_000)
 
@@ -98,7 +98,7 @@ def test_an_analysis_that_lost_users_stays() -> None:
 
 
 def test_the_last_stage_asks_for_requests_that_do_not_fail() -> None:
-    """In the last stage there is no control, but failing requests prevent the promotion."""
+    """The last stage lacks a control, but failing requests still prevent the promotion."""
     last = replace(CANARY, stage=1)
 
     assert decide(last, seen(errors=rare(1_500, 0)), LATER_MS).act is Act.STAY
@@ -207,7 +207,7 @@ def test_budgets_name_guards() -> None:
 
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(400, 5_000))
 def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit: int, other: int, num: int) -> None:
-    """A rare guard is worse if the user ratio is; it is no worse only if the list rates are close or the ratio shows it."""
+    """A rare guard is worse if the user ratio is; no worse requires close list rates or evidence in the ratio."""
     found = judge(CANARY, seen(errors=rare(hit, other, num)), LATER_MS)
     errors = found.readings[0]
 

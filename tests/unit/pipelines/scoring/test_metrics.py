@@ -13,7 +13,7 @@ SCORES = st.one_of(st.integers(-2, 3).map(float), st.sampled_from([np.nan, -np.i
 
 @given(scores=st.lists(SCORES, min_size=1, max_size=12), data=st.data())
 def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: st.DataObject) -> None:
-    """Ranks equal those of pairwise comparison: ties get the mean position, and NaN ranks below all scores."""
+    """Ranks equal pairwise comparison: ties get the mean position, and NaN ranks below all scores."""
     item = st.integers(0, len(scores) - 1)
     target, history = data.draw(item), data.draw(st.lists(item))
 

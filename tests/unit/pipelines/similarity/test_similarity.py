@@ -77,7 +77,7 @@ def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.Mon
 
 
 def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
-    """Build sources in which each item has a well-supported candidate of each kind."""
+    """Build sources that give each item a well-supported candidate of each kind."""
     figures = np.full((len(visits), 1), 50.0)
     return Sources(
         Candidates(visits[:, None].astype(np.int32), figures),
@@ -131,7 +131,7 @@ def test_a_cart_sums_its_items_neighbours() -> None:
 
 
 def test_a_table_of_another_catalogue_is_refused(tmp_path: Path) -> None:
-    """A truncated table, or a table of another size, is rejected; without a table there are no neighbours."""
+    """A truncated table, or a table of another size, is rejected; without a table the neighbours are empty."""
     SimilarTable(np.array([[1], [2]], dtype=np.int32), np.ones((2, 1), dtype=np.float16)).save(tmp_path / "similar")
 
     for num_items in (2, 3):

@@ -1,4 +1,4 @@
-"""Published formats are read unchanged with the options named by errors. Samples have their layout and made-up values."""
+"""Published formats are read unchanged with the options named by errors. The samples' values are made up."""
 
 import re
 import shlex
