@@ -106,7 +106,7 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
 
 
 def test_the_graph_follows_the_newest_items_and_their_texts() -> None:
-    """Transitions are ordered by frequency, then recency; items without a transition are ordered by text overlap."""
+    """Transitions from the newest item count by frequency, then distance; without transitions, text overlap counts."""
     sequences = [np.array([0, 1]), np.array([0, 1]), np.array([0, 2]), np.array([3, 4, 5])]
     texts = ["red lamp", "blue chair", "green door", "old boat", "new sail", "tall mast", "red lantern lamp", "stone"]
 

@@ -96,7 +96,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"not parquet"])
 def test_file_that_is_no_catalogue_is_corrupt(tmp_path: Path, content: bytes | None) -> None:
-    """A missing or broken file is refused as BundleCorrupt."""
+    """A missing or corrupt file raises BundleCorrupt."""
     path = tmp_path / "catalogue.parquet"
     if content is not None:
         path.write_bytes(content)

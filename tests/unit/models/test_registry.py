@@ -835,7 +835,7 @@ def test_a_variant_is_of_its_parents_training_and_has_weights_of_its_own(trained
 
 
 def test_withdrawing_a_training_withdraws_what_was_made_from_it(trained: BundleStore, root: Path) -> None:
-    """Withdrawing a training withdraws the versions derived from it, unless one of these is live."""
+    """Withdrawing a training withdraws existing and future derived versions; it fails if one of these is live."""
     with pytest.raises(BundleNotFound, match="v2-19, which is live, was made from"):
         trained.withdraw("v2")
     trained.promote("v1-a")

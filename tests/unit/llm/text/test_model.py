@@ -51,7 +51,7 @@ def test_an_optional_file_that_is_wrong_is_refused(folder: Path, name: str, cont
 
 
 def test_a_tokenizer_with_more_tokens_than_the_decoder_is_refused(folder: Path) -> None:
-    """Prompts could contain tokens without an embedding row, for example after tokens were added only here."""
+    """Prompts could contain tokens without an embedding row, as after adding tokens only to the tokenizer."""
     vocab_size = load_decoder(folder, torch.float32, "cpu").config.vocab_size
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {**tokenizer["added_tokens"][0], "id": vocab_size, "content": "<|new|>"}

@@ -131,7 +131,7 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
 
 
 def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
-    """Weights are scaled so that labels average 1; a dislike applies after its first negative event."""
+    """Weights are scaled to a label mean of 1; a disliked item of the history applies at its first occurrence."""
     roles = parse_event_roles("[types.buy]\nweight = 3\n[types.hide]\nrole = 'negative'\nweight = 3")
     kinds = ["click", "buy", "click", "hide", "hide", "click", "click"]
     write_events(table([("a", item, kind) for item, kind in zip("ABCDCEF", kinds, strict=True)]), tmp_path, roles)

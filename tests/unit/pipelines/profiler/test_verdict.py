@@ -127,7 +127,7 @@ def test_cards_without_bf16_get_another_advice(tmp_path: Path) -> None:
     ("copies", "advice"), [("HtoD", "pinned"), ("DtoH", "results"), ("DtoD", "clones"), ("", "pinned")]
 )
 def test_advice_of_copies_is_of_their_direction(copies: str, advice: str) -> None:
-    """Pinned memory helps no copy within a device."""
+    """The advice depends on the copy direction: pinned memory does not help copies within a device."""
     assert advice in verdict_of(shares(copy=0.5), replace(ABOUT, copies=copies)).sentence
 
 

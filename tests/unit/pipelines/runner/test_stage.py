@@ -71,7 +71,7 @@ def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
 
 
 def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> None:
-    """Besides this run's outputs the five last used outputs stay; other stages are not affected."""
+    """The five most recently used outputs stay in addition to this run's; other stages are not affected."""
     for age_s, key in enumerate(("used", "k6", "k5", "k4", "k3", "k2", "k1")):
         output = StageCache(tmp_path).run("train", key, write(key, []))
         os.utime(output.path, (1_000 + age_s, 1_000 + age_s))

@@ -16,7 +16,7 @@ def cases(histories: list[list[int]], targets: list[int]) -> Cases:
 
 
 def test_few_repeats_that_are_predicted_well_are_learned() -> None:
-    """A single predictable repeat among twenty labels is lost by masks, which gain elsewhere nothing."""
+    """Masks lose the single predictable repeat among twenty labels and improve no other label."""
     sequences = [np.array([1, 2, 1])] * 3
     histories, targets = [[1, 2], *([[50 + user, 70 + user] for user in range(19)])], [1, *range(3, 22)]
 

@@ -36,7 +36,7 @@ DECODER, STUDENT = replace(SMALL_DECODER, fit=LONGER), replace(SMALL_STUDENT, fi
 
 
 def events(kind: str) -> pl.DataFrame:
-    """Eighty users share items 0, 1, 2, then take one of two items; half of them first reject the other item."""
+    """Eighty users share items 0, 1, 2, then take one of two items; half first have a `kind` event with the first."""
     rng, rows = np.random.default_rng(0), []
     for user in range(80):
         own = rng.permutation(np.arange(6, 30))

@@ -95,7 +95,7 @@ def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, deco
     ],
 )
 def test_refused_or_wrong_tiles_are_not_used_and_logged(folder, caplog, cause, amx, line) -> None:
-    """Products are correct if the registers are denied or multiply incorrectly."""
+    """Products stay correct if tile registers are denied or tiles compute wrong results, and a warning is logged."""
     path = emulating(folder, f"-DTAILRACE_{cause}_TILES")
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(32, 64).bfloat16()
 
