@@ -1,4 +1,4 @@
-"""A missing LLM or text model refuses like an unavailable one."""
+"""A missing LLM or text model fails requests like an unavailable dependency."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from services.errors import DependencyUnavailable
 
 
 async def test_what_is_missing_refuses() -> None:
-    """The error is that of an unavailable LLM or text model, not of an unknown one."""
+    """A request to a missing LLM or text model raises DependencyUnavailable, not an unknown-model error."""
     request = RankRequest(request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, budget_ms=1.0)
     with pytest.raises(DependencyUnavailable, match="llm"):
         await AbsentLlm().rank(request, 1.0)

@@ -1,4 +1,4 @@
-"""The architecture, held by tests: light imports, no side effects, names. Who imports whom, and who reads the environment, is held by `make lint`."""
+"""Architecture guards: light, side-effect-free imports, and names. `make lint` checks import directions."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ WITHOUT_CIRCLES = (
     "services.llm",
     "services.llm.engine",
 )
-"""The packages whose rooms have an order: no import leads from one room to another that imports it, over however many others."""
+"""Packages whose subpackages must not import each other in a cycle, directly or through other packages."""
 
 IMPORT_ALL = """
 import importlib, os, sys
@@ -49,17 +49,17 @@ for module in modules:
     importlib.import_module(module)
 sys.exit("\\n".join(started) or 0)
 """
-"""Imports modules and reports what our own code does to the world meanwhile. What third parties do is theirs."""
+"""Imports modules and reports the side effects of our own code; side effects of third-party code are ignored."""
 
 
 def source_files() -> list[Path]:
-    """All Python files of the project, tests and generated code apart."""
+    """Return all Python files of the project except tests and generated code."""
     found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return sorted(path for path in found if "_pb2" not in path.name)
 
 
 def modules_below(package: str) -> list[str]:
-    """The dotted names of a package's modules, entry points apart; of a module, none. The client's package is at the top."""
+    """Return the dotted names of a package's modules without entry points; empty if `package` is a module."""
     files = sorted((ROOT / package.replace(".", "/")).rglob("*.py"))
     names = (
         path.relative_to(CLIENT if path.is_relative_to(CLIENT) else ROOT).with_suffix("")
@@ -91,7 +91,7 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: set[str]) -> None:
-    """A fresh interpreter that imports the whole package, or the one module, has not loaded the heavy ones, not even through others' code."""
+    """In a fresh interpreter, importing a package or module does not load the heavy packages, even indirectly."""
     script = (
         "import importlib, sys; heavy = set(sys.argv[1].split(',')); [importlib.import_module(m) for m in sys.argv[2:]]; "
         "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
@@ -122,7 +122,7 @@ for module in sys.argv[2:]:
 
 
 def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone() -> None:
-    """A fresh interpreter in which every other package is missing imports the rooms."""
+    """A fresh interpreter imports these packages although all other dependencies are missing."""
     rooms = ("pipelines.training.fit", "pipelines.planner", "pipelines.profiler", "benchmarks.gpu")
     modules = [module for room in rooms for module in modules_below(room) or [room]]
 
@@ -132,7 +132,7 @@ def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_a
 
 
 def test_importing_does_nothing() -> None:
-    """No module opens files for writing, starts anything or touches the environment when it is imported."""
+    """Importing a module does not write files, start processes or threads, or change the environment."""
     modules = [module for package in PACKAGES[:-1] for module in modules_below(package)]
 
     done = python(IMPORT_ALL, str(ROOT), *modules)
@@ -141,7 +141,7 @@ def test_importing_does_nothing() -> None:
 
 
 def test_files_are_named_for_what_they_hold() -> None:
-    """No file or folder has a name without meaning, such as utils."""
+    """File and folder names are specific: names such as utils are forbidden."""
     names = {path.relative_to(ROOT).as_posix() for path in source_files()}
     empty = {name for name in names if FORBIDDEN_NAMES & set(re.split(r"[/.]", name))}
 
@@ -149,7 +149,7 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 
 def test_no_import_runs_back_up_between_rooms() -> None:
-    """The contracts state the orders that matter; this finds a circle among the folders and modules of a package that none of them names."""
+    """The folders and modules of a package have no import cycles, including cycles outside the import contracts."""
     graph = grimp.build_graph("benchmarks", "infra", "models", "pipelines", "services", cache_dir=None)
 
     circles = {package: graph.nominate_cycle_breakers(package) for package in WITHOUT_CIRCLES}

@@ -1,4 +1,4 @@
-"""The error tree: every kind has a status at each door, and no internal text reaches a caller."""
+"""The error tree: each kind has a status in every protocol, and internal messages do not reach a caller."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_every_kind_has_a_status_at_each_door() -> None:
 def test_each_error_has_its_kind_field_and_retry_time(
     error: Exception, kind: ErrorKind, field: str | None, retry_after_s: float | None
 ) -> None:
-    """It has a field if the caller can correct it, and a retry time if a later request may succeed; an internal text goes to the log alone."""
+    """Errors that the caller can fix name a field, retryable errors have a retry time, and internal text is hidden."""
     answer = as_tailrace_error(error)
 
     assert (answer.kind, answer.field, answer.retry_after_s) == (kind, field, retry_after_s)

@@ -1,6 +1,7 @@
-"""Parsers of bytes that others send or write: whatever comes in, only errors of ours come out.
+"""Parsers of untrusted bytes raise only Tailrace errors.
 
-`pytest tests/unit/test_foreign_bytes.py`; with `-m grid` 3,000 inputs each, or as many as `--foreign-inputs` says: 100,000 take a quarter of an hour.
+Run with `pytest tests/unit/test_foreign_bytes.py`. `-m grid` tries 3,000 inputs per parser, or the number given with
+`--foreign-inputs`; 100,000 take a quarter of an hour.
 """
 
 import json
@@ -193,7 +194,7 @@ TEMPLATES = (
 
 
 def stream_row(value: bytes) -> None:
-    """What the stream worker does with a record: an event, an erasure or a dead letter; what is read fits the log's columns."""
+    """Decode a record like the stream worker: an event, an erasure or a dead letter that fits the log's columns."""
     decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
     assert len(decoded.events) + len(decoded.erasures) + len(decoded.dead) == 1
     INTERACTIONS.table(decoded.events)
@@ -201,21 +202,21 @@ def stream_row(value: bytes) -> None:
 
 
 def impression_row(value: bytes) -> None:
-    """What the worker of impressions does with a record."""
+    """Process a record like the impressions worker."""
     logged = read_impression(Record(LogPosition("t", 0, 1), b"u", value, NOW_MS), NOW_MS)
     IMPRESSIONS.table([logged])
     remember(None, [logged])
 
 
 def item_record(value: bytes) -> None:
-    """What every process does with a record of the topic of items; its key is read as the value is."""
+    """Apply a record of the items topic like every process; the value also serves as a key."""
     for key in (b"i", value):
         with suppress(TailraceError):
             LiveItems().apply([decode_item(key, value)])
 
 
 def snapshot_document(folder: Path) -> bytes:
-    """A snapshot of three items."""
+    """Return a snapshot of three items."""
     items, path = LiveItems(), folder / "whole.parquet"
     items.apply((f"i{number}", decode_item(b"i", json.dumps(ITEM).encode())[1]) for number in range(3))
     write_snapshot(path, items, Positions("t", {0: Mark(3, 1, (2, "d"))}))
@@ -223,20 +224,20 @@ def snapshot_document(folder: Path) -> bytes:
 
 
 def put_items(drafts: list[tuple[str, dict[str, Any]]]) -> None:
-    """What a door does with a batch of items; some of it may be refused."""
+    """Validate a batch of items like the APIs; single items may be rejected."""
     for item_id, draft in drafts:
         with suppress(TailraceError):
             item_from(item_id, draft).encode()
 
 
 def patch_item(body: bytes) -> None:
-    """What the gRPC door does with a patch."""
+    """Parse and apply a patch like the gRPC API."""
     _, changes = rpc_items.parse_patch(body, MAX_BYTES)
     item_from("a", ITEM).patched(changes)
 
 
 def path(sent: bytes) -> None:
-    """What the HTTP doors do with a path."""
+    """Check and match a path like the HTTP APIs."""
     check_path(sent)
     for pattern in PATTERNS:
         if (found := pattern.fullmatch(sent)) is not None:
@@ -244,7 +245,7 @@ def path(sent: bytes) -> None:
 
 
 def page_token(body: bytes) -> None:
-    """What a gateway does with the token of a fresh list, under a key by which it may be right."""
+    """Read a page token like a gateway, under a fixed key."""
     PAGES._key = b"k"
     PAGES._read(body.decode(errors="replace"), "u")
     content = body[7:]
@@ -252,7 +253,7 @@ def page_token(body: bytes) -> None:
 
 
 def console_form(body: bytes) -> None:
-    """What the console does with the fields of a form."""
+    """Apply form fields like the console."""
     EDITOR.with_fields(
         CART, "cart", _Set.model_validate({"text": "", "surface": "cart", "fields": rest_items._object(body)}).fields
     )
@@ -262,10 +263,10 @@ EDITOR = SurfacesEditor(Surfaces(None))
 
 
 class _Nothing:
-    """A source of bundles that loads none."""
+    """A bundle source that loads no bundle."""
 
     def before_swap(self, _prepare: object) -> None:
-        """Nothing will be loaded."""
+        """Do nothing: no bundle is ever swapped."""
 
 
 PAGES = Pages(_Nothing(), FilePageKey(b"k"), lambda: NOW_MS / 1_000)  # type: ignore[arg-type]
@@ -273,7 +274,7 @@ PAGES = Pages(_Nothing(), FilePageKey(b"k"), lambda: NOW_MS / 1_000)  # type: ig
 
 @dataclass(frozen=True, slots=True)
 class Parser:
-    """A parser of bytes, or of a file with a name, and a maker of its inputs."""
+    """A parser of bytes, or of a file if `file` is set, with a factory of its inputs."""
 
     parse: Callable[[Any], object]
     inputs: Callable[[Path], Maker]
@@ -281,14 +282,14 @@ class Parser:
 
 
 def chat_template(path: Path) -> None:
-    """Load a template, and render it."""
+    """Load and render a template."""
     template = load_chat_template(path.parent)
     if template is not None:
         template.render(MESSAGES)
 
 
 def gguf_document(folder: Path) -> bytes:
-    """A small GGUF file."""
+    """Return a small GGUF file."""
     path = folder / "whole.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
@@ -316,12 +317,12 @@ def gguf_document(folder: Path) -> bytes:
 
 
 def weights_document(folder: Path) -> bytes:
-    """The weights of a small decoder, whose config is left beside the file that is read."""
+    """Return a small decoder's weights; its config stays in the folder of the parsed file."""
     return (write_checkpoint(folder) / "model.safetensors").read_bytes()
 
 
 def manifest_document(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle, which is left beside the file that is read."""
+    """Return a bundle's manifest; the bundle stays in the folder of the parsed file."""
     (folder / "source").mkdir()
     (folder / "source" / "catalogue.parquet").write_text("x")
     bundle = BundleStore(folder / "bundles").publish(folder / "source", "v1", ABOUT)
@@ -330,9 +331,9 @@ def manifest_document(folder: Path) -> dict[str, Any]:
 
 
 def manifest(path: Path) -> None:
-    """Ask of a manifest what gateways, runs and commands ask."""
+    """Read a manifest like gateways, pipeline runs and commands."""
     store = BundleStore(path.parents[1])
-    if path.stat().st_size % 50 == 0:  # the others are read faster
+    if path.stat().st_size % 50 == 0:  # only for some inputs, since these calls are slow
         store.reference()
         store.prune(3)
     bundle = store.open("v1")
@@ -347,7 +348,7 @@ def manifest(path: Path) -> None:
 
 
 def name_record(path: Path) -> None:
-    """Ask of a name's record what gateways and console ask."""
+    """Read a name's record like gateways and the console."""
     record = BundleStore(path.parents[1]).record()
     json.dumps(describe_name("default", record, NOW_MS), allow_nan=False)
     if record.canary is not None:
@@ -356,7 +357,7 @@ def name_record(path: Path) -> None:
 
 
 def release_report(body: bytes) -> None:
-    """Show a report as command and console do."""
+    """Show a report like the command and the console."""
     report = ReleaseReport.decode(body.decode(errors="replace"))
     if report is not None:
         json.dumps(asdict(report), allow_nan=False)
@@ -364,7 +365,7 @@ def release_report(body: bytes) -> None:
 
 
 def bundle_report(path: Path) -> None:
-    """List a bundle by its report, and compare it."""
+    """List a bundle by its report."""
     report = Bundle("v1", path.parent, {"files": {}}).report()
     bundle_row(report)
 
@@ -426,13 +427,13 @@ RECORD = NameRecord(
 
 
 def of_json(*documents: dict[str, Any]) -> Callable[[Path], Maker]:
-    """Inputs like these documents, and with fields that they lack."""
+    """Return a factory of inputs that mutate these documents, including fields that they lack."""
     names = sorted({name for document in documents for name in document} | {"unknown", "model", "request_id"})
     return lambda _: json_of(names, *documents)
 
 
 def of_templates(_: Path) -> Maker:
-    """Chat templates within a tokenizer's config, and configs that are none."""
+    """Return a factory of tokenizer configs with chat templates, and of arbitrary configs."""
     sources = mutations_of(*(source.encode() for source in TEMPLATES))
     configs = json_of(["chat_template", "eos_token", "bos_token"], {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
 
@@ -474,7 +475,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 def of_configs(folder: Path) -> Maker:
-    """Configs of every family, with each scaling of positions under both names."""
+    """Return a factory of configs of every model family, with each RoPE scaling under both key names."""
     raw = json.loads((write_checkpoint(folder) / "config.json").read_text())
     documents = [
         {**raw, "model_type": family, "architectures": None, place: scaling, **changes}
@@ -487,11 +488,11 @@ def of_configs(folder: Path) -> Maker:
 
 
 def of_schemas(_: Path) -> Maker:
-    """JSON schemas, some within others, with odd values at any depth."""
+    """Return a factory of JSON schemas, nested and with odd values at any depth."""
     names = sorted({name for schema in SCHEMAS for name in schema} | {"exclusiveMinimum", "$ref", "definitions", "not"})
 
     def make(random: Random) -> bytes:
-        """Build one."""
+        """Build a schema."""
         schema = json.loads(json.dumps(random.choice(SCHEMAS)))
         for _ in range(random.choice((0, 1, 2, 4))):
             inner = random.choice((random.choice(SCHEMAS), {random.choice(names): random.choice(ODD_VALUES)}))
@@ -509,7 +510,7 @@ GUIDE = JsonGuide(TextTokenizer(build_tokenizer()), build_tokenizer().get_vocab_
 
 
 def compile_schema(body: bytes) -> None:
-    """Compile a schema and take a few tokens that it allows."""
+    """Compile a schema and take a few of the tokens that it allows."""
     mask = GUIDE.compile(body.decode(errors="replace")).masks(1)[0]
     for _ in range(3):
         allowed = np.flatnonzero(np.unpackbits(mask.allowed().view(np.uint8), bitorder="little"))
@@ -519,7 +520,7 @@ def compile_schema(body: bytes) -> None:
 
 
 def read(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """Parse a body as the HTTP doors do, which read none beyond their limit."""
+    """Return a parser that skips bodies over the size limit, as the HTTP APIs do."""
     return lambda body: parse(body) if len(body) <= MAX_BYTES else None
 
 
@@ -609,7 +610,7 @@ PARSERS = {
 def test_whatever_comes_in_only_our_errors_come_out(
     name: str, num_inputs: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A sender changes well-formed bytes, or invents some: they are read, or refused with an error that says why."""
+    """A parser reads mutated or random bytes, or raises a TailraceError."""
     parser = PARSERS[name]
     make = parser.inputs(tmp_path)
     wanted = request.config.getoption("--foreign-inputs") if num_inputs == MANY else None
@@ -620,7 +621,7 @@ def test_whatever_comes_in_only_our_errors_come_out(
     @settings(max_examples=num_seeds, database=None, phases=[Phase.generate])
     @given(seed=st.integers(0, 2**63))
     def check(seed: int) -> None:
-        """Parse what this seed gives, one input after another: an example of Hypothesis costs more than most parsers."""
+        """Parse several inputs of one seed: a Hypothesis example costs more than most parsers."""
         random = Random(seed)
         for _ in range(-(-(wanted or num_inputs) // num_seeds)):
             content = make(random)
@@ -639,7 +640,7 @@ def test_whatever_comes_in_only_our_errors_come_out(
 
 @contextmanager
 def at_most_more(num_bytes: int) -> Iterator[None]:
-    """Allow this process so much more address space and no more: what fills the memory is a MemoryError, not the end of the machine."""
+    """Limit the process to this much more address space, so an excessive allocation raises MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))

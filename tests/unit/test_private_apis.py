@@ -1,4 +1,4 @@
-"""What others keep private is used in one file each, which names the version that it was read in."""
+"""Private APIs of dependencies are used in one file each, which names the version that was reviewed."""
 
 import re
 from importlib.metadata import version
@@ -21,14 +21,14 @@ PRIVATE_IMPORT = re.compile(
 
 @pytest.mark.parametrize(("file", "package"), USERS.items())
 def test_a_new_version_is_read_before_it_is_used(file: str, package: str) -> None:
-    """After an upgrade somebody compares the private API with what the file expects, runs its integration test, and writes down the version."""
+    """The file states the installed version: after an upgrade, someone reviews the private API and updates the text."""
     assert f"read in {package} {version(package)}." in " ".join((ROOT / file).read_text().split())
 
 
 def test_nothing_else_imports_what_is_private() -> None:
-    """A second file that did would break with the next version, and nobody would look there."""
+    """Private imports occur only in the listed files, because an upgrade is reviewed only there."""
     folders = ("services", "models", "pipelines", "infra", "benchmarks")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
     found = {str(path.relative_to(ROOT)) for path in files if PRIVATE_IMPORT.search(path.read_text())}
 
-    assert found == USERS.keys() - {"infra/local/servers/ray_ingress.py"}  # this one reads a file that Ray writes
+    assert found == USERS.keys() - {"infra/local/servers/ray_ingress.py"}  # this file reads a file that Ray writes

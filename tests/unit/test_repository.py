@@ -1,4 +1,4 @@
-"""The repository agrees with itself: README, generated code, lock."""
+"""Consistency of the repository: README, generated code, lock files."""
 
 import os
 import re
@@ -20,14 +20,14 @@ HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
 
 
 def listed_paths() -> list[str]:
-    """The paths of the tree in README.md."""
+    """Return the paths of the tree in README.md."""
     tree = re.search(r"^## The tree\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert tree, "README.md has no fenced tree under '## The tree'"
     return [line.split()[0] for line in tree.group(1).splitlines() if line.strip()]
 
 
 def test_the_tree_of_the_readme_is_the_repositorys() -> None:
-    """Every path of README's tree exists, and each top-level folder, or something in it, and each folder of services is in it."""
+    """All paths in README's tree exist, and the tree covers each top-level folder and each folder of services."""
     listed = {path.rstrip("/") for path in listed_paths()}
     folders = [path for place in (ROOT, ROOT / "services") for path in place.iterdir() if path.is_dir()]
     names = {path.relative_to(ROOT).as_posix() for path in folders if not HIDDEN_OR_LOCAL.match(path.name)}
@@ -37,7 +37,7 @@ def test_the_tree_of_the_readme_is_the_repositorys() -> None:
 
 
 def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
-    """Running protoc again writes the committed files: of the doors, and the client's descriptors with those of Google's error details."""
+    """Running protoc again reproduces the committed files and the client's descriptors."""
     places = ["-I.", f"-I{sysconfig.get_path('purelib')}"]
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     details = ["google/rpc/status.proto", "google/rpc/error_details.proto"]
@@ -52,7 +52,7 @@ def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lock", [LOCK, ROOT / "benchmarks/peers/vllm.lock"], ids=lambda lock: lock.name)
 def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
-    """Each package has a version and the hashes of its files; there is no build's suffix, no path and no address."""
+    """Each package has a version and file hashes, without build suffixes, paths or URLs."""
     pins = pins_of(lock.read_text())
 
     assert len(pins) > 100
@@ -61,7 +61,7 @@ def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
 
 
 def test_torch_and_what_its_wheel_brings_are_pinned_by_version() -> None:
-    """They have no hashes, since each build has its own. What tools share with torch is in the lock too, by hashes; the CPU image has none of it."""
+    """Torch and its own wheels are pinned without hashes, since each build differs; shared packages have hashes."""
     pins, torch = pins_of(LOCK.read_text()), pins_of(TORCH_LOCK.read_text())
     needed = {name_of(line) for line in requires("torch") or () if "extra ==" not in line}
 
@@ -74,7 +74,7 @@ def test_torch_and_what_its_wheel_brings_are_pinned_by_version() -> None:
 
 
 def test_the_lock_covers_what_is_declared() -> None:
-    """Every dependency in pyproject.toml is in a lock, and where a version is declared it is that one."""
+    """Every dependency in pyproject.toml is locked, at the declared version if it declares a version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = pins_of(TORCH_LOCK.read_text()) | pins_of(LOCK.read_text())
 
@@ -88,7 +88,7 @@ def test_the_lock_covers_what_is_declared() -> None:
 def test_packages_are_installed_by_their_hashes_and_torch_from_one_index(
     file: str, num_hashed: int, num_torch: int
 ) -> None:
-    """Wheels with hashes alone, but torch, which comes by version from the index that the user names; nothing else is downloaded."""
+    """Packages install as hashed wheels only, and torch by version from the index that the user names."""
     text = (ROOT / file).read_text()
     installs = re.findall(r"pip install (.+?)(?: \\| \$\(TO_LOG\))?$", text, re.MULTILINE)
     hashed = [line for line in installs if "--require-hashes --no-deps --only-binary :all: -" in line]
@@ -102,7 +102,7 @@ def test_packages_are_installed_by_their_hashes_and_torch_from_one_index(
 
 
 def test_a_failing_installation_prints_a_line_a_step_and_names_its_log(tmp_path: Path) -> None:
-    """pip's lines go to the file, the last ones with its error to the terminal too, and make fails."""
+    """pip's output goes to the log file, its last lines with the error also to the terminal, and make fails."""
     venv = tmp_path / "venv"
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "MFLAGS"))}
 

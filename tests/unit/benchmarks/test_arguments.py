@@ -1,4 +1,4 @@
-"""Arguments of the benchmarks' commands, and the options that their descriptions name."""
+"""Arguments of the benchmark commands, and the options that their descriptions name."""
 
 import argparse
 import ast
@@ -25,7 +25,7 @@ COMMANDS = [path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if "add
     ],
 )
 def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tuple[str, ...]) -> None:
-    """argparse then names the option, the value and what it should be."""
+    """The message quotes the invalid value; argparse adds the option."""
     for text in wrong:
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"{text!r} is not ")):
             read(text)
@@ -46,7 +46,7 @@ def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tup
 def test_what_cannot_be_measured_is_refused_before_anything_starts(
     command: str, given: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the argument and the reason."""
+    """The error names the argument and the reason."""
     monkeypatch.setattr(sys, "argv", ["it", "--json", "out.json", *given.split()])
 
     with pytest.raises(SystemExit):
@@ -56,13 +56,13 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
 
 
 def test_a_command_has_the_options_of_its_description() -> None:
-    """Each option that the printed description names is defined."""
+    """Each option named in a command's description is defined."""
     assert len(COMMANDS) > 5
     for path in COMMANDS:
         tree = ast.parse(path.read_text())
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
         strings = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
-        strings = [*strings, "--json", "--url", "--grpc", "--up"]  # of benchmarks/load
+        strings = [*strings, "--json", "--url", "--grpc", "--up"]  # defined by benchmarks/load
         named = set(re.findall(r"--[a-z][a-z-]*", ast.get_docstring(tree) or ""))
 
         assert named <= {word for word in strings if isinstance(word, str)}, path

@@ -1,4 +1,4 @@
-"""The benchmark of dislikes holds out whole users' low ratings, and compares two trainings by user."""
+"""The dislikes benchmark holds out whole users' low ratings and compares two trainings by user."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.quality.dislikes import Found, compare, hold_out
 
 
 def test_every_fifth_users_low_ratings_are_of_a_type_of_their_own(tmp_path: Path) -> None:
-    """Their high ones, and those of the other users, are of their rating's type."""
+    """Only the low ratings of every fifth user get the held-out type; all other ratings keep their rating's type."""
     users, values = [f"u{number}" for number in range(10)], [1.0, 2.0, 3.0]
     rows = [(user, "i", 0, value) for user in users for value in values]
     schema = ["user_id", "item_id", "event_time", "value"]
@@ -26,7 +26,7 @@ def test_every_fifth_users_low_ratings_are_of_a_type_of_their_own(tmp_path: Path
 
 
 def test_a_difference_is_by_user() -> None:
-    """All users' ranks are two further down: so are the bounds of the interval, however much the users differ."""
+    """If every user's rank worsens by two, the difference and both interval bounds are two."""
     before = np.array([1.0, 50.0, 900.0])
 
     rows = compare("student", Found(before, before, before), Found(before, before + 2, before))

@@ -1,4 +1,4 @@
-"""The engine's benchmark: its catalogue, the peers' mask, the time of steps, and what its process imports."""
+"""The engine benchmark: its catalogue, the peers' mask, step times, and the imports of its process."""
 
 import itertools
 import subprocess
@@ -18,12 +18,12 @@ from services.llm.engine.engine import Engine
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
 TABLE = code_table(30)
-"""Ten codes a level."""
+"""Ten codes per level."""
 
 
 @pytest.mark.parametrize("vocab_size", [400, 49_152])
 def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
-    """Codes are distinct, and the levels' tokens are disjoint, the last ones of the vocabulary."""
+    """Codes are unique, and the levels use disjoint tokens at the end of the vocabulary."""
     table = code_table(vocab_size)
 
     assert len(np.unique(table.codes, axis=0)) == len(table.codes)
@@ -34,7 +34,7 @@ def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_peer_s_beams_may_decode_the_codes_of_some_item(level: int) -> None:
-    """The mask of every prefix is that of a search through all items; tokens map back to their codes."""
+    """The mask of every prefix equals a search over all items, and tokens map back to their codes."""
     trie, offsets = CodeTrie(TABLE), np.array(TABLE.token_offsets)
     prefixes = list(itertools.product(range(TABLE.level_size), repeat=level))
     tokens_BL = np.array(prefixes, dtype=np.int64).reshape(len(prefixes), level) + offsets[:level]
@@ -47,7 +47,7 @@ def test_a_peer_s_beams_may_decode_the_codes_of_some_item(level: int) -> None:
 
 
 def test_the_benchmark_imports_little() -> None:
-    """The command and our engine's process import only torch, numpy, safetensors and tokenizers."""
+    """The command and our engine's process import only torch, numpy, safetensors, tokenizers and their dependencies."""
     script = (
         "import sys, benchmarks.engine, benchmarks.engine.tailrace; "
         f"sys.exit(', '.join({BARE!r} & set(sys.modules)) or 0)"
@@ -59,7 +59,7 @@ def test_the_benchmark_imports_little() -> None:
 
 
 def test_a_case_that_fails_leaves_no_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next case runs on an empty engine, and ranks what it ranks on a new one."""
+    """After a failed case the engine is empty and ranks as before."""
     config = {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2}
     engine = TailraceEngine(
         {"model": "shape:tiny", "device": "cpu", "dtype": "float32", "threads": 1, "config": config}
@@ -81,12 +81,12 @@ def drain_that_fails(engine: Engine, _clock: object) -> None:
 
 
 class DoublingClock(Clock):
-    """A clock with 1, 2, 4 and so on seconds between its stamps, so that a sum identifies its terms."""
+    """A clock with 1, 2, 4, ... seconds between stamps, so that a sum identifies its terms."""
 
     num_stamps = 0
 
     def stamp(self) -> None:
-        """Count."""
+        """Count a stamp."""
         self.num_stamps += 1
 
     def intervals(self) -> list[float]:
@@ -96,7 +96,7 @@ class DoublingClock(Clock):
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 def test_each_kind_of_step_gets_the_time_between_its_start_and_the_next(is_asynchronous: bool) -> None:
-    """A ranking's prompt ran first and its two levels after it, also where the host is ahead and costs are reported later."""
+    """The prefill gets the first interval and the two beam steps get the next two, also with an asynchronous engine."""
     decoder = random_decoder("tiny", torch.float32, torch.device("cpu"))
     items = item_codes(code_table(decoder.config.vocab_size))
     config = EngineConfig(num_blocks=16, cpu_kernels="torch", is_asynchronous=is_asynchronous)

@@ -1,4 +1,4 @@
-"""The engine benchmark's report: medians, ratios, shares of limits, agreement."""
+"""The engine benchmark's report: medians, ratios, fractions of limits, agreement."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ PEERS = ["transformers", "vllm"]
 
 
 def measured(case: Case, engine: str, *seconds: float, outputs: Any = ()) -> Measured:
-    """Build one engine's runs of a case."""
+    """Build an engine's runs of a case."""
     return Measured(case, engine, [{"seconds": one, "outputs": list(outputs)} for one in seconds])
 
 
 def test_the_median_and_the_best_peer() -> None:
-    """A ratio is to the fastest peer of that case; above 1 is faster, and half its milliseconds are a ratio of 2."""
+    """The ratio compares with the fastest peer of the case; above 1 is faster, also for times in milliseconds."""
     runs = (
         measured(WRITE, "tailrace", 0.5, 9.0, 0.4),
         measured(WRITE, "transformers", 1.0),
@@ -42,7 +42,7 @@ def test_the_median_and_the_best_peer() -> None:
     [({}, None, False), ({"vllm over m": "does not start: E"}, None, True), ({}, "ValueError: no", True)],
 )
 def test_a_failed_engine_or_case_is_a_failure(failed: dict[str, str], error: str | None, fails: bool) -> None:
-    """A peer that is not installed is none. A case without runs has its error instead of a value, and no engine is compared with it."""
+    """A failed engine or case is a failure, a peer that is not installed is not; an error replaces the value."""
     rows = case_rows([measured(RANK, "tailrace", 0.5), Measured(RANK, "vllm", error=error)], PEERS)
 
     assert has_failed({"absent_peers": {"vllm": "not installed"}, "failed": failed, "cases": rows}) is fails
@@ -51,7 +51,7 @@ def test_a_failed_engine_or_case_is_a_failure(failed: dict[str, str], error: str
 
 
 def test_steps_are_compared_with_the_limits_of_their_run() -> None:
-    """The row is of the run with the median share; the nearer limit binds. A slow step during a slow memory is no worse."""
+    """The row shows the run with the median fraction and the binding limit; each run has its own limits."""
     one = measured(WRITE, "tailrace", 1.0, 1.0, 1.0)
     for run, seconds, bytes_per_s in zip(one.runs, (8.0, 2.0, 1.0), (100.0, 100.0, 110.0), strict=True):
         run["steps"] = {"decode": {"steps": 2, "seconds": seconds, "num_bytes": 100.0, "flops": 30.0}}
@@ -67,7 +67,7 @@ def test_steps_are_compared_with_the_limits_of_their_run() -> None:
 
 
 def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
-    """Texts agree by position, items by membership."""
+    """Text outputs agree by position, ranked items by membership."""
     runs = [
         measured(WRITE, "tailrace", 1.0, outputs=[[1, 2, 3, 4], [5, 6, 7, 8]]),
         measured(WRITE, "transformers", 1.0, outputs=[[1, 2, 9, 9], [5, 6, 7, 8]]),

@@ -1,4 +1,4 @@
-"""The count of invalid items: 0 on a short run across reloads, and a wrong item is seen."""
+"""The count of invalid items: 0 in a short run across reloads, and wrong items are detected."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from benchmarks.engine.validity import Count, Served, judged
 
 
 def test_every_beam_is_a_valid_item() -> None:
-    """Across reloads, depths, masks and widths every item is allowed, unseen, returned once, and none is missing."""
+    """Across reloads, depths, masks and widths, each ranking is complete and has only allowed, distinct items."""
     count = Count()
 
     assert sum(judged(8_000, count)) == count.beams
@@ -20,7 +20,7 @@ def test_every_beam_is_a_valid_item() -> None:
 
 
 def test_a_wrong_answer_is_counted_and_its_time_measured() -> None:
-    """An item that may not be shown, an item twice and a list that is too short are each counted."""
+    """Forbidden items, repeated items and short lists are each counted."""
     items = random_items(30, 2)
     engine = build_engine(random_decoder(1 + 2 * 256), items)
     served, count, shown = Served(engine, items), Count(), np.ones(30, dtype=bool)

@@ -17,9 +17,10 @@ WEIGHTS = {"llm": 1.0, "student": 0.5}
 
 
 def test_a_row_of_the_matrix() -> None:
-    """Down from second 2 to 5: the student answers until 6, one event is refused, one is accepted and visible at 5.5.
+    """Figures of a fault from second 2 to 5: answers recover at 6, and events become visible at 5.5.
 
-    An acknowledged event that is never visible is lost, and without a visible one there is no recovery.
+    The student answers until 6, and one event is rejected. An acknowledged event that never becomes visible is lost,
+    and the recovery time is then None.
     """
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [
@@ -45,7 +46,7 @@ def test_a_row_of_the_matrix() -> None:
 
 
 def test_answers_with_a_hidden_item_are_counted() -> None:
-    """Each answer once, whatever else it holds."""
+    """An answer with several hidden items is counted once."""
     answers = [("a", "b"), ("b",), (), ("c", "a")]
     shots = [
         Shot(0.01, 0, RequestOutcome(True, "popular", "asked", item_ids=held), 0.1, number)
@@ -56,13 +57,13 @@ def test_answers_with_a_hidden_item_are_counted() -> None:
 
 
 class ForgetfulDoor:
-    """Records events and refuses them all the same, the first time; its store counts ids, or everything that came."""
+    """Stores the first batch of events but rejects it; its store counts distinct ids or all events."""
 
     def __init__(self) -> None:
         self.stored: list[str] = []
 
     async def record(self, events: list[tailrace_client.Event]) -> Recorded:
-        """Store events."""
+        """Store events; reject the first batch."""
         self.stored += [event.event_id for event in events]
         if len(self.stored) == len(events):
             raise TailraceError("unavailable", "late", num_attempts=2)
@@ -71,12 +72,12 @@ class ForgetfulDoor:
 
 @pytest.mark.parametrize(("count", "lost", "doubled"), [(set, 0, 0), (list, 0, 3), (lambda _: [], 3, 0)])
 async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost: int, doubled: int) -> None:
-    """What a refusal has stored is sent again; above the distinct events it is doubled, below them lost."""
+    """A rejected batch is retried; events stored more than once count as doubled, missing events as lost."""
     door: Any = ForgetfulDoor()
     batch = Batch([tailrace_client.Event("u", "i") for _ in range(3)])
 
     async def num_events(_user_id: str) -> int:
-        """Count the store's events."""
+        """Return the number of events in the store."""
         return len(count(door.stored))
 
     probe = BatchProbe([door], "i", num_events)

@@ -1,4 +1,4 @@
-"""Load: departures, latency from the intended one, and the figures of a run against numbers calculated by hand."""
+"""Load generation: departures, latency from the scheduled departure, and figures checked against hand calculations."""
 
 import asyncio
 import time
@@ -21,17 +21,17 @@ REASONS = {
 
 
 def shot(tier: str, ms: float = 10.0, at_s: float = 0.0) -> Shot:
-    """Build a shot answered by this tier, or failed ("none")."""
+    """Build a shot answered by this tier, or a failed shot ("none")."""
     outcome = RequestOutcome(is_ok=tier != "none", tier=tier, reason=REASONS.get(tier, "http_500"))
     return Shot(ms / 1_000, 0.0, outcome, at_s)
 
 
 async def test_requests_leave_at_their_rate() -> None:
-    """Open loop: a server that pauses receives all requests meanwhile."""
+    """Open loop: requests keep arriving while the server pauses."""
     gate, at_once = asyncio.Event(), 0
 
     async def send(number: int) -> RequestOutcome:
-        """Count the waiting requests; release all when the last has arrived."""
+        """Count the waiting requests; release all at the last arrival."""
         nonlocal at_once
         at_once += 1
         if number == 19:
@@ -47,10 +47,10 @@ async def test_requests_leave_at_their_rate() -> None:
 
 
 async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
-    """The wait for a blocked event loop is latency (no coordinated omission)."""
+    """Time lost in a blocked event loop counts as latency (no coordinated omission)."""
 
     async def send(number: int) -> RequestOutcome:
-        """Block the loop once."""
+        """Block the event loop once."""
         if number == 0:
             time.sleep(0.1)  # noqa: ASYNC251 - the very thing under test
         return OK
@@ -62,12 +62,12 @@ async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 5), (0.95, 10), (0.99, 10), (0.1, 1), (0.0, 1)])
 def test_percentiles_are_by_nearest_rank(share: float, value: int) -> None:
-    """The percentiles of one to ten are members of them."""
+    """Percentiles are elements of the sample."""
     assert percentile(list(range(10, 0, -1)), share) == value
 
 
 def test_a_run_by_hand() -> None:
-    """Ten requests: one failed, one late, one at the last moment. A failure is never in time; a tier is worth its NDCG over the LLM's."""
+    """Failures are never in time, and a tier's weight is its NDCG relative to the LLM's."""
     weights = tier_weights(REPORT)
     shots = [shot("llm")] * 4 + [shot("precomputed")] * 2 + [shot("student", ms=200), shot("popular")]
     shots += [shot("none", ms=1), shot("llm", ms=201)]
@@ -83,7 +83,7 @@ def test_a_run_by_hand() -> None:
 
 
 def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:
-    """A shorter calm is no recovery."""
+    """Recovery starts with the first two seconds without degradation."""
     good = {10.0 + number / 10 for number in range(100)}
     bad = {at_s for at_s in good if at_s < 11.5 or 12.0 <= at_s < 13.0}
     shots = [shot("student" if at_s in bad else "llm", at_s=at_s) for at_s in sorted(good)]
@@ -94,7 +94,7 @@ def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:
 
 @pytest.mark.parametrize(("usual_share", "recovered_s"), [(0.0, None), (0.5, 0.0)])
 def test_recovery_is_relative_to_the_usual_share(usual_share: float, recovered_s: float | None) -> None:
-    """Degradation to the end is no recovery, unless it was as usual before; without requests there is none."""
+    """Degradation above the usual fraction until the end gives no recovery time, and neither does an empty run."""
     shots = [shot("student" if number % 2 else "llm", at_s=number / 10) for number in range(100)]
 
     assert answers_recovered_s(shots, 2.0, usual_share) == recovered_s
@@ -102,7 +102,7 @@ def test_recovery_is_relative_to_the_usual_share(usual_share: float, recovered_s
 
 
 def test_the_mix_asks_either_door_for_every_tier() -> None:
-    """Of eight requests in a row, as faults and soak send them, each door gets one of each tier; without stored lists the other tiers share."""
+    """Within eight requests each API gets one request per tier; without stored lists the other tiers share them."""
     everybody, unlisted = Audience(("a",), ("a", "b"), ("i",)), Audience((), ("b",), ("i",))
     asks = {number: everybody.asks(TIERS[number % 4]) for number in range(8)}
 

@@ -1,4 +1,4 @@
-"""The planner against published runs: how a file of them is read and judged. The rows here are made up."""
+"""The planner against published runs: reading a file of runs and evaluating it. The rows here are made up."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a file of rows that differ from ROW so."""
+    """Write a file of rows with these changes to ROW."""
 
     def made(*changes: dict[str, str], columns: tuple[str, ...] = tuple(ROW)) -> Path:
         path = tmp_path / "runs.csv"
@@ -50,7 +50,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def grid() -> list[dict[str, str]]:
-    """Runs of several models, lengths and devices."""
+    """Return runs of several models, lengths and devices."""
     return [
         {"Model": model, "NumParams": size, "SeqLen (T)": str(length), "GPU": gpu, "MicroBatchSize": str(rows)}
         for model, size in (("125m", "125311488"), ("760m", "760470528"), ("3b", "2651837440"), ("13b", "12853954560"))
@@ -77,7 +77,7 @@ def grid() -> list[dict[str, str]]:
 def test_a_row_that_cannot_be_read_is_named_and_the_others_stay(
     write: Write, change: dict[str, str], problem: str
 ) -> None:
-    """By its line, its column and its value."""
+    """The error names line, column and value, and valid rows are still read."""
     runs, bad = read_runs(write({}, change, {}))
 
     assert len(runs) == 2
@@ -86,7 +86,7 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_stay(
 
 
 def test_odd_spellings_are_read(write: Write) -> None:
-    """Thousands, floats, percent signs, capitals and unknown models with a size."""
+    """Thousands separators, floats, percent signs, capitals, and unknown models with a size are accepted."""
     runs, bad = read_runs(
         write(
             {"# GPUs": "1,024", "MFU": "51.5%", "GPU": "A100-80GB", "Activation Checkpointing": "TRUE"},
@@ -101,7 +101,7 @@ def test_odd_spellings_are_read(write: Write) -> None:
 
 
 def test_a_file_without_a_column_is_refused_by_its_name(write: Write) -> None:
-    """The order of columns does not matter, nor do others."""
+    """A missing column is named; column order and additional columns do not matter."""
     columns = tuple(column for column in ROW if column != "GradAccum")
 
     with pytest.raises(ConfigError, match=r"--runs: .* has no column GradAccum"):
@@ -111,7 +111,7 @@ def test_a_file_without_a_column_is_refused_by_its_name(write: Write) -> None:
 
 
 def test_a_run_is_known_by_its_content(write: Write) -> None:
-    """On another line, in another spelling; any other value is another run."""
+    """Equal values in another format or on another line give the same key; a different value gives another key."""
     (one, same, other), _ = read_runs(write({}, {"# GPUs": "8.0", "Precision": "bf16"}, {"MFU": "51.6"}))
 
     assert one.key == same.key
@@ -119,12 +119,12 @@ def test_a_run_is_known_by_its_content(write: Write) -> None:
 
 
 def measured_by_the_model(runs: list[Run], factor: Callable[[int], float]) -> list[Run]:
-    """The same runs, whose MFU is what the stored constants predict times a factor."""
+    """Return the runs with the MFU that the stored constants predict, times a factor."""
     return [replace(run, mfu=predict(run).mfu * factor(index)) for index, run in enumerate(runs)]
 
 
 def test_a_fit_finds_the_constants_that_made_its_runs(write: Write) -> None:
-    """From other starting values; a few wild runs do not move them far."""
+    """A fit from other starting values recovers the constants, also with a few outlier runs."""
     runs, _ = read_runs(write(*grid()))
     stored = fitted()
 
@@ -139,7 +139,7 @@ def test_a_fit_finds_the_constants_that_made_its_runs(write: Write) -> None:
 
 
 def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
-    """Exact runs leave it narrow; with runs a tenth off either way it holds about that much."""
+    """Exact runs give a narrow interval; runs that are off by a tenth either way widen it accordingly."""
     runs, _ = read_runs(write(*grid()[::2]))
     widths = []
     for scatter in (0.0, 0.1):
@@ -152,7 +152,7 @@ def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
 
 
 def test_few_errors_give_an_interval_that_holds_all_of_them() -> None:
-    """And zero, with a margin; the share of errors within is counted by sources that did not give it."""
+    """The interval of few errors covers all of them and zero, with a margin; coverage is checked source by source."""
     low, high = whole_range([-0.2, -0.1])
 
     assert (low, high) == (pytest.approx(-0.22), 0)
@@ -160,7 +160,7 @@ def test_few_errors_give_an_interval_that_holds_all_of_them() -> None:
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, runs: Path, out: Path) -> dict[str, Any]:
-    """Run the command and read its file."""
+    """Run the command and return its report."""
     monkeypatch.setattr(sys, "argv", ["benchmarks.plan", "--runs", str(runs), "--json", str(out)])
     command.main()
     report: dict[str, Any] = json.loads(out.read_text())
@@ -168,7 +168,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, runs: Path, out: Path) -> dict[str, 
 
 
 def test_the_command_judges_the_stored_constants(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs 2 points below the prediction are 2 points off, within the interval; the stored file stays as it is, and bad rows are in the result."""
+    """The report has the error and interval coverage of all readable rows; the stored constants do not change."""
     before, plain = FITTED.read_text(), read_runs(write(*grid()))[0]
     rows = [change | {"MFU": f"{predict(run).mfu - 2:.6f}"} for change, run in zip(grid(), plain, strict=True)]
 
@@ -183,7 +183,7 @@ def test_the_command_judges_the_stored_constants(write: Write, tmp_path: Path, m
 
 
 def test_runs_that_were_fitted_to_are_not_judged(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are skipped and counted."""
+    """Runs used for the fit are skipped and counted."""
     path = write({}, {"MFU": "50"})
     known = tmp_path / "fitted.json"
     known.write_text(json.dumps(json.loads(FITTED.read_text()) | {"runs": [read_runs(path)[0][0].key]}))

@@ -1,4 +1,4 @@
-"""How runs of several seeds are pooled, what of a folder of sequences reaches the tables, and the command's options."""
+"""Pooling of runs with several seeds, conversion of a folder of sequences, and the command's options."""
 
 import json
 from pathlib import Path
@@ -27,11 +27,11 @@ from tests.support.training.synthetic import ratings, raw_items, write_arrivals
 SHORT, LONG = "history 0-9", "history 10-49"
 SLICES = {"all": np.ones(80, dtype=bool), SHORT: np.arange(80) < 40, LONG: np.arange(80) >= 40}
 BY_NDCG = {1.0: 1.0, 0.5: 3.0, 0.0: 11.0}
-"""By NDCG@10 of one label, its rank."""
+"""Rank of the label by its NDCG@10."""
 
 
 def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one-out") -> Run:
-    """A run of one seed with these users' NDCG@10; requests take the decoder 2 ms, and 6 ms for long histories."""
+    """Build a run of a seed with these users' NDCG@10; the decoder takes 2 ms per request, 6 ms for long histories."""
     ndcg, gain = {"decoder": llm, "student": student}, gain_by_slice(llm, student, SLICES)
     metrics = {}
     for model, values in ndcg.items():
@@ -65,7 +65,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
 
 
 def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
-    """Two seeds that differ on every user and not in a user's mean: the interval has no width, and the seeds' spread does."""
+    """Intervals are over users' means across seeds; the standard deviation is over seeds."""
     ones, zeros = np.ones(80), np.zeros(80)
     runs = [run(0, ones, zeros), run(1, zeros, zeros), run(0, ones, ones, split="global-time")]
 
@@ -82,7 +82,7 @@ def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
 
 
 def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() -> None:
-    """A student that is right where the twin is not: the difference is its own NDCG, with the gain's interval; as served it has half of what its weights have with seen items."""
+    """A gain over the twin is paired by user and pooled over seeds, with the same interval as the gain by slice."""
     draw = np.random.default_rng(0)
     students = [draw.choice([0.0, 1.0], 80) for _ in range(2)]
 
@@ -106,7 +106,7 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
 
 
 def test_the_graph_follows_the_newest_items_and_their_texts() -> None:
-    """From the newest item by how often, then by how soon another followed; without an edge, by what texts have in common."""
+    """Transitions from the newest item count by frequency, then distance; without transitions, text overlap counts."""
     sequences = [np.array([0, 1]), np.array([0, 1]), np.array([0, 2]), np.array([3, 4, 5])]
     texts = ["red lamp", "blue chair", "green door", "old boat", "new sail", "tall mast", "red lantern lamp", "stone"]
 
@@ -118,7 +118,7 @@ def test_the_graph_follows_the_newest_items_and_their_texts() -> None:
 
 
 def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
-    """As of one run whose users have the mean of both seeds, slice by slice; the spread is that of the seeds' own gains."""
+    """The pooled gain equals the gain of a run with each user's mean; the spread is over the seeds' own gains."""
     draw = np.random.default_rng(0)
     (llm, other), student = draw.choice([0.0, 1.0], (2, 80)), draw.choice([0.0, 0.5], 80)
 
@@ -131,7 +131,7 @@ def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
 
 
 def test_routing_pays_the_decoder_only_where_its_gain_is_shown() -> None:
-    """The decoder is better for long histories alone, half of all: routed has both models' best, for their decoder's time; a student costs none."""
+    """Routing uses the decoder only in slices where it gains: the best quality for less decoder time."""
     llm, student = np.where(SLICES[LONG], 1.0, 0.0), np.full(80, 0.5)
 
     routing = summarise([run(0, llm, student)])["routing"]
@@ -147,7 +147,7 @@ def test_routing_pays_the_decoder_only_where_its_gain_is_shown() -> None:
 
 
 def folder(root: Path, items: dict[str, str]) -> Path:
-    """A folder of two users' sequences and these files."""
+    """Write a folder of two users' sequences and these files."""
     source = root / "shop"
     source.mkdir()
     (source / "sequences.txt").write_text("u1 1 2 1\n\nu2 2 3\n")
@@ -157,7 +157,7 @@ def folder(root: Path, items: dict[str, str]) -> Path:
 
 
 def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Events and items as the pipeline takes them from the folder's tables; none is set aside."""
+    """Return events and items as the pipeline reads them from the folder's tables; no row may be set aside."""
     events, items = (pl.read_parquet(path) for path in as_tables(source, out))
     item_table, event_table = ItemTable(Frame(items, "items")), EventTable(Frame(events, "events"))
     read = item_table.read_catalogue()
@@ -167,7 +167,7 @@ def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def test_all_that_items_jsonl_says_of_an_item_reaches_its_text(tmp_path: Path) -> None:
-    """Text, numbers and lists of them under any key are words of the item; categories are those that requests filter by."""
+    """Texts, numbers and lists under any key become words of an item; categories are those used by request filters."""
     lines = [
         {"item_id": 1, "title": "Lamp", "brand": "Acme", "categories": ["light", "home"], "year": 1999},
         {"item_id": 2, "title": None, "tags": ["x", 7, None], "categories": "home|garden"},
@@ -189,7 +189,7 @@ def test_all_that_items_jsonl_says_of_an_item_reaches_its_text(tmp_path: Path) -
 
 
 def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path: Path) -> None:
-    """An attribute that is there several times is so in the text too: the more often, the more it says."""
+    """Numeric attributes become words of an item with a made-up title; repeated attributes are repeated in the text."""
     source = folder(tmp_path, {"item_attributes.json": '{"1": [17, 3, 17], "2": [], "3": [3]}'})
 
     _, items = tables(source, tmp_path / "out")
@@ -214,7 +214,7 @@ def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path
     ],
 )
 def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[str, Any], words: str) -> None:
-    """The message names the option, the file and what to put there."""
+    """The error names the option, the file and its expected content."""
     source = folder(tmp_path, {name: text for name, text in items.items() if text is not None})
     for name in (name for name, text in items.items() if text is None):
         (source / name).unlink()
@@ -224,7 +224,7 @@ def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[
 
 
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
-    """The folder and the store are never those of the settings, so the histories of a run's users reach no stack."""
+    """A run uses its own folder and store, never the configured ones."""
     settings = Settings(state_dir=tmp_path, redis_host="redis.example", redis_port=6390)
 
     own = with_own_store(settings, None)
@@ -235,7 +235,7 @@ def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
 
 
 def test_the_nested_test_holds_each_last_label_and_all_after_it_out(tmp_path: Path) -> None:
-    """The tables that the flow gets end before it; a user with fewer than three labels keeps all events and has none."""
+    """Each user's last label and all later events are held out; users with fewer than three labels are excluded."""
     events = ratings(*[("ann", item) for item in "abcd"], ("bob", "a"), ("bob", "b"))
     kinds = pl.Series(["rating", "rating", "rating", "view", "rating", "rating"])
     raw = events.with_columns(event_type=kinds)
@@ -254,7 +254,7 @@ def test_the_nested_test_holds_each_last_label_and_all_after_it_out(tmp_path: Pa
 
 
 def test_published_and_judged_are_compared_by_user_over_the_seeds() -> None:
-    """Each user gains in one of two seeds: the ratio is that of the means, and the interval of the difference has no width."""
+    """The ratio is that of the means over seeds, and the interval of the difference is paired by user."""
     first = np.array([1.0, 1.0, 0.0, 0.0])
     runs = [
         NestedRun(seed=seed, dataset="shop", published={"decoder": np.ones(4)}, unrefitted={"decoder": old}, refit={})

@@ -1,4 +1,4 @@
-"""What a soak plans, and how it judges: growth with its interval, and the account of every event."""
+"""The soak benchmark: fault schedule, growth with its interval, and the accounting of every event."""
 
 import random
 
@@ -16,7 +16,7 @@ LIMITS = HistoryLimits(max_items=8)
 
 
 def test_every_fault_comes_once_before_any_comes_again() -> None:
-    """The order is the seed's; each ends before the next one begins, and the last leaves time to recover."""
+    """Faults run in rounds in an order given by the seed, without overlap, and leave time to recover at the end."""
     planned = plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
 
     assert planned == plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
@@ -26,11 +26,11 @@ def test_every_fault_comes_once_before_any_comes_again() -> None:
 
 
 def test_a_restart_is_no_growth_and_a_leak_is() -> None:
-    """Two processes of one kind with noise: 360 MB an hour are found above a bound of 60; without a leak zero is within the interval."""
+    """A leak of 360 MB per hour exceeds the bound of 60; a restart without a leak does not count as growth."""
     noise = random.Random(1)
 
     def series(leak_mb_per_s: float) -> list[list[tuple[float, float]]]:
-        """Two lives, the second one smaller at its start."""
+        """Return samples of two process lifetimes; the second starts smaller."""
         lives = ((0, 300.0), (600, 200.0))
         return [
             [(t, at + leak_mb_per_s * (t - begin) + noise.gauss(0, 1)) for t in range(begin, begin + 600, 5)]
@@ -47,7 +47,7 @@ def test_a_restart_is_no_growth_and_a_leak_is() -> None:
 
 
 def logged(event_id: str, offset: int) -> LoggedInteraction:
-    """An event of user u in the log."""
+    """Build an event of user u in the log."""
     event = Interaction(event_id=event_id, user_id="u", item_id=f"item-{event_id}", event_time_ms=1_000 + offset)
     return LoggedInteraction(event, LogPosition("topic", 0, offset))
 
@@ -58,7 +58,7 @@ def logged(event_id: str, offset: int) -> LoggedInteraction:
     ids=["exact, one sent twice", "doubled", "not in the row", "not in the log"],
 )
 def test_events_are_accounted_for(applied: str, in_log: str, lost: int, doubled: int) -> None:
-    """Events a to c were acknowledged: each must be in the log and once in the row, however often it was sent."""
+    """An acknowledged event must be in the log, and exactly once in the row, even if it was sent twice."""
     log = [logged(name, offset) for offset, name in enumerate(in_log)]
     forgetful = HistoryLimits(LIMITS.max_items, max_event_ids=1)
     row = apply(None, [logged(name, offset).event for offset, name in enumerate(applied)], forgetful).row

@@ -1,4 +1,4 @@
-"""The proxy's faults on real sockets: the client's errors, and the bytes that pass afterwards."""
+"""The proxy's faults on real sockets: client errors, and the bytes that pass afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,10 +11,10 @@ from tests.support.servers import HOST, free_port
 
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
-    """A server that echoes."""
+    """The port of an echo server."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Echo until the end."""
+        """Echo until the end of the stream."""
         while piece := await reader.read(65_536):
             writer.write(piece)
         writer.close()
@@ -26,7 +26,7 @@ async def echo_port() -> AsyncIterator[int]:
 
 @pytest.fixture
 async def proxy(echo_port: int) -> AsyncIterator[TcpProxy]:
-    """A proxy in front of it."""
+    """A proxy in front of the echo server."""
     async with TcpProxy(HOST, free_port(), echo_port, Slowness(delay_s=0.05)) as made:
         yield made
 
@@ -41,7 +41,7 @@ async def connect(proxy: TcpProxy) -> AsyncIterator[Connect]:
     opened: list[Connection] = []
 
     async def make() -> Connection:
-        """Open one more."""
+        """Open a connection."""
         opened.append(await asyncio.open_connection(HOST, proxy.port))
         return opened[-1]
 
@@ -51,14 +51,14 @@ async def connect(proxy: TcpProxy) -> AsyncIterator[Connect]:
 
 
 async def echoed(connection: Connection, words: bytes) -> bytes:
-    """Send, and read as many bytes back."""
+    """Send bytes and return the same number of received bytes."""
     reader, writer = connection
     writer.write(words)
     return await asyncio.wait_for(reader.readexactly(len(words)), 5.0)
 
 
 async def test_a_close_travels_through(connect: Connect) -> None:
-    """After the client's end of stream the server's last bytes arrive, then its end of stream."""
+    """After the client's end of stream, the server's last bytes and then its end of stream arrive."""
     reader, writer = await connect()
     writer.write(b"last words")
     writer.write_eof()
@@ -68,7 +68,7 @@ async def test_a_close_travels_through(connect: Connect) -> None:
 
 @pytest.mark.parametrize("wire", [Wire.STOP, Wire.RESET])
 async def test_stop_and_reset_break_every_connection(proxy: TcpProxy, connect: Connect, wire: Wire) -> None:
-    """Open and new connections fail, as without a server process when stopped; afterwards the same port serves again."""
+    """Open and new connections fail, stopped ones as without a server; afterwards the same port serves again."""
     old = await connect()
     await echoed(old, b"before")
 
@@ -83,7 +83,7 @@ async def test_stop_and_reset_break_every_connection(proxy: TcpProxy, connect: C
 
 
 async def test_hang_keeps_sent_bytes(proxy: TcpProxy, connect: Connect) -> None:
-    """Old and new connections stay open without a byte, and nothing is lost."""
+    """Connections stay open without transferring data while hung, and no data is lost."""
     old = await connect()
     await echoed(old, b"before")
 
@@ -98,7 +98,7 @@ async def test_hang_keeps_sent_bytes(proxy: TcpProxy, connect: Connect) -> None:
 
 
 async def test_corrupt_changes_what_the_server_sends(proxy: TcpProxy, connect: Connect) -> None:
-    """One bit of each piece, on its way back alone; afterwards all passes unchanged."""
+    """One bit of each chunk from the server is flipped; afterwards chunks pass unchanged."""
     connection = await connect()
     await proxy.become(Wire.CORRUPT)
     changed = await echoed(connection, b"abcde")

@@ -1,4 +1,4 @@
-"""What benchmarks.variants accepts: against the engine's own int8, inside the loss, and fast or small enough."""
+"""Acceptance in benchmarks.variants: relative to the engine's own int8, by quality loss and by speed or size."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ MANIFEST = {"num_parameters": 11, "lineage": {"options": {"recipe": {"train": {"
 
 
 def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
-    """1.5 times as fast or 60 % of the bytes, and both intervals above -1 %."""
+    """A variant needs 1.5 times the speed or 60 % of the bytes of int8, and both loss intervals above -1 %."""
     parent = row("parent", ms=4.0, size=200)
     rows = [
         row("int8", ms=3.0, size=100),

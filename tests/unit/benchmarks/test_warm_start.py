@@ -1,4 +1,4 @@
-"""The benchmark of warm starts: what its live models may know, and how its runs are pooled."""
+"""The warm-start benchmark: training data of its live models, and pooling of its runs."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.training.synthetic import tokenized, write_ingested
 
 
 def test_the_live_models_know_nothing_of_the_newest_events(tmp_path: Path) -> None:
-    """Each history loses its newest events and no others, the next event validates, and items count by what is left."""
+    """Each history loses only its newest events, the next event validates, and popularity counts the rest."""
     tokens, out = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens"), tmp_path / "before"
     whole = pl.read_parquet(tokens / "examples.parquet")
 
@@ -36,13 +36,13 @@ def test_the_live_models_know_nothing_of_the_newest_events(tmp_path: Path) -> No
 
 
 def trained(decoder: list[float], student: list[float], cpu_s: float) -> Trained:
-    """Two models with these users' NDCG@10."""
+    """Build two models with these users' NDCG@10."""
     ndcg = {("decoder", "test"): np.array(decoder), ("student", "test"): np.array(student)}
     return Trained(ndcg=ndcg, cpu_s={"decoder": cpu_s, "student": cpu_s / 2})
 
 
 def test_what_is_kept_is_pooled_over_seeds_and_paired_by_user() -> None:
-    """Users are averaged over the seeds first; where warm and whole differ for nobody the interval has no width."""
+    """Users are averaged over seeds first; if warm equals whole for every user the interval has zero width."""
     whole, half = trained([1.0, 0.5], [1.0, 0.5], 100.0), trained([0.5, 0.5], [1.0, 0.5], 25.0)
     runs = [Run(new_share=0.1, seed=seed, live=half, whole=whole, warm=warm) for seed, warm in enumerate((half, whole))]
 

@@ -1,4 +1,4 @@
-"""The edge's configuration and the health it reports; the running edge is in tests/integration/doors/test_edge.py and test_standby.py."""
+"""The edge's configuration and reported health; tests/integration/doors covers the running edge."""
 
 import json
 import os
@@ -25,7 +25,7 @@ HEADER = "# pxname,svname,status,check_status\n"
 def plan(
     tls_dir: Path | None, host: str = HOST, client_ca_file: Path | None = None, http_fd: int = 3, grpc_fd: int = 4
 ) -> EdgePlan:
-    """An edge in front of a standby on this host, and of an ingress on each of these, separated by commas."""
+    """Build an edge with an ingress on each of these comma-separated hosts and a standby on the first host."""
     ray = tuple(Upstream(one, 18_000, 19_000) for one in host.split(","))
     standby = Upstream(ray[0].host, 18_001, 19_001)
     return EdgePlan(
@@ -45,7 +45,7 @@ def plan(
     ],
 )
 def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, host: str) -> None:
-    """HAProxy's own check reads certificates whose paths need quoting."""
+    """HAProxy's config check accepts paths that need quoting, and all kinds of hosts."""
     folder, config = None if name is None else tmp_path / name, tmp_path / "haproxy.cfg"
     if folder is not None:
         folder.mkdir()
@@ -65,7 +65,7 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
             check=False,
             cwd=tmp_path,
             pass_fds=descriptors,
-            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},  # an unknown name is looked up once
+            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},  # an unknown name is looked up only once
         )
 
     assert checked.returncode == 0, checked.stderr
@@ -87,13 +87,13 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
 def test_ray_is_up_when_each_door_has_a_server_that_passes_its_checks(
     rows: str, is_up: bool | None, num_up: int
 ) -> None:
-    """Before the first check has ended, or without a row of Ray's, the state is unknown; a node counts when it passes at both doors."""
+    """Ray is up if REST and gRPC each have a healthy server, and unknown before the first check has ended."""
     assert has_ray_up(HEADER + rows) is is_up
     assert count_up(HEADER + rows) == num_up
 
 
 def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
-    """Every JSON that HAProxy answers itself has exactly the documented fields, below OpenAI's paths those of OpenAI."""
+    """JSON errors that HAProxy generates have the documented fields, and OpenAI's fields on OpenAI paths."""
     bodies = re.findall(r"application/json.*? lf-string '([^']+)'", plan(None).render())
 
     assert len(bodies) >= 3
@@ -106,7 +106,7 @@ def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
 
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
-    """A missing certificate, key or authority is named."""
+    """The error names a missing certificate, key or authority and its setting."""
     (tmp_path / "tls.crt").touch()
 
     with pytest.raises(ConfigError, match=r"TAILRACE_TLS_DIR: no file .*tls\.key"):
@@ -120,5 +120,5 @@ def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
 def test_the_edge_has_a_connection_for_each_request_that_the_gateways_may_answer(
     max_requests: int, maxconn: int
 ) -> None:
-    """Its bound follows the settings of the gateways."""
+    """The edge's connection limit follows the gateways' settings."""
     assert f"maxconn {maxconn}\n" in replace(plan(None), max_requests=max_requests).render()

@@ -1,4 +1,4 @@
-"""`tailrace explain`: the request that it sends, the drawing, and the errors."""
+"""`tailrace explain`: its request, the drawing, and errors."""
 
 import io
 from typing import Any
@@ -26,7 +26,7 @@ EXPLANATION: dict[str, Any] = {
 
 
 def test_the_request_has_the_whole_id_and_the_key() -> None:
-    """The id is one part of the path, whatever its characters."""
+    """The id is encoded as a single path segment."""
     with running([Step(200, EXPLANATION)]) as door:
         assert ask(Door(url=door.address, key="secret"), "a/b ü?x=1") == EXPLANATION
 
@@ -46,7 +46,7 @@ def test_the_request_has_the_whole_id_and_the_key() -> None:
     ],
 )
 def test_a_refusal_is_one_line_with_the_fix(status: int, body: str, error: type[Exception], words: str) -> None:
-    """Every error of the door, and an answer of another server, becomes an error for the operator."""
+    """Every API error, and the answer of another server, becomes an error for the operator."""
     error_body = {"code": body, "message": "no such record", "field": None, "fix": "ask sooner", "request_id": "x"}
     step = Step(status, body if body[0] in "<{" else {"error": error_body})
 
@@ -55,7 +55,7 @@ def test_a_refusal_is_one_line_with_the_fix(status: int, body: str, error: type[
 
 
 def test_where_nobody_answers_the_stack_of_this_machine_is_named() -> None:
-    """With its REST door's address if that is another, otherwise with the command that shows its state."""
+    """If no gateway answers, the error names the local stack's REST address, or `tailrace status` if it is the same."""
     url = f"http://{HOST}:{free_port()}"
 
     with pytest.raises(EnvironmentFault, match=f"no gateway answers at {url} .*`tailrace status`"):
@@ -65,7 +65,7 @@ def test_where_nobody_answers_the_stack_of_this_machine_is_named() -> None:
 
 
 def test_the_sentences_come_first_then_the_stages() -> None:
-    """Sentences keep their order and brackets; the trace's id is last."""
+    """Sentences keep their order and brackets; the trace id is last."""
     text = io.StringIO()
     show(EXPLANATION, Console(file=text, width=120, highlight=False))
     lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]

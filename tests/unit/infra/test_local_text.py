@@ -1,4 +1,4 @@
-"""Text in the operator's commands: prepared before the start, shown by the guide, the doctor and the status."""
+"""The text model in operator commands: checked before startup, shown by status."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
-    """A missing path, and a folder that no replica could load, are refused; settings without text stay as they are."""
+    """A missing path and an unloadable folder are rejected; settings without a text model are unchanged."""
     settings = Settings(text_path=str(write_checkpoint(tmp_path)))
 
     assert ready_text(settings, Console(quiet=True)).text_path == str(tmp_path)
@@ -37,7 +37,7 @@ def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
 
 
 def test_status_reads_text_s_health_from_its_metrics(tmp_path: Path) -> None:
-    """Text is healthy while a process of the part `text` lives, and down where the settings require one and none does."""
+    """Text is healthy while a process of the part `text` lives, and down if it is configured without a process."""
     settings = Settings(state_dir=tmp_path)
     settings.metrics_dir.mkdir(parents=True)
     before = text_health(settings)

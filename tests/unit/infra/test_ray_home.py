@@ -13,7 +13,7 @@ LONGEST_PROXY_SOCKET = f"{'f' * 56}/admin.sock.4194304.tmp"
 
 
 def test_socket_paths_fit(tmp_path: Path) -> None:
-    """However deep the state folder lies, Unix sockets in the Ray folder stay under the kernel's limit."""
+    """Unix sockets in the Ray folder stay under the kernel's path limit for any depth of the state folder."""
     home = ray_home(tmp_path / ("deep/" * 30))
     proxy = Path(ray_environment(home, Settings())["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
 
@@ -23,7 +23,7 @@ def test_socket_paths_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("logs_can_be_copied", [True, False])
 def test_the_folder_is_ours_alone_and_its_logs_are_kept(tmp_path: Path, logs_can_be_copied: bool) -> None:
-    """Its mode is 700; a new start moves the logs to the state folder and removes all else, also where logs cannot be moved, as on a full disk."""
+    """The folder has mode 700; a restart moves its logs to the state folder if possible and removes the rest."""
     home = make_ray_home(tmp_path)
     logs = home / "session_latest" / "logs"
     logs.mkdir(parents=True)

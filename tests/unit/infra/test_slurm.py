@@ -1,4 +1,4 @@
-"""The Slurm script, as far as it can be read without Slurm."""
+"""The Slurm script, checked without Slurm."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ SCRIPT = ROOT / "infra/slurm/train.sbatch"
 
 
 def test_the_script_is_bash_and_its_options_come_before_its_commands() -> None:
-    """sbatch ignores `#SBATCH` after the first command, and refuses what is not `--name=value` or a switch; a time is hours, minutes and seconds."""
+    """sbatch ignores `#SBATCH` after the first command; options are `--name=value` or switches, times H:MM:SS."""
     lines = SCRIPT.read_text().splitlines()
     first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     given = [(number, line.removeprefix("#SBATCH ")) for number, line in enumerate(lines) if line.startswith("#SBATCH")]

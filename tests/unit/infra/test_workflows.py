@@ -1,4 +1,4 @@
-"""The workflows: one calls what every other machine calls, the other publishes to a registry that the fork's variables name."""
+"""The workflows: the CI check, and publication to the registry that the fork's variables name."""
 
 import re
 import shutil
@@ -20,12 +20,12 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_check_of_a_merge_is_the_repositorys_own() -> None:
-    """It runs .ci/run, and nothing that another machine would not."""
+    """CI runs only .ci/run, like any other machine."""
     assert [step["run"] for step in steps("ci.yml") if "run" in step] == [".ci/run"]
 
 
 def test_images_and_chart_go_to_the_forks_registry(tmp_path: Path) -> None:
-    """No registry is written down, both targets are built, and the published chart names the published images."""
+    """The registry comes from a variable, both targets are built, and the chart names the published images."""
     text = (WORKFLOWS / "publish.yml").read_text()
     lines = [
         line for step in steps("publish.yml") for line in step.get("run", "").splitlines() if line.startswith("sed ")

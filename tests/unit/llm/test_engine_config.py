@@ -1,4 +1,4 @@
-"""Every field of EngineConfig is reached by a setting, or is declared internal with a reason."""
+"""Every field of EngineConfig is set by a setting, or is declared internal with a reason."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -33,7 +33,7 @@ TEXT = SHARED | {"text_kv_num_blocks": 99, "text_weight_kind": "int8"}
 def test_every_field_is_reached_by_a_setting_or_declared_internal(
     make: Callable[[Settings], EngineConfig], changes: dict[str, Any]
 ) -> None:
-    """Each setting changes a field of its engine's configuration, and together they change all fields but the internal ones."""
+    """Each setting changes a field of its engine's configuration, and together they cover all non-internal fields."""
     plain, reached = make(Settings()), set()
     for name, value in changes.items():
         changed = make(Settings(**{name: value}))
@@ -48,7 +48,7 @@ def test_every_field_is_reached_by_a_setting_or_declared_internal(
 @pytest.mark.parametrize("name", ["TAILRACE_LLM_WEIGHT_KIND", "TAILRACE_TEXT_WEIGHT_KIND"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantised_weights_are_refused_beside_a_gpu(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the setting and what to set instead."""
+    """The error names the setting and the value to use instead."""
     monkeypatch.setenv(name, kind)
     monkeypatch.setenv("TAILRACE_LLM_DEVICE", "cuda")
 
@@ -70,7 +70,7 @@ def test_quantised_weights_are_refused_beside_a_gpu(name: str, kind: str, monkey
 def test_the_bundle_names_its_weights_unless_a_setting_does(
     setting: Any, named: str | None, device: str, kind: str
 ) -> None:
-    """What the manifest names is what serves on a CPU; an explicit setting wins."""
+    """On a CPU the manifest selects the weight kind; an explicit setting takes precedence."""
     bundle = Bundle("v1", Path("v1"), {} if named is None else {"serving": {"weight_kind": named}})
 
     config = with_weights_of(bundle, Settings(llm_weight_kind=setting, llm_device=device))
@@ -79,7 +79,7 @@ def test_the_bundle_names_its_weights_unless_a_setting_does(
 
 
 def test_a_kind_of_another_version_is_refused() -> None:
-    """A bundle that names weights which this engine does not have is not loaded as something else."""
+    """A bundle with an unknown weight kind is rejected."""
     bundle = Bundle("v1", Path("v1"), {"serving": {"weight_kind": "int2"}})
 
     with pytest.raises(ConfigError, match="weight_kind: must be model or int8 or int8_all or int4, got 'int2'"):

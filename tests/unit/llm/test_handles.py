@@ -1,4 +1,4 @@
-"""The text handle over a fake of Ray's handle: when replicas die, and which requests are sent to the same replica."""
+"""The text handle over a fake of Ray's handle: dying replicas, and requests sent to the same replica."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Batches = Sequence[tuple[TextEvent, ...]]
 
 
 class Response:
-    """One attempt: yields its batches, then raises unless they end the text."""
+    """An attempt: yields its batches, then raises unless they end the text."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = iter(batches)
@@ -65,7 +65,7 @@ async def events_of(handle: Handle) -> list[TextEvent]:
 
 @pytest.mark.parametrize("before", [[], [[]], [[], []], [[(BEGAN,)]], [[(BEGAN,)], []]])
 async def test_a_text_without_tokens_is_retried_at_another_replica(before: list[Batches]) -> None:
-    """The caller receives one text, with one begin event."""
+    """The caller receives a single text with a single begin event."""
     handle = Handle(*before, WHOLE)
 
     assert await events_of(handle) == [BEGAN, PIECE, DONE]
@@ -75,7 +75,7 @@ async def test_a_text_without_tokens_is_retried_at_another_replica(before: list[
 
 @pytest.mark.parametrize("attempts", [[[(BEGAN, PIECE)]], [[], [], []]])
 async def test_a_text_with_tokens_and_a_third_failure_are_not_retried(attempts: list[Batches]) -> None:
-    """Another replica would generate another text, and retries are bounded."""
+    """Another replica would generate another text, and retries are limited."""
     handle = Handle(*attempts, WHOLE)
 
     with pytest.raises(DependencyUnavailable):
@@ -84,18 +84,18 @@ async def test_a_text_with_tokens_and_a_third_failure_are_not_retried(attempts: 
 
 
 def chat(*turns: tuple[str, str], **fields) -> TextRequest:
-    """A request with these turns."""
+    """Build a request with these turns."""
     messages = tuple(ChatMessage(role=role, content=content) for role, content in turns)
     return TextRequest(request_id="r", model="m", messages=messages, **fields)
 
 
 def prompt(value: str | tuple[int, ...], **fields) -> TextRequest:
-    """A request with this prompt."""
+    """Build a request with this prompt."""
     return TextRequest(request_id="r", model="m", prompt=value, **fields)
 
 
 def test_a_conversation_keeps_its_session_and_others_have_others() -> None:
-    """Later turns and other settings do not change it. Content, role and the border between turns count, and the key and salt, which share no cached beginning with another."""
+    """Later turns and sampling settings keep the session; content, roles, turn borders, key and salt determine it."""
     begun = ("system", "be brief"), ("user", "hello")
     requests = [
         chat(*begun),
@@ -115,7 +115,7 @@ def test_a_conversation_keeps_its_session_and_others_have_others() -> None:
 
 
 def test_the_session_of_a_prompt_depends_on_its_beginning() -> None:
-    """256 characters of text or 64 token ids count; a lone surrogate is accepted."""
+    """The first 256 characters of text or 64 token ids count; a lone surrogate is accepted."""
     assert session_of(prompt("x" * 256)) == session_of(prompt("x" * 256 + "y"))
     assert session_of(prompt("x" * 255)) != session_of(prompt("x" * 255 + "y"))
     assert session_of(prompt((7,) * 64)) == session_of(prompt((7,) * 64 + (8,)))

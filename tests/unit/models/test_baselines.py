@@ -1,4 +1,4 @@
-"""The baselines of the evaluation against slow oracles."""
+"""The evaluation's baselines against slow oracles."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ NUM_ITEMS = 6
 
 
 def test_bigram_counts_what_followed_the_newest_item() -> None:
-    """After 1 came 2 twice and 3 once; everything else, and everything after an empty history, is ordered by popularity."""
+    """Item 1 was followed by 2 twice and by 3 once; other items and an empty history are ranked by popularity."""
     scores, unknown = Bigram(SEQUENCES, NUM_ITEMS)([np.array([4, 1]), np.array([], dtype=np.int64)])
 
     assert np.argsort(-scores, kind="stable").tolist() == [2, 3, 1, 0, 4, 5]
@@ -20,9 +20,9 @@ def test_bigram_counts_what_followed_the_newest_item() -> None:
 
 @pytest.mark.parametrize(("num_items", "kept"), [(NUM_ITEMS, 1 << 27), (NUM_ITEMS, 0), (200, 1 << 27), (200, 200)])
 def test_item_knn_is_the_decayed_sum_of_cosines(num_items: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle: a dense matrix of users and items, cosines of its columns, without an item's likeness to itself.
+    """Item kNN equals a dense oracle: column cosines of the user-item matrix with a zero diagonal.
 
-    So it is in a catalogue of which most is like nothing, whatever is kept, and for an item that nobody used.
+    This also holds for a mostly dissimilar catalogue, for every neighbour limit, and for an item that nobody used.
     """
     monkeypatch.setattr("models.baselines._KEPT_NUMBERS", kept)
     held = np.zeros((3, num_items))

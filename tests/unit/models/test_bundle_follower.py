@@ -1,4 +1,4 @@
-"""Following the live pointer: when a version that failed is tried again, what is read of it, and a pointer that cannot be read."""
+"""Following the live pointer: retries of a failed version, the files read, and an unreadable pointer."""
 
 import json
 import tempfile
@@ -25,7 +25,7 @@ VERSIONS = ("a", "b", "c")
 
 
 class Loader:
-    """Returns the bundle as it is, or fails while its version is among the broken ones."""
+    """Returns the bundle unchanged; fails for versions in `broken`."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -34,21 +34,21 @@ class Loader:
         self.swapped: list[str | None] = []
 
     def load(self, bundle: Bundle) -> Bundle:
-        """Return the bundle, or fail."""
+        """Return the bundle, or fail if its version is broken."""
         self.tried.append(bundle.version)
         if bundle.version in self.broken:
             raise MemoryError(bundle.version)
         return bundle
 
     def swap(self, serving: Serving[Bundle]) -> None:
-        """Record what serves, and the live version."""
+        """Record the new serving state and its live version."""
         self.serving = serving
         self.swapped.append(serving.live)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with v1 and v2, of which v2 is live."""
+    """A store with v1 and v2, where v2 is live."""
     for version in ("v1", "v2"):
         publish_bundle(tmp_path / "bundles", version)
     return tmp_path / "bundles"
@@ -56,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("role", ["live", "candidate"])
 def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path, role: str) -> None:
-    """A full disk at the wrong moment does not keep a process at the old bundle; ten minutes of it cost about fifteen tries, and the others serve on."""
+    """A failed version is retried with backoff, about 15 times in 10 minutes, while the other keeps serving."""
     store, loader, clock = BundleStore(root), Loader(), Clock()
     follower = BundleFollower(store, 0.1, loader.load, loader.swap, clock)
     follower.refresh()
@@ -79,7 +79,7 @@ def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path, role:
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
 def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm: str) -> None:
-    """A hash that differs stays different, whatever the pointer does meanwhile; a file that is missing may yet come."""
+    """A version with a wrong hash is never retried; a version with a missing file is."""
     clock, tried = Clock(), []
 
     def load(bundle: Bundle) -> Bundle:
@@ -104,7 +104,7 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
 
 
 def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
-    """A gateway loads the student and the catalogue of a bundle whose decoder it cannot read."""
+    """A gateway loads a bundle's student and catalogue even if the decoder is corrupt."""
     (root / "v2" / "decoder" / "model.safetensors").write_bytes(b"other")
     used = []
     follower = BundleFollower(
@@ -119,7 +119,7 @@ def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
 
 
 def test_a_record_of_wrong_types_leaves_what_serves(root: Path) -> None:
-    """A canary whose beginning is a text would fail every request with a user; the follower keeps the last valid record, and says that it does."""
+    """With an invalid canary record, the follower keeps the last valid record and reports the corruption."""
     loader = Loader()
     follower = BundleFollower(BundleStore(root), 60.0, loader.load, loader.swap)
     follower.refresh()
@@ -144,7 +144,7 @@ def test_a_record_of_wrong_types_leaves_what_serves(root: Path) -> None:
 
 
 async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
-    """While the pointer cannot be read the loaded version stays, and later versions are followed again."""
+    """While the pointer is unreadable the loaded version keeps serving; the follower resumes once it is readable."""
     follower, later = (
         BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap) for loader in (Loader(), Loader())
     )
@@ -168,9 +168,10 @@ async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
 
 
 def model_of(looks: Sequence[tuple[NameRecord, frozenset[str]]]) -> tuple[str | None, str | None, set[str], list[str]]:
-    """Return, slowly, what serves after these looks at a name, each with the versions that fail at that time: live, canary, all that is loaded, and what was tried.
+    """Return the expected live version, canary version, loaded versions and load attempts after a series of refreshes.
 
-    A version is kept from look to look only while it serves or stands in for a live one that fails.
+    Each refresh has a record and the versions that fail at that time. A version stays loaded between refreshes only
+    while it serves, or while it replaces a live version that fails.
     """
     live, loaded, tried = None, set[str](), list[str]()
     for record, broken in looks:
@@ -189,7 +190,7 @@ def model_of(looks: Sequence[tuple[NameRecord, frozenset[str]]]) -> tuple[str | 
 
 
 class FollowedName(RuleBasedStateMachine):
-    """A name that is moved at will, while versions break and are mended, and a follower that looks at it now and then."""
+    """Moves a name arbitrarily while versions break and recover; the follower refreshes now and then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,18 +212,18 @@ class FollowedName(RuleBasedStateMachine):
 
     @rule(version=st.sampled_from(VERSIONS))
     def promote(self, version: str) -> None:
-        """Make a version live, which ends another's release."""
+        """Promote a version, which ends another version's release."""
         self.store.promote(version, force=True)
 
     @rule(version=st.sampled_from(VERSIONS))
     def release(self, version: str) -> None:
-        """Begin a release, where it may begin."""
+        """Begin a release if the store allows it."""
         with suppress(CanaryError):
             self.store.release(version, [Stage(0.1, 0.0), Stage(1.0, 0.0)], 0)
 
     @rule()
     def move(self) -> None:
-        """Move a release to its second stage, or end it where it is there."""
+        """Move a release to its second stage, or end it in its last stage."""
         if (canary := self.store.record().canary) is not None:
             if canary.is_last_stage:
                 self.store.end_canary(canary.version)
@@ -231,19 +232,19 @@ class FollowedName(RuleBasedStateMachine):
 
     @rule(version=st.sampled_from(VERSIONS))
     def break_or_mend(self, version: str) -> None:
-        """Let a version fail from now on, or no longer."""
+        """Toggle whether a version fails to load."""
         self.loader.broken ^= {version}
 
     @rule()
     def look(self) -> None:
-        """Look at the name, when whatever failed before is due again."""
+        """Refresh after every retry is due."""
         self.clock.now_s += 100.0
         self.looks.append((self.store.record(), frozenset(self.loader.broken)))
         self.follower.refresh()
 
     @invariant()
     def it_serves_what_the_model_serves(self) -> None:
-        """The same versions in the same roles, each loaded as often as the model loads it; the release is the record's as it was seen last."""
+        """The follower serves what the model serves, with the same load attempts and the canary of the record."""
         live, canary, loaded, tried = model_of(self.looks)
         serving = self.loader.serving
         assert (serving.live, serving.canary and serving.canary.version, set(serving.loaded)) == (live, canary, loaded)
@@ -258,13 +259,13 @@ TestFollowedName = FollowedName.TestCase
 
 
 def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
-    """It is handed over before the candidate is opened."""
+    """The live version is handed over before the candidate is opened."""
     store, seen = BundleStore(root), list[tuple[str, str | None]]()
     store.release("v1", [Stage(0.5, 0.0)], 0)
     loader = Loader()
 
     def load(bundle: Bundle) -> Bundle:
-        """Note what served when this version was opened."""
+        """Record the live version at the time of this load."""
         seen.append((bundle.version, loader.serving.live))
         return bundle
 

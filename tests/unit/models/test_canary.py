@@ -1,4 +1,4 @@
-"""The stages of a release: which ones may be, and to which of them one may go."""
+"""The stages of a release: valid lists of stages, and moves to a stage."""
 
 import math
 from itertools import pairwise
@@ -21,7 +21,7 @@ HOLDS = st.sampled_from([0.0, 60.0, -1.0, math.inf, math.nan])
     )
 )
 def test_stages_grow_and_leave_somebody_to_compare_with(rows: list[tuple[float, float]]) -> None:
-    """They are returned as they are, or the first wrong field is named."""
+    """Valid stages are returned unchanged; otherwise the error names the first invalid field."""
     shares = [share for share, _ in rows]
     ok = (
         1 <= len(rows) <= 20
@@ -41,7 +41,7 @@ def test_stages_grow_and_leave_somebody_to_compare_with(rows: list[tuple[float, 
 
 @pytest.mark.parametrize("stage", [-1, 2])
 def test_a_stage_that_is_none_is_refused(stage: int) -> None:
-    """The error has the stages that there are."""
+    """The error lists the valid stages."""
     canary = Canary(version="v", salt="s", stages=(Stage(0.1, 0.0), Stage(1.0, 0.0)), by="b", at="now")
 
     with pytest.raises(InvalidRequest, match=rf"stage: there is no stage {stage}; give 0 to 1"):

@@ -14,7 +14,7 @@ from models.errors import BundleCorrupt, InvalidRequest
 
 
 def deep_catalogue() -> Catalogue:
-    """Four items in two categories, spelled by two codes of levels 2 and 3."""
+    """Four items in two categories, encoded by codes of two levels with sizes 2 and 3."""
     return Catalogue(
         item_ids=("a", "b", "c", "d"),
         titles=("A", "B", "C", "D"),
@@ -26,7 +26,7 @@ def deep_catalogue() -> Catalogue:
 
 
 def test_each_level_has_tokens_of_its_own() -> None:
-    """Token 0 is the beginning; level 0 starts at 1, level 1 behind it. Ids that this bundle lacks, as a history may hold them, have none."""
+    """Token 0 begins a sequence; each level's tokens follow the previous level's; unknown item ids have no index."""
     catalogue = deep_catalogue()
 
     assert (BOS_TOKEN, catalogue.token_offsets, catalogue.vocab_size) == (0, (1, 3), 6)
@@ -40,7 +40,7 @@ def test_each_level_has_tokens_of_its_own() -> None:
     excluded=st.sets(st.sampled_from(["a", "b", "c", "d", "gone"])),
 )
 def test_masks_compose(categories: set[str] | None, listed: set[str] | None, excluded: set[str]) -> None:
-    """Allowed is: in one of the categories, and listed, and not excluded. The oracle decides item by item."""
+    """An item is allowed if it is in a requested category, listed, and not excluded; the oracle checks each item."""
     catalogue = deep_catalogue()
     mask = catalogue.allowed(
         categories=None if categories is None else tuple(categories),
@@ -66,7 +66,7 @@ def test_masks_compose(categories: set[str] | None, listed: set[str] | None, exc
     ],
 )
 def test_filters_must_name_what_exists(categories, listed, words) -> None:
-    """An unknown category or item is refused by position; with the nearest category without regard to case, or the largest where none is near."""
+    """An unknown category or item is rejected by position, with the nearest category or else the most common ones."""
     films = (("Drama", "Comedy"), ("Drama", "Comedy", "Sci-Fi"), ("Drama",), ())
 
     with pytest.raises(InvalidRequest, match=re.escape(words)):
@@ -74,7 +74,7 @@ def test_filters_must_name_what_exists(categories, listed, words) -> None:
 
 
 def test_without_categories_the_error_says_so() -> None:
-    """There is none to offer."""
+    """A catalogue without categories rejects a category filter with that reason."""
     catalogue = replace(deep_catalogue(), categories=((),) * 4)
 
     with pytest.raises(InvalidRequest, match="no item of this catalogue has a category"):
@@ -82,7 +82,7 @@ def test_without_categories_the_error_says_so() -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    """All fields are read back, the depth too."""
+    """Save and load keep every field, including the depth."""
     catalogue = deep_catalogue()
     catalogue.save(tmp_path / "catalogue.parquet")
 
@@ -96,7 +96,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"not parquet"])
 def test_file_that_is_no_catalogue_is_corrupt(tmp_path: Path, content: bytes | None) -> None:
-    """A missing or broken file is refused as BundleCorrupt."""
+    """A missing or corrupt file raises BundleCorrupt."""
     path = tmp_path / "catalogue.parquet"
     if content is not None:
         path.write_bytes(content)

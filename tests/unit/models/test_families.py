@@ -1,4 +1,4 @@
-"""Each family with each scaling of positions: our logits equal those of transformers, in fp32."""
+"""The logits of each model family with each RoPE scaling equal transformers', in fp32."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ def build(family: str, rope: str, *, tied: bool = True) -> Any:
 
 
 def cases(*, sample: set[tuple[str, str]]) -> list[Any]:
-    """Return every family with every rope; those outside the sample are marked `grid`."""
+    """Return every family with every RoPE scaling; cases outside the sample are marked `grid`."""
     return [
         pytest.param(*case, marks=() if case in sample else pytest.mark.grid)
         for case in itertools.product(FAMILIES, ROPES)
@@ -65,7 +65,7 @@ SOME = {("llama-biased", "llama3"), ("qwen2-windowed", "default"), ("qwen3", "ya
 
 @pytest.mark.parametrize(("family", "rope"), cases(sample=EACH))
 def test_logits_equal_transformers(tmp_path: Path, family: str, rope: str) -> None:
-    """A folder that transformers wrote has the same logits here, for each family and scaling, far beyond the trained length."""
+    """A folder saved by transformers gives the same logits here, also far beyond the trained length."""
     theirs = build(family, rope)
     theirs.save_pretrained(tmp_path)
 
@@ -76,7 +76,7 @@ def test_logits_equal_transformers(tmp_path: Path, family: str, rope: str) -> No
 
 @pytest.mark.parametrize(("family", "rope"), cases(sample=SOME))
 def test_transformers_reads_what_is_saved(tmp_path: Path, family: str, rope: str) -> None:
-    """A saved folder is the same family with the same logits to transformers, and the same config and weights to us."""
+    """A folder that we saved gives the same family and logits in transformers, and the same config and weights here."""
     build(family, rope, tied=family == "mistral").save_pretrained(tmp_path / "theirs")
     ours = load_decoder(tmp_path / "theirs", torch.float32, "cpu")
 
@@ -92,7 +92,7 @@ def test_transformers_reads_what_is_saved(tmp_path: Path, family: str, rope: str
 
 @pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
 def test_the_older_spelling_of_a_scaling_is_read(tmp_path: Path, rope: str) -> None:
-    """`rope_scaling` with `type`, and the base beside it, means the same as `rope_parameters`."""
+    """`rope_scaling` with `type` and a separate `rope_theta` is equivalent to `rope_parameters`."""
     build("llama", rope).save_pretrained(tmp_path)
     newer = load_decoder(tmp_path, torch.float32, "cpu").config
     path = tmp_path / "config.json"
@@ -137,11 +137,11 @@ KEYS: dict[str, list[dict[str, Any]]] = {
     "hidden_act": [{"hidden_act": ABSENT}, {"hidden_act": "swish"}],
     "attention_bias": [{"attention_bias": ABSENT, "mlp_bias": ABSENT}],
 }
-"""Changes to a `config.json`, by the key that they are about."""
+"""Changes to a `config.json`, by the key that they test."""
 
 
 def key_cases() -> list[Any]:
-    """Return every family with every key; those outside a sample are marked `grid`."""
+    """Return every family with every key; cases outside a sample are marked `grid`."""
     sample = {("mistral", "sliding_window"), ("qwen2", "sliding_window"), ("qwen3", "head_dim")}
     sample |= {("llama", key) for key in KEYS}
     return [
@@ -152,7 +152,7 @@ def key_cases() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def hub_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a family whose shape is that of its defaults where a test removes the key; its head differs from its embedding."""
+    """A checkpoint folder whose shapes fit the family's defaults, for tests that remove keys; embeddings are untied."""
     family = request.param
     key_value_heads = {"mistral": 8}.get(family, HEADS)
     folder = tmp_path_factory.mktemp(family)
@@ -168,7 +168,7 @@ def hub_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def load_or_refusal(folder: Path) -> Decoder | str:
-    """Load a decoder, or return why it is refused."""
+    """Load a decoder, or return the error message."""
     try:
         return load_decoder(folder, torch.float32, "cpu")
     except CheckpointError as error:
@@ -177,7 +177,7 @@ def load_or_refusal(folder: Path) -> Decoder | str:
 
 @pytest.mark.parametrize(("hub_folder", "key"), key_cases(), indirect=["hub_folder"])
 def test_every_key_that_is_read_means_what_it_means_to_transformers(hub_folder: Path, key: str, tmp_path: Path) -> None:
-    """A value, null and absence give transformers' logits in each family, or are refused by the key's name."""
+    """A value, null or absence of a key gives transformers' logits in each family, or an error that names the key."""
     raw = json.loads((hub_folder / "config.json").read_text())
     (tmp_path / "model.safetensors").symlink_to(hub_folder / "model.safetensors")
     num_equal = 0
@@ -196,7 +196,7 @@ def test_every_key_that_is_read_means_what_it_means_to_transformers(hub_folder: 
 
 
 def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:
-    """The number of attention sinks is written and read beside the window."""
+    """The number of attention sinks is saved and loaded along with the window."""
     build("qwen2-windowed", "default").save_pretrained(tmp_path / "theirs")
     ours = load_decoder(tmp_path / "theirs", torch.float32, "cpu")
     window = Window(9, frozenset({1}), num_sinks=4)
@@ -208,7 +208,7 @@ def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:
 
 
 def test_the_norm_is_computed_in_fp32() -> None:
-    """A bf16 row is normalised in fp32 and rounded once, at the end."""
+    """A bf16 row is normalised in fp32 and rounded once at the end."""
     row = torch.randn(3, 64).to(torch.bfloat16)
 
     normed = RMSNorm(64, 1e-5)(row)

@@ -1,4 +1,4 @@
-"""Renamed files and folders are on disk before they have their name."""
+"""Files and folders are flushed to disk before they are renamed."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from tests.support.disk import noted
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fsyncs and renames, in order."""
+    """The fsync and rename calls, in order."""
     return noted(monkeypatch)
 
 
 def test_a_folder_is_flushed_with_its_content(tmp_path: Path, calls: list[str]) -> None:
-    """Every file and folder is on disk before the whole has its name, and the name is after."""
+    """Every file and folder is flushed before the rename, and the parent folder after it."""
     inner = tmp_path / "scratch" / "decoder"
     inner.mkdir(parents=True)
     (inner / "weights").write_text("1")
@@ -27,7 +27,7 @@ def test_a_folder_is_flushed_with_its_content(tmp_path: Path, calls: list[str]) 
 
 
 def test_a_file_replaces_another(tmp_path: Path, calls: list[str]) -> None:
-    """The pointer of before is gone, and nothing is left beside it."""
+    """The rename replaces the old file and leaves no temporary file."""
     (tmp_path / "LIVE").write_text("v1")
     (tmp_path / ".LIVE").write_text("v2")
 
@@ -39,7 +39,7 @@ def test_a_file_replaces_another(tmp_path: Path, calls: list[str]) -> None:
 
 
 def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
-    """Another run's finished work is not overwritten."""
+    """An existing folder with another run's output is not overwritten."""
     for name in ("scratch", "v1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "made").write_text(name)

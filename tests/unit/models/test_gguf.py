@@ -1,4 +1,4 @@
-"""A GGUF file becomes a folder with the same logits and the same tokens; what it lacks is named."""
+"""A GGUF file is converted to a folder with the same logits and tokens; errors name missing parts."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def build(family: str, *, tied: bool) -> Any:
 
 
 def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Order the rows of each head as llama.cpp's converter does."""
+    """Permute the rows of each head as llama.cpp's converter does."""
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
@@ -48,7 +48,14 @@ def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def write_gguf(
     path: Path, model: Any, family: str, *, left_out: str = "", keys: dict[str, Any] | None = None, **changed: Any
 ) -> None:
-    """Write a model as GGUF with further `keys`, without the tensors whose name has `left_out` in it. `ends` are further tokens."""
+    """Write a model as GGUF.
+
+    Args:
+        left_out: tensors whose name contains this text are omitted.
+        keys: additional metadata.
+        changed: additional tensors by name; `architecture`, `tokenizer` and `rule` override metadata, `ends` adds
+            tokens.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, changed.pop("architecture", family))
     writer.add_block_count(2)
@@ -91,7 +98,7 @@ def write_gguf(
 
 
 def convert(path: Path, folder: Path) -> list[tuple[int, int]]:
-    """Convert, and return the reported progress."""
+    """Convert a file and return the reported progress."""
     progress: list[tuple[int, int]] = []
     convert_gguf(path, folder, lambda done, total: progress.append((done, total)))
     return progress
@@ -99,7 +106,7 @@ def convert(path: Path, folder: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) -> None:
-    """The converted folder has the logits of the original model, here and in transformers."""
+    """The converted folder gives the original model's logits, here and in transformers."""
     model = build(family, tied=tied)
     write_gguf(tmp_path / "m.gguf", model, family)
 
@@ -115,7 +122,7 @@ def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) 
 
 
 def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:
-    """Tokens, special tokens, the end of a text and the chat template are unchanged."""
+    """The conversion keeps tokens, special tokens, the EOS token and the chat template."""
     write_gguf(tmp_path / "m.gguf", build("qwen2", tied=True), "qwen2")
     convert(tmp_path / "m.gguf", tmp_path / "out")
     converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
@@ -132,7 +139,7 @@ def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:
 
 
 def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
-    """The tensor of divisors that llama.cpp stores is read back as the scaling that made it."""
+    """The stored tensor of RoPE divisors is converted back to the llama3 scaling that produced it."""
     rates = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling = {"rope_type": "llama3", **rates, "original_max_position_embeddings": 8192}
     model = build("llama", tied=True)
@@ -176,7 +183,7 @@ ATTENTION = 0.1 * math.log(4.0) + 1.0
     ],
 )
 def test_each_way_to_scale_positions_is_read(keys: dict[str, Any], rope: dict[str, Any], tmp_path: Path) -> None:
-    """As llama.cpp reads it: a factor without a type is linear, under its older name too."""
+    """RoPE scaling keys are read as in llama.cpp: a factor without a type is linear, also under its older name."""
     model = build("llama", tied=True)
     write_gguf(tmp_path / "m.gguf", model, "llama", keys={f"rope.{key}": value for key, value in keys.items()})
 
@@ -199,12 +206,12 @@ def test_each_way_to_scale_positions_is_read(keys: dict[str, Any], rope: dict[st
             {"<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"},
         ),
         (("<|endoftext|>", "<|file_sep|>"), {"<|endoftext|>", "<|file_sep|>", "<|end|>"}),
-        (("<|return|>", "<|call|>"), {"<|return|>", "<|call|>", "<|end|>"}),  # the last as its eos
+        (("<|return|>", "<|call|>"), {"<|return|>", "<|call|>", "<|end|>"}),  # the last is its eos
         (("<|turn_over|>",), {"<|end|>"}),
     ],
 )
 def test_an_end_of_turn_is_recognised_by_its_name(ends: tuple[str, ...], kept: set[str], tmp_path: Path) -> None:
-    """In addition to `eos`: it is one token and adds no text, although the file does not mark it as special."""
+    """A known end-of-turn token is an EOS token and adds no text, even if the file does not mark it as special."""
     write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", ends=ends)
     convert(tmp_path / "m.gguf", tmp_path / "out")
     converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
@@ -243,7 +250,7 @@ def test_an_end_of_turn_is_recognised_by_its_name(ends: tuple[str, ...], kept: s
     ],
 )
 def test_what_is_not_supported_is_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """The refusal names the file and what in it is not served."""
+    """The error names the file and the unsupported key or tensor."""
     write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", **given)
 
     with pytest.raises(CheckpointError, match=rf"m\.gguf: .*{message}"):
@@ -251,7 +258,7 @@ def test_what_is_not_supported_is_named(given: dict[str, Any], message: str, tmp
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    """A missing tensor is named when the folder is loaded; a file that is no GGUF is named at once."""
+    """A missing tensor is named when the folder is loaded; an invalid GGUF file is rejected at conversion."""
     write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", left_out="layers.1.mlp.up_proj")
     convert(tmp_path / "m.gguf", tmp_path / "out")
     (tmp_path / "bad.gguf").write_bytes(b"not a gguf file at all, only bytes")
@@ -264,7 +271,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("claimed", [1_000_000_000_000, 5_000_000])
 def test_a_claimed_length_takes_no_memory(claimed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An array that claims more values than the file holds ends at the file's end; one that the file could hold, at the limit."""
+    """Array lengths are limited by the file size and by the maximum number of values."""
     path = tmp_path / "m.gguf"
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)
     field = struct.pack("<Q1sIIQ", 1, b"a", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, claimed)

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: SentencePiece's merges follow from scores, words are cut as each family does."""
+"""Tokenizers of GGUF files: SentencePiece merges follow the scores, and each family splits words in its own way."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def sentence_piece(**changed) -> dict:
 
 
 def byte_level(way: str) -> dict:
-    """Return the metadata of a byte-level vocabulary of digits without merges but one."""
+    """Return the metadata of a byte-level vocabulary of digits with a single merge."""
     tokens = [*"0123456789Ġa", "12", "<|end|>"]
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -36,7 +36,7 @@ def byte_level(way: str) -> dict:
 
 
 def test_sentence_piece_joins_the_most_probable_first() -> None:
-    """`he` is more probable than `th`, so `the` is t + he; a text begins with its beginning token and a space, which a file may switch off."""
+    """The highest-scored merge comes first; BOS token and leading space are added unless the file disables them."""
     tokenizer = build_tokenizer(sentence_piece())
     switched_off = {f"tokenizer.ggml.{flag}": False for flag in ("add_bos_token", "add_space_prefix")}
 
@@ -56,7 +56,7 @@ def test_sentence_piece_joins_the_most_probable_first() -> None:
     ],
 )
 def test_digits_make_words_as_in_their_family(way: str, tokens: list[str]) -> None:
-    """GPT-2 keeps numbers whole, SmolLM and Qwen take each digit alone, Llama 3 takes three."""
+    """GPT-2 keeps a number whole, SmolLM and Qwen split every digit, Llama 3 splits into groups of three."""
     assert build_tokenizer(byte_level(way)).encode("1212 a").tokens == tokens
 
 
@@ -69,7 +69,7 @@ def test_digits_make_words_as_in_their_family(way: str, tokens: list[str]) -> No
     ],
 )
 def test_damaged_metadata_is_refused_by_its_key(change: dict, message: str) -> None:
-    """A missing key, and merges of what is no token, are named."""
+    """A missing key, or a merge that does not produce a token, is named."""
     changed = byte_level("smollm") | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
 
     with pytest.raises(CheckpointError, match=message):

@@ -1,4 +1,4 @@
-"""Prompts: cut by whole strides, so that a growing history keeps its prompt's start for a stride of events."""
+"""Prompts are cut by whole strides, so a growing history keeps its prompt prefix for a stride of events."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ WINDOWS = st.tuples(st.integers(1, 60), st.integers(1, 60)).filter(lambda window
 
 @given(st.integers(0, 500), WINDOWS)
 def test_the_window_keeps_the_newest_and_moves_by_whole_strides(num_items, window) -> None:
-    """At most max_items are kept, the start is whole strides in, and no fewer strides would do: so it stays for a stride of events."""
+    """The window keeps at most max_items and starts at the smallest sufficient multiple of the stride."""
     max_items, stride = window
     start = window_start(num_items, max_items, stride)
 
@@ -24,7 +24,7 @@ def test_the_window_keeps_the_newest_and_moves_by_whole_strides(num_items, windo
 
 @pytest.mark.parametrize("num_items", [0, 1, 7, 8])
 def test_a_prompt_begins_with_the_beginning_and_spells_each_item(num_items) -> None:
-    """The beginning token comes first, then the tokens of the kept items, oldest first."""
+    """The BOS token comes first, then the tokens of the kept items, oldest first."""
     catalogue = build_catalogue()
     history = list(range(10, 10 + num_items))
 

@@ -1,4 +1,4 @@
-"""The bundle store: immutable versions, promotion, rollback and what it withdraws, and damaged bundles."""
+"""The bundle store: immutable versions, promotion, rollback and withdrawals, and corrupt bundles."""
 
 import json
 import multiprocessing
@@ -37,7 +37,7 @@ from tests.support.wait import wait_for
 
 
 def source_with(folder: Path, text: str) -> Path:
-    """A folder to publish."""
+    """A source folder whose files contain `text`."""
     (folder / "decoder").mkdir(parents=True, exist_ok=True)
     (folder / "decoder" / "config.json").write_text(text)
     (folder / "student.onnx").write_text(text)
@@ -52,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def releasing(store: BundleStore, root: Path) -> BundleStore:
-    """Versions v1, v2 and v3, of which v2 is live after v3."""
+    """A store of v1, v2 and v3, where v2 is live and v3 was live before."""
     publish(store, root, "v3")
     promote(store, "v3", "v2")
     return store
@@ -60,14 +60,14 @@ def releasing(store: BundleStore, root: Path) -> BundleStore:
 
 @pytest.fixture
 def store(root: Path) -> BundleStore:
-    """Versions v1 and v2, none live."""
+    """A store of v1 and v2 without a live version."""
     store = BundleStore(root)
     publish(store, root, "v1", "v2", about={"dataset": "made up"})
     return store
 
 
 def publish(store: BundleStore, root: Path, *versions: str, about: dict[str, Any] | None = None) -> None:
-    """Publish versions of files with the version's name in them, each a second younger than the one before."""
+    """Publish versions whose files contain the version's name, with modification times one second apart."""
     for version in versions:
         store.publish(source_with(root.parent / "source", version), version, about or {})
     for age_s, version in enumerate(store.versions()):
@@ -81,13 +81,13 @@ def change_record(root: Path, **fields: Any) -> None:
 
 
 def promote(store: BundleStore, *versions: str) -> None:
-    """Make one version after another live."""
+    """Promote versions one after another."""
     for version in versions:
         store.promote(version)
 
 
 def test_publishing_does_not_promote(store: BundleStore, tmp_path: Path) -> None:
-    """A new version is live only once it is promoted. It is immutable: publishing it again changes nothing. The manifest has the facts and a hash per file."""
+    """Publishing does not promote, and never changes a published version; the manifest has facts and file hashes."""
     again = store.publish(source_with(tmp_path / "source", "changed"), "v1", {})
 
     assert store.live_version() is None
@@ -100,7 +100,7 @@ def test_publishing_does_not_promote(store: BundleStore, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
 def test_harmed_bundle_is_refused_and_cannot_go_live(store: BundleStore, root: Path, harm: str) -> None:
-    """A file that differs from its hash or is gone: the version does not open and does not go live."""
+    """A version with a changed or missing file can be neither opened nor promoted."""
     store.promote("v1")
     victim = root / "v2" / "decoder" / "config.json"
     victim.write_text("other") if harm == "change" else victim.unlink()
@@ -113,7 +113,7 @@ def test_harmed_bundle_is_refused_and_cannot_go_live(store: BundleStore, root: P
 
 @pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"files": 1}', b"\xff", b"{"])
 def test_unusable_manifest_is_corrupt(store: BundleStore, root: Path, manifest: bytes) -> None:
-    """Whatever the manifest holds, the error is BundleCorrupt, and the version can be left, which is when one rolls back."""
+    """Every unusable manifest raises BundleCorrupt, and a rollback from that version still works."""
     promote(store, "v1", "v2")
     (root / "v2" / "manifest.json").write_bytes(manifest)
 
@@ -154,12 +154,12 @@ HOSTILE_MANIFESTS: dict[str, str] = {
         )
     },
 }
-"""By what is wrong. A writer of the store may have written any of them."""
+"""Invalid manifests by defect. Anyone who can write to the store may have written them."""
 
 
 @pytest.mark.parametrize("wrong", HOSTILE_MANIFESTS)
 def test_a_hostile_manifest_is_named_and_ends_no_run(store: BundleStore, root: Path, wrong: str) -> None:
-    """The version does not open. What a nightly run asks of all versions (reference, pruning, the list) steps over it."""
+    """A version with a hostile manifest cannot be opened; reference, pruning and listing skip it."""
     promote(store, "v1")
     (root / "v2" / "manifest.json").write_text(HOSTILE_MANIFESTS[wrong])
 
@@ -176,7 +176,7 @@ def test_a_hostile_manifest_is_named_and_ends_no_run(store: BundleStore, root: P
     "version", ["../v1", "/tmp/x", "v1/../v2", ".hidden", "", "a\\b", "a\0", "v" * 200, "LIVE", "names"]
 )
 def test_a_version_is_one_segment_of_a_path(store: BundleStore, tmp_path: Path, version: str) -> None:
-    """Other names are neither opened nor published nor found in a record."""
+    """Names of more than one path segment are neither opened nor published."""
     with pytest.raises(BundleNotFound):
         store.open(version)
     with pytest.raises(InvalidRequest, match="version"):
@@ -184,7 +184,7 @@ def test_a_version_is_one_segment_of_a_path(store: BundleStore, tmp_path: Path, 
 
 
 def test_a_manifest_that_no_process_would_read_is_not_published(store: BundleStore, tmp_path: Path) -> None:
-    """The publisher gets the error, and not the gateways later."""
+    """An invalid manifest is rejected at publication."""
     with pytest.raises(BundleCorrupt, match="lineage"):
         store.publish(source_with(tmp_path / "source", "x"), "v3", {"lineage": []})
     assert store.versions() == ["v1", "v2"]
@@ -192,7 +192,7 @@ def test_a_manifest_that_no_process_would_read_is_not_published(store: BundleSto
 
 @pytest.mark.parametrize("name", ["v9", "names"])
 def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
-    """An unknown version, and a file of the store that is no folder, cannot be promoted."""
+    """An unknown version, or a non-version folder of the store, cannot be promoted."""
     store.promote("v1")
 
     with pytest.raises(BundleNotFound, match=name):
@@ -200,7 +200,7 @@ def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
 
 
 def test_what_was_rolled_back_stays_withdrawn(store: BundleStore, root: Path) -> None:
-    """Back to the version before; neither a promotion nor a rollback to it brings the one left back, and both name who withdrew it, when and why."""
+    """A rolled-back version cannot be promoted or rolled back to; the error names who withdrew it, when and why."""
     promote(store, "v1", "v2")
 
     assert store.rollback(by="ann", reason="bad lists") == "v1"
@@ -212,7 +212,7 @@ def test_what_was_rolled_back_stays_withdrawn(store: BundleStore, root: Path) ->
 
 
 def test_a_second_rollback_goes_further_back(store: BundleStore, root: Path) -> None:
-    """Not to the version that the first one withdrew, but to the newest before the live one; where none is left it says so."""
+    """A second rollback goes to the next earlier version that is not withdrawn, and fails if all are withdrawn."""
     publish(store, root, "v3")
     promote(store, "v1", "v2", "v3")
 
@@ -223,7 +223,7 @@ def test_a_second_rollback_goes_further_back(store: BundleStore, root: Path) -> 
 
 
 def test_rollback_needs_an_earlier_version(store: BundleStore, root: Path) -> None:
-    """Neither a repeated promotion nor one killed between its two pointers leaves a version to return to."""
+    """Neither a repeated promotion nor a promotion killed between its two writes leaves a version to return to."""
     promote(store, "v1", "v1")
     with pytest.raises(BundleNotFound, match="no earlier version"):
         store.rollback()
@@ -234,7 +234,7 @@ def test_rollback_needs_an_earlier_version(store: BundleStore, root: Path) -> No
 
 
 def test_rollback_goes_to_any_kept_version(store: BundleStore, root: Path) -> None:
-    """`to` names it. The live one is none, an unknown name is answered with the nearest ones, and what fails withdraws nothing."""
+    """`to` selects the version; the live version and unknown names are rejected without withdrawing a version."""
     publish(store, root, "v3")
     promote(store, "v1", "v2", "v3")
 
@@ -247,7 +247,7 @@ def test_rollback_goes_to_any_kept_version(store: BundleStore, root: Path) -> No
 
 @pytest.mark.parametrize("force", ["promote", "rollback"])
 def test_a_forced_move_to_a_withdrawn_version_removes_its_record(store: BundleStore, force: str) -> None:
-    """It then goes live like any other; a forced rollback withdraws the one that it leaves."""
+    """A forced move removes the version's withdrawal; a forced rollback withdraws the version that it leaves."""
     promote(store, "v1", "v2")
     store.rollback()
 
@@ -259,7 +259,7 @@ def test_a_forced_move_to_a_withdrawn_version_removes_its_record(store: BundleSt
 
 
 def test_a_withdrawn_versions_twin_is_refused_too(store: BundleStore, root: Path) -> None:
-    """The same content under another name, with another report, also when the withdrawn version was pruned; other content is not. By force it goes live, and no record is left."""
+    """A copy of a withdrawn version is rejected, even after pruning; force promotes it and clears the withdrawal."""
     promote(store, "v1", "v2")
     store.rollback(by="ann")
     for version, text in (("v3", "v2"), ("v4", "other")):
@@ -332,7 +332,7 @@ CANARY: dict[str, object] = {
     ids=str,
 )
 def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, wrong: dict[str, object]) -> None:
-    """What cannot be read forbids a promotion: what it withdrew is not known."""
+    """An unreadable record blocks promotion, because its withdrawals are unknown."""
     store.promote("v1")
     change_record(root, **wrong)
 
@@ -341,7 +341,7 @@ def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path,
 
 
 def test_a_valid_canary_is_read(store: BundleStore, root: Path) -> None:
-    """The cases above are wrong by one field each."""
+    """The valid canary that the cases above each change by one field is accepted."""
     store.promote("v1")
     change_record(root, canary=CANARY)
 
@@ -349,7 +349,7 @@ def test_a_valid_canary_is_read(store: BundleStore, root: Path) -> None:
 
 
 def test_what_lies_beside_the_records_is_no_name(store: BundleStore, root: Path) -> None:
-    """A copy that an editor left does not end a pruning."""
+    """Stray files next to the records are not names and do not stop pruning."""
     store.promote("v1")
     for left in ("default (copy).json", ".default.json", "UPPER.json"):
         (root / "names" / left).write_text("{}")
@@ -359,7 +359,7 @@ def test_what_lies_beside_the_records_is_no_name(store: BundleStore, root: Path)
 
 
 def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: Path) -> None:
-    """Its four files are the default name's record until the first move, which writes that."""
+    """The four legacy pointer files are the default name's record until the first move writes the new record."""
     withdrawn = {"v9": {"by": "ann", "at": "2026-11-20T08:00:00Z", "reason": "bad", "content": "c0de"}}
     for file, text in (
         ("LIVE", "v2\n"),
@@ -380,7 +380,7 @@ def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: 
 
 
 def test_names_of_one_store_move_apart(store: BundleStore, root: Path) -> None:
-    """Each has its own pointer, withdrawals and history; pruning spares what any of them may serve. A name that no path is safe from is refused."""
+    """Each name has its own pointer, withdrawals and history; pruning spares all their versions; unsafe names fail."""
     mail = BundleStore(root, "mail")
     promote(store, "v1")
     mail.promote("v2", by="ann")
@@ -404,7 +404,7 @@ def test_names_of_one_store_move_apart(store: BundleStore, root: Path) -> None:
 
 
 def test_a_version_is_withdrawn_without_having_been_live(store: BundleStore) -> None:
-    """It then does not go live without force; the live one is left by a rollback, and an unknown one is named."""
+    """A withdrawn version needs force to be promoted; the live version and unknown versions cannot be withdrawn."""
     store.promote("v1")
 
     store.withdraw("v2", by="ann", reason="wrong data")
@@ -418,16 +418,16 @@ def test_a_version_is_withdrawn_without_having_been_live(store: BundleStore) -> 
 
 
 def test_a_promotion_of_a_version_that_is_pruned_meanwhile_is_taken_back(store: BundleStore, root: Path) -> None:
-    """Whoever looks second sees the other: the pointer never names a version that is gone."""
+    """A promotion is reverted if the version is pruned concurrently, so the pointer never names a missing version."""
     publish(store, root, "v3", "v4")
     promote(store, "v3", "v4")
     other = FolderStorage(root)
 
     class Overtaken(FolderStorage):
-        """A storage in which another process hides the version as the pointer moves."""
+        """A storage where another process hides the version as the pointer moves."""
 
         def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-            """Move the pointer, and hide v1 where it is that."""
+            """Move the pointer, and hide v1 if the pointer now names it."""
             moved = super().swap_record(name, seen, content)
             if b'"live": "v1"' in content:
                 other.hide("v1")
@@ -440,7 +440,7 @@ def test_a_promotion_of_a_version_that_is_pruned_meanwhile_is_taken_back(store: 
 
 
 def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store: BundleStore, tmp_path: Path) -> None:
-    """Neither a promotion nor a newer whole training moves it; no warm start, bundle with added items or damaged one is it by default, and a person may set any that is whole and not withdrawn."""
+    """The reference defaults to the first full training that is valid, and moves only when a person sets it."""
     other = BundleStore(tmp_path / "other")
     assert other.reference() is None
     started, added = {"parents": {"started_from": "v0"}}, {"items_added_to": "a"}
@@ -464,7 +464,7 @@ def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store
 
 
 def test_a_rollback_from_the_reference_moves_it_to_what_is_live_again(store: BundleStore) -> None:
-    """By the person who withdrew it, also where it was the reference by default; a rollback from another bundle leaves it."""
+    """A rollback from the reference moves it to the version that is live again; other rollbacks keep it."""
     promote(store, "v2", "v1")
 
     store.rollback(by="ann")
@@ -478,7 +478,7 @@ def test_a_rollback_from_the_reference_moves_it_to_what_is_live_again(store: Bun
 
 
 def test_pruning_spares_the_reference(store: BundleStore, root: Path) -> None:
-    """However old it is, by default or by a person's word; once another is, it goes."""
+    """Pruning keeps the reference, however old, and may remove it once another version is the reference."""
     publish(store, root, "v3", "v4", "v5")
 
     store.prune(2)
@@ -491,7 +491,7 @@ def test_pruning_spares_the_reference(store: BundleStore, root: Path) -> None:
 
 
 def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, root: Path) -> None:
-    """The newest stay, and the live one, the one before it and the one that its training started from, however old."""
+    """Pruning keeps the newest, live and previous versions, and the parent of the live version's training."""
     publish(store, root, "v3", about={"lineage": {"parents": {"started_from": "v2"}}})
     publish(store, root, "v4", "v5", "v6", "v7")
     promote(store, "v1", "v3")
@@ -505,7 +505,7 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, r
 
 
 def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root: Path) -> None:
-    """With what its training started from; the names are read twice, however many versions go."""
+    """A version promoted during pruning is restored, along with the version its training started from."""
     publish(store, root, "v3")
     publish(store, root, "v4", about={"lineage": {"parents": {"started_from": "v3"}}})
     publish(store, root, "v5", "v6", "v7")
@@ -513,18 +513,18 @@ def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root
     other = BundleStore(root)
 
     class Overtaken(FolderStorage):
-        """A storage in which another process promotes v4 just before it is hidden, and which counts the readings of records."""
+        """A storage where another process promotes v4 just before v4 is hidden; counts record reads."""
 
         num_read = 0
 
         def hide(self, version: str) -> None:
-            """Hide the version, after that."""
+            """Promote v4 if it is about to be hidden, then hide the version."""
             if version == "v4":
                 other.promote("v4")
             super().hide(version)
 
         def read_record(self, name: str) -> Stored:
-            """Read a record."""
+            """Read a record and count the read."""
             self.num_read += 1
             return super().read_record(name)
 
@@ -533,11 +533,11 @@ def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root
 
     assert removed == ["v2", "v5", "v6"]
     assert (store.versions(), store.live().version) == (["v1", "v3", "v4", "v7"], "v4")
-    assert storage.num_read <= 2 * 4  # a look reads a record and its reference, and goes on until nothing comes back
+    assert storage.num_read <= 2 * 4  # each pass reads a record and its reference, and repeats after a restore
 
 
 def test_what_a_killed_process_had_hidden_comes_back_where_a_name_needs_it(store: BundleStore, root: Path) -> None:
-    """Pruning by another process finds it, in its place; what no name needs stays hidden, and counts as gone."""
+    """Pruning restores a hidden version that a name needs; versions that no name needs stay hidden."""
     publish(store, root, "v3", "v4")
     promote(store, "v2", "v4")
     for version in ("v2", "v3"):
@@ -549,21 +549,21 @@ def test_what_a_killed_process_had_hidden_comes_back_where_a_name_needs_it(store
 
 
 def test_what_two_prunings_overtake_is_published_whole(store: BundleStore, root: Path) -> None:
-    """One process is about to hide a version; another has removed it meanwhile, and it was published again: the publication stays."""
+    """A version removed by one pruner and published again is not hidden by another pruner."""
     publish(store, root, "v3")
 
     def prune_and_publish() -> None:
-        """Remove all but the newest and the reference, and publish v2 again, which is the newest then."""
+        """Prune all but the newest version and the reference, then publish v2 again as the newest."""
         BundleStore(root).prune(1)
         BundleStore(root).publish(source_with(root.parent / "again", "x"), "v2", {})
 
     others = Thread(target=prune_and_publish)
 
     class Overtaken(FolderStorage):
-        """A storage that hides v2 only after the others had a second."""
+        """A storage that hides v2 only after the other thread had a second."""
 
         def hide(self, version: str) -> None:
-            """Hide the version, after that."""
+            """Wait for the other thread before hiding v2, then hide the version."""
             if version == "v2":
                 others.start()
                 others.join(1.0)
@@ -577,14 +577,14 @@ def test_what_two_prunings_overtake_is_published_whole(store: BundleStore, root:
 
 
 def prune_until(root: Path, stop: Event) -> None:
-    """Prune all but the newest version, again and again."""
+    """Prune all but the newest version repeatedly until stopped."""
     store = BundleStore(root)
     while not stop.is_set():
         store.prune(1)
 
 
 def test_what_is_published_while_two_processes_prune_it_is_not_lost(store: BundleStore, root: Path) -> None:
-    """A version that is being removed is published again, which makes it the newest one: it stays, whole, until there is a newer one."""
+    """A version published again while it is being removed stays complete until a newer version exists."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     pruners = [context.Process(target=prune_until, args=(root, stop), daemon=True) for _ in range(2)]
@@ -608,7 +608,7 @@ def test_what_is_published_while_two_processes_prune_it_is_not_lost(store: Bundl
 
 
 def test_scratch_folders_of_killed_processes_are_removed_after_a_day(store: BundleStore, root: Path) -> None:
-    """One that may still be written stays, but for one of this process's own id, as the next process of a container has it."""
+    """Old scratch folders are removed and recent ones kept, except for a folder with this process's own ID."""
     old, young, own = (source_with(root / name, "x") for name in (".v8.11", ".v9.12", f".v3.{os.getpid()}"))
     (own / "half").touch()
     os.utime(old, (1_000, 1_000))
@@ -621,7 +621,7 @@ def test_scratch_folders_of_killed_processes_are_removed_after_a_day(store: Bund
 
 
 def test_failed_publication_leaves_nothing(store: BundleStore, root: Path, tmp_path: Path) -> None:
-    """What cannot be written whole takes no room on a disk that may be full."""
+    """A failed publication leaves no files behind."""
     source = source_with(tmp_path / "source", "v3")
     (source / "dangling").symlink_to(tmp_path / "nowhere")
 
@@ -632,7 +632,7 @@ def test_failed_publication_leaves_nothing(store: BundleStore, root: Path, tmp_p
 
 
 def test_a_promotion_from_a_version_that_is_no_longer_live_is_refused(store: BundleStore, monkeypatch) -> None:
-    """While one promoter verifies its version, another moves the pointer. `seen` None is that nothing was live, not whatever is."""
+    """A promotion fails if the live version changed during verification; `seen=None` means that no version was live."""
     store.promote("v1")
     verify = Bundle.verify
 
@@ -651,7 +651,7 @@ def test_a_promotion_from_a_version_that_is_no_longer_live_is_refused(store: Bun
 
 
 def race(root: Path, moves: Barrier, outcomes: "Queue[tuple[str, str]]", rounds: int, act: str) -> None:
-    """Make a move each round, at the same moment as the other processes, and report how it ended."""
+    """Make a move each round at the same time as the other processes, and report its outcome."""
     store = BundleStore(root)
     for _ in range(rounds):
         moves.wait()
@@ -668,7 +668,7 @@ def race(root: Path, moves: Barrier, outcomes: "Queue[tuple[str, str]]", rounds:
 def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_left(
     store: BundleStore, root: Path
 ) -> None:
-    """Of the promoters, who all saw v2 live, at most one moves the pointer. A rollback withdraws the version that it left, and only that; a loser changes nothing."""
+    """Among concurrent moves, at most one promoter wins, and a rollback withdraws exactly the version it replaced."""
     publish(store, root, "v3")
     store.promote("v2")
     acts, rounds, context = ("rollback", "v1", "v3"), 8, multiprocessing.get_context("spawn")
@@ -689,7 +689,7 @@ def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_le
         assert set(found.values()) <= {"moved", "BundleMoved", "BundleNotFound"}
         wanted = ("v1", left, [left]) if "rollback" in moved else (left, "v2", [])
         assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == wanted
-        store.promote("v3", force=True)  # so that its record is gone
+        store.promote("v3", force=True)  # clears its withdrawal
         store.promote("v2", force=True)
     for racer in racers:
         racer.join(60)
@@ -697,7 +697,7 @@ def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_le
 
 
 def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_live(releasing: BundleStore) -> None:
-    """A stage's share holds from the time that its record names; other versions do not go live meanwhile, and pruning spares the candidate."""
+    """A stage applies from its recorded start; other promotions fail; promoting the candidate ends the release."""
     stages = [Stage(0.05, 60.0), Stage(0.5, 60.0)]
     canary = releasing.release("v1", stages, since_ms=1_000, by="ann", budgets={"latency": 0.1})
     releasing.report_canary("v1", "too few users", 1_500)
@@ -736,7 +736,7 @@ def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_liv
 def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
     releasing: BundleStore, end, is_withdrawn
 ) -> None:
-    """Withdrawn it does not come back by itself; a rollback and a forced promotion replace the version that it is judged against."""
+    """A release ends when its candidate is withdrawn or ended, or when its baseline is replaced."""
     releasing.release("v1", [Stage(0.5, 0.0)], since_ms=0)
     end(releasing)
     assert releasing.record().canary is None
@@ -746,7 +746,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
 
 
 def test_what_may_not_be_released(releasing: BundleStore) -> None:
-    """Neither the live version nor a withdrawn one, nothing beside nothing, and to no stages that leave nobody to compare with or do not grow; the store stays as it was."""
+    """A live or withdrawn version, a name without a live version, and invalid stages cannot be released."""
     releasing.withdraw("v3")
     before = releasing.record()
     for version, wrong in (("v2", "is live already"), ("v3", "was withdrawn")):
@@ -761,7 +761,7 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
 
 
 def add_items(store: BundleStore, root: Path, version: str) -> None:
-    """Publish and promote a bundle that adds items to the live one, as `add-items` does."""
+    """Publish and promote a bundle that adds items to the live bundle, as `add-items` does."""
     live = store.live()
     publish(store, root, version, about={"lineage": lineage_of_addition(live.manifest, live.version)})
     store.promote(version, live.version)
@@ -769,7 +769,7 @@ def add_items(store: BundleStore, root: Path, version: str) -> None:
 
 @pytest.fixture
 def trained(store: BundleStore, root: Path) -> BundleStore:
-    """Trainings v1 and v2, with items added to v1 once, and to v2 twenty times with a pruning after each."""
+    """Trainings v1 and v2; items were added once to v1 and twenty times to v2, with pruning after each."""
     store.promote("v1")
     add_items(store, root, "v1-a")
     store.promote("v2")
@@ -780,7 +780,7 @@ def trained(store: BundleStore, root: Path) -> BundleStore:
 
 
 def test_additions_do_not_take_the_way_back_away(trained: BundleStore) -> None:
-    """Pruning counts trainings, and the rollback leaves the training with all its additions for the version that served before it."""
+    """Pruning counts trainings, and a rollback leaves a training together with all its additions."""
     assert trained.versions() == ["v1", "v2", "v1-a", "v2-18", "v2-19"]
     assert (trained.live_version(), trained.previous_version()) == ("v2-19", "v1-a")
 
@@ -791,7 +791,7 @@ def test_additions_do_not_take_the_way_back_away(trained: BundleStore) -> None:
 
 
 def test_the_way_back_is_kept_however_few_trainings_are(trained: BundleStore, root: Path) -> None:
-    """What a rollback goes to is spared, after more additions than a history has moves, and a second rollback goes further back still."""
+    """Rollback targets survive pruning, even after more additions than the history holds."""
     publish(trained, root, "v3")
     trained.promote("v3")
     for number in range(102):
@@ -803,7 +803,7 @@ def test_the_way_back_is_kept_however_few_trainings_are(trained: BundleStore, ro
 
 
 def test_a_rollback_within_a_training_leaves_its_earlier_versions(trained: BundleStore) -> None:
-    """One goes back to an earlier addition by its name, and only what came after is withdrawn."""
+    """A rollback to an earlier addition by name withdraws only the later additions."""
     assert trained.rollback("v2-18") == "v2-18"
     assert set(trained.withdrawals()) == {"v2-19"}
     assert trained.rollback() == "v1-a"
@@ -811,7 +811,7 @@ def test_a_rollback_within_a_training_leaves_its_earlier_versions(trained: Bundl
 
 
 def test_the_only_training_goes_back_to_fewer_items(store: BundleStore, root: Path) -> None:
-    """Where no other weights have served, the addition before it is what there is to go back to."""
+    """If no other weights have served, a rollback goes to the previous addition."""
     store.promote("v1")
     shutil.rmtree(root / "v2")
     add_items(store, root, "v1-a")
@@ -821,7 +821,7 @@ def test_the_only_training_goes_back_to_fewer_items(store: BundleStore, root: Pa
 
 
 def test_a_variant_is_of_its_parents_training_and_has_weights_of_its_own(trained: BundleStore, root: Path) -> None:
-    """A rollback from it goes to its parent, and withdraws it with its additions; pruning keeps variants that nobody has promoted yet."""
+    """A rollback from a variant goes to its parent and withdraws its additions; pruning keeps unpromoted variants."""
     parent = trained.open("v2")
     for name in ("int8", "int4"):
         publish(trained, root, name, about={"lineage": lineage_of_variant(parent.manifest, "v2")})
@@ -835,7 +835,7 @@ def test_a_variant_is_of_its_parents_training_and_has_weights_of_its_own(trained
 
 
 def test_withdrawing_a_training_withdraws_what_was_made_from_it(trained: BundleStore, root: Path) -> None:
-    """Also where that is made later; a training from which the live version descends is left by a rollback alone."""
+    """Withdrawing a training withdraws existing and future derived versions; it fails if one of these is live."""
     with pytest.raises(BundleNotFound, match="v2-19, which is live, was made from"):
         trained.withdraw("v2")
     trained.promote("v1-a")
@@ -850,7 +850,7 @@ def test_withdrawing_a_training_withdraws_what_was_made_from_it(trained: BundleS
 
 
 def test_a_name_that_cannot_be_read_ends_no_run(trained: BundleStore, root: Path) -> None:
-    """What it may serve is not known, so nothing is removed; a run that has published says so and ends well."""
+    """An unreadable name prevents pruning; a run that prunes after publication still succeeds."""
     trained.named("mail").promote("v1")
     (root / "names" / "mail.json").write_text("{}")
     before = trained.versions()
@@ -862,21 +862,21 @@ def test_a_name_that_cannot_be_read_ends_no_run(trained: BundleStore, root: Path
 
 
 class Interrupted(FolderStorage):
-    """A folder in which somebody moves the name just before the next swap: while the mover verified files, say."""
+    """A folder where another actor moves the name just before the next swap."""
 
     def __init__(self, root: Path, moves: Callable[[], object]) -> None:
         super().__init__(root)
         self.moves = [moves]
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-        """Move first, once."""
+        """Run the interfering move once, then swap."""
         if self.moves:
             self.moves.pop()()
         return super().swap_record(name, seen, content)
 
 
 def moved_store(root: Path) -> BundleStore:
-    """A store of small versions, `live` after `old`."""
+    """A store of small versions where `live` replaced `old`."""
     store = BundleStore(root)
     publish(store, root, *VERSIONS)
     promote(store, "old", "live")
@@ -886,7 +886,7 @@ def moved_store(root: Path) -> BundleStore:
 @pytest.mark.parametrize("act", ANALYSIS)
 @pytest.mark.parametrize("person", PEOPLE)
 def test_the_analysis_does_not_overrule_people(root: Path, person: str, act: str) -> None:
-    """Whatever a person did between its look and its swap stays, and the analysis does nothing."""
+    """If a person moved the name between the analysis's read and its swap, the analysis changes nothing."""
     store = moved_store(root)
     seen = release(store)
     analysis = BundleStore(Interrupted(root, lambda: PEOPLE[person](store)))
@@ -900,11 +900,11 @@ def test_the_analysis_does_not_overrule_people(root: Path, person: str, act: str
 
 
 class FolderMoves(Moves):
-    """The same in any order."""
+    """The same moves in any order, over a folder."""
 
     @staticmethod
     def open_store() -> BundleStore:
-        """A store in a new folder."""
+        """Return a store in a new folder."""
         return moved_store(Path(tempfile.mkdtemp()) / "bundles")
 
 
@@ -913,15 +913,15 @@ TestFolderMoves = FolderMoves.TestCase
 
 
 def test_a_promotion_that_is_taken_back_leaves_what_others_moved_meanwhile(store: BundleStore, root: Path) -> None:
-    """The promoted version was pruned; a withdrawal between the promotion and the look at the versions stays."""
+    """Reverting a promotion of a pruned version keeps a withdrawal that happened in between."""
     publish(store, root, "v3")
     promote(store, "v1")
 
     class Pruned(FolderStorage):
-        """Removes the version right after the swap that made it live."""
+        """Removes the version right after the swap that promoted it."""
 
         def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-            """Swap, remove the version, and withdraw another."""
+            """Swap, remove v2, and withdraw v3."""
             swapped = super().swap_record(name, seen, content)
             if (root / "v2").exists():
                 shutil.rmtree(root / "v2")

@@ -1,4 +1,4 @@
-"""The report of a release in the record of a name: written, read again, and what else may stand there."""
+"""The release report in a name's record: encoding, decoding, and other text in its place."""
 
 import json
 import math
@@ -37,13 +37,13 @@ WRONG_TYPES = (
 
 
 def rounded(value: float | None) -> float | None:
-    """What four places leave of a number."""
+    """Return the number rounded to four decimal places; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
 @given(REPORTS)
 def test_a_report_is_read_as_it_was_written(report: ReleaseReport) -> None:
-    """Numbers keep four places, those that are not finite are None, and a long reason is cut."""
+    """Numbers are rounded to four decimal places, non-finite numbers become None, and a long reason is truncated."""
     guards = tuple(
         replace(one, worse_by=rounded(one.worse_by), low=rounded(one.low), high=rounded(one.high))
         for one in report.guards
@@ -57,13 +57,13 @@ def test_a_report_is_read_as_it_was_written(report: ReleaseReport) -> None:
     | st.sampled_from(["[1]", "12", "null", '{"guards": 1}', '{"guards": [{}]}', "[" * 9_999, *WRONG_TYPES])
 )
 def test_words_are_the_reason(text: str) -> None:
-    """What is no report is shown as it stands; nothing is none."""
+    """Text that is not a report becomes the reason; empty text becomes None."""
     assert ReleaseReport.decode(text) == ReleaseReport(reason=text)
     assert ReleaseReport.decode("") is None
 
 
 def test_what_another_version_adds_is_left_out() -> None:
-    """While processes are replaced one by one, an older one reads a newer one's report."""
+    """Fields added by a newer version are ignored, so processes can be replaced one at a time."""
     report = ReleaseReport(
         act="stay",
         reason="too few",

@@ -1,4 +1,4 @@
-"""The student depends on earlier items alone, and is read as it was saved."""
+"""The student depends only on earlier items, and a saved student loads unchanged."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.support.training.students import random_student
 
 
 def test_a_row_depends_on_its_own_earlier_items_alone() -> None:
-    """Causality: neither later items, nor padding, nor a neighbour change a state."""
+    """Later items, padding and other rows do not change a state."""
     student = random_student()
 
     states = student(torch.tensor([[START, 3, 4, 5], [START, 7, START, START], [START, 3, 4, 6]]))
@@ -22,7 +22,7 @@ def test_a_row_depends_on_its_own_earlier_items_alone() -> None:
 
 @pytest.mark.parametrize("num_hops", [1, 3])
 def test_what_is_saved_is_read(tmp_path: Path, num_hops: int) -> None:
-    """Weights and shape are read back from the one file."""
+    """Save and load keep weights and config in a single file."""
     student, rows = random_student(num_hops=num_hops), torch.tensor([[START, 3, 4]])
     save_student(student, tmp_path / "student.safetensors")
 

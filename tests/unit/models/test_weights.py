@@ -1,4 +1,4 @@
-"""Checkpoint folders: what transformers writes we read, what we write transformers reads, and the rest is refused by name."""
+"""Checkpoint folders: transformers and Tailrace read each other's folders; errors name what is unsupported."""
 
 import json
 from pathlib import Path
@@ -17,14 +17,14 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that transformers wrote."""
+    """A folder saved by transformers."""
     build_hub_model(LlamaConfig).save_pretrained(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize(("tied", "kv_heads"), [(False, 1), (True, 4)])
 def test_shards_are_read(tmp_path: Path, tied: bool, kv_heads: int) -> None:
-    """A folder that transformers wrote in shards has its own logits in fp32, and loads in any dtype; a file saved beside them precedes them, as in transformers."""
+    """Sharded folders load with transformers' logits in fp32 and in any dtype; an unsharded file takes precedence."""
     llama = build_hub_model(LlamaConfig, tie_word_embeddings=tied, num_key_value_heads=kv_heads)
     llama.save_pretrained(tmp_path, max_shard_size="20KB")
 
@@ -54,7 +54,7 @@ NOT_A_NUMBER = torch.full((32,), torch.nan, dtype=torch.bfloat16)
     ],
 )
 def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor | None, message: str) -> None:
-    """A tensor that is missing, unknown, misshapen or of whole numbers, as a quantised one is, is named."""
+    """The error names a tensor that is missing, unknown, misshapen, not finite or of integers."""
     tensors = load_file(folder / "model.safetensors") | {name: tensor}
     save_file({key: one for key, one in tensors.items() if one is not None}, folder / "model.safetensors")
 
@@ -103,7 +103,7 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
     ],
 )
 def test_a_config_that_cannot_be_served_is_refused(folder: Path, key: str, value: object, message: str) -> None:
-    """What the decoder cannot do is refused by its key, never ignored."""
+    """The error names each unsupported config key; no such key is ignored."""
     raw = json.loads((folder / "config.json").read_text())
     raw.pop(key, None)
     if value is not None:
@@ -123,7 +123,7 @@ def test_a_config_that_cannot_be_served_is_refused(folder: Path, key: str, value
     ],
 )
 def test_an_unreadable_file_is_named(folder: Path, name: str, contents: tuple[bytes, ...], message: str) -> None:
-    """Files of another form, cut short or absent are refused by their path."""
+    """The error names the path of a malformed, truncated or missing file."""
     if name == INDEX:
         (folder / "model.safetensors").unlink()
     for content in contents:
@@ -145,7 +145,7 @@ def test_an_unreadable_file_is_named(folder: Path, name: str, contents: tuple[by
     ],
 )
 def test_weights_in_another_form_name_the_way_to_convert_them(folder: Path, name: str, fix: str) -> None:
-    """A pickle is never read."""
+    """A pickled or GGUF checkpoint is not read; the error names the way to convert it."""
     (folder / "model.safetensors").rename(folder / name)
 
     with pytest.raises(CheckpointError, match=fix) as refusal:

@@ -1,4 +1,4 @@
-"""The stages from tokens to an assembled bundle, run once on a made-up data set."""
+"""The stages from tokens to an assembled bundle, run once on a synthetic data set."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -44,12 +44,12 @@ CPU, DEPTH_1 = torch.device("cpu"), CodesOptions()
 
 
 def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
-    """Checkpoints of a fit in a test."""
+    """Build the checkpoints of a fit."""
     return Checkpoints(folder, "train", every_s)
 
 
 def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
-    """The NDCG@10 of a saved decoder on the test labels."""
+    """Return the NDCG@10 of a saved decoder on the test labels."""
     decoder = load_decoder(decoder_dir, torch.float32, CPU)
     scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), SMALL_DECODER.max_items, 5)
     return ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10)
@@ -57,7 +57,7 @@ def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
 
 @dataclass(frozen=True)
 class Built:
-    """Each stage's folder."""
+    """The folder of each stage."""
 
     trained: Trained
     evaluated: Path
@@ -67,12 +67,12 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, learned at depth 1."""
+    """The ring, trained at depth 1."""
     return learn_the_ring(tmp_path_factory.mktemp("built"), SMALL_DECODER)
 
 
 def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
-    """Run the stages below this folder; `distill` trains the twin in another process."""
+    """Run the stages in folders below `root`, training student and twin in this process."""
     folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "similar", "assemble")]
     for folder in folders:
         folder.mkdir()

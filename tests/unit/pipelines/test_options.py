@@ -1,4 +1,4 @@
-"""The pipeline's options: defaults, and wrong values are refused by name."""
+"""The pipeline's options: defaults, and errors that name invalid options."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +54,7 @@ global_time = partial(PipelineOptions, split="global-time")
     ],
 )
 def test_a_bad_option_is_refused_by_its_name_with_the_fix(make: Callable[[], object], words: str) -> None:
-    """Before anything is started: numbers, stages, what would see the future or publish it, and what does not go together."""
+    """Invalid numbers, stages and conflicting options are rejected before the run starts."""
     with pytest.raises(ConfigError) as refused:
         make()
 
@@ -62,5 +62,5 @@ def test_a_bad_option_is_refused_by_its_name_with_the_fix(make: Callable[[], obj
 
 
 def test_the_setting_of_the_llms_price_has_the_pipelines_default() -> None:
-    """A benchmark, which reads no setting, routes as a stack does."""
+    """Benchmarks, which do not read settings, use the same default as a stack."""
     assert Settings().llm_price_ndcg_per_ms == PipelineOptions().llm_price_ndcg_per_ms

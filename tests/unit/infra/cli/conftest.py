@@ -1,4 +1,4 @@
-"""The `tailrace` command in this process."""
+"""The `tailrace` command, run in this process."""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Run = Callable[..., Completed]
 
 @pytest.fixture
 def tailrace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process, with these settings and a state folder of its own."""
+    """Run a command in this process with these settings and a temporary state folder."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -16,7 +16,7 @@ from tests.support.joined_table import write_table
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of two days, whose fresh variant has 40 % fewer clicks."""
+    """A table of two days; the fresh variant has 40 % fewer clicks."""
     return write_table(tmp_path_factory.mktemp("t") / "table", click_factor=0.6, num_days=2)
 
 
@@ -26,7 +26,7 @@ def tailrace(*words: str | Path) -> Result:
 
 
 def test_join_prints_a_line_a_day(tmp_path: Path) -> None:
-    """Each day's file, its impressions and clicks are printed, and the days have all clicks that join."""
+    """Each day's file, impressions and clicks are printed; the days contain every joined click."""
     log = make_log(500, seed=3)
     impressions, events = log.write(tmp_path)
 
@@ -40,7 +40,7 @@ def test_join_prints_a_line_a_day(tmp_path: Path) -> None:
 
 
 def test_report_in_three_forms(table: Path, tmp_path: Path) -> None:
-    """The terminal, the page and the JSON have the same difference; shares come from experiments.toml."""
+    """Terminal, Markdown page and JSON show the same difference; traffic fractions come from experiments.toml."""
     file = tmp_path / "experiments.toml"
     file.write_text(
         '[layers.r]\nsalt = "s"\n[experiments.fresher]\nlayer = "r"\nsurfaces = ["home"]\nshare = 1.0\n'
@@ -60,7 +60,7 @@ def test_report_in_three_forms(table: Path, tmp_path: Path) -> None:
 
 
 def test_a_a_and_off_policy(table: Path, tmp_path: Path) -> None:
-    """A/A prints how many halves differ; a log without propensities gives a sentence and exit code 0."""
+    """A/A prints how many halves differ; off-policy on a log without propensities prints a reason and exits with 0."""
     policy = tmp_path / "policy.parquet"
     requests = pl.read_parquet(table / "*.parquet")["request_id"].unique()
     pl.DataFrame({"request_id": requests, "probability": [0.5] * len(requests)}).write_parquet(policy)
@@ -74,7 +74,7 @@ def test_a_a_and_off_policy(table: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_named(table: Path) -> None:
-    """Shares that are none, an effect and a reward without sense are errors that name the option."""
+    """Invalid fractions, effects and rewards are rejected with the option's name."""
     for option, value in (("--shares", "a:1"), ("--effect", "0"), ("--reward", "fame")):
         words = ("--off-policy", table) if option == "--reward" else ("--experiment", "fresher")
         assert isinstance(error := tailrace("report", table, option, value, *words).exception, ConfigError)

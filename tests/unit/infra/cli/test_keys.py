@@ -24,7 +24,7 @@ OTHER = ("keys", "new", "--scope", "admin", "--id")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of the keys file, which does not exist yet."""
+    """The path of a keys file that does not exist yet."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("TAILRACE_API_KEYS_FILE", str(tmp_path / "secrets" / "keys.json"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -37,7 +37,7 @@ def tailrace(*arguments: str) -> Result:
 
 
 def key_of(result: Result) -> str:
-    """Return the key that a command printed, alone on stdout."""
+    """Return the key that a command printed as its only output on stdout."""
     assert result.exit_code == 0, result.output
     assert re.fullmatch(r"trk_[A-Za-z0-9_-]{43}\n", result.stdout)
     return result.stdout.strip()
@@ -49,7 +49,7 @@ def acts(state_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_nothing_is_done_that_leaves_no_line(path: Path, tmp_path: Path) -> None:
-    """Where the audit file cannot be written, a key is neither made nor revoked."""
+    """If the audit file cannot be written, keys are neither created nor revoked."""
     key_of(tailrace(*SHOP))
     kept = path.read_bytes()
     (tmp_path / AUDIT_FILE).unlink()
@@ -61,7 +61,7 @@ def test_nothing_is_done_that_leaves_no_line(path: Path, tmp_path: Path) -> None
 
 
 def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None:
-    """The file, created when missing, holds the hash and every limit; the list shows the limits and the hash's first digits."""
+    """The keys file stores the hash and all limits; the list shows the limits and the start of the hash."""
     limits = ("--rate", "50", "--burst", "100", "--daily-quota", "9", "--max-k", "20", "--expires-in-days", "30")
     key = key_of(tailrace(*SHOP, "--scope", "events", "--priority", "high", *limits))
     listed = tailrace("keys", "list")
@@ -78,7 +78,7 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None
 
 @pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e12"])
 def test_a_key_that_could_never_be_valid_is_refused(path: Path, days: str) -> None:
-    """An expiry of zero, below it, or beyond the calendar is refused by its option's name."""
+    """An expiry that is not positive or beyond the calendar is rejected with the option's name."""
     new = tailrace(*SHOP, "--expires-in-days", days)
     key_of(tailrace(*SHOP))
     rotated = tailrace("keys", "rotate", "shop", "--overlap-hours", days)
@@ -100,7 +100,7 @@ def test_a_key_that_could_never_be_valid_is_refused(path: Path, days: str) -> No
     ],
 )
 def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
-    """The reason is reported, the file keeps its bytes, and the refusal is audited."""
+    """A rejected change is reported and audited, and leaves the file unchanged."""
     key_of(tailrace(*SHOP))
     before = path.read_bytes()
 
@@ -113,7 +113,7 @@ def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...]
 
 
 def test_every_act_leaves_one_line_without_a_secret(path: Path, tmp_path: Path) -> None:
-    """The audit file records time, user, act, origin and outcome of key and bundle commands, of one that is interrupted too."""
+    """The audit file records time, user, act, origin and outcome of each command, including interrupted commands."""
     publish(tmp_path / "bundles", "v1", catalogue_of())
     add_version(tmp_path / "bundles", "v2", catalogue_of())
     keys = [key_of(tailrace(*SHOP)), key_of(tailrace("keys", "rotate", "shop"))]
@@ -134,7 +134,7 @@ def test_every_act_leaves_one_line_without_a_secret(path: Path, tmp_path: Path) 
 
 
 def test_keys_need_no_more_than_a_few_small_packages(path: Path) -> None:
-    """`python -m infra.cli.keys` makes a key where typer, rich and pydantic-settings are all that is installed."""
+    """`python -m infra.cli.keys` needs only typer, rich and pydantic-settings."""
     allowed = {"typer", "rich", "pydantic", "pydantic_core", "pydantic_settings", "annotated_doc", "annotated_types"}
     allowed |= {"dotenv", "shellingham", "typing_extensions", "typing_inspection", "infra", "models", "services"}
     code = (

@@ -21,7 +21,7 @@ from tests.unit.infra.cli.conftest import Run
 
 @pytest.fixture
 def publish(tmp_path: Path) -> Callable[..., None]:
-    """Publish and promote a bundle of a report, and of a catalogue of `items` if there are any."""
+    """Publish and promote a bundle with a report, and with a catalogue if `items` is given."""
     store = BundleStore(tmp_path / "bundles")
 
     def publish(version: str, ndcg: float, dataset: str = "ml-100k", items: Sequence[str] = (), **about: Any) -> None:
@@ -40,7 +40,7 @@ def publish(tmp_path: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
-    """Two published bundles; the second is live."""
+    """Two published bundles; v2 is live."""
     publish("v1", 0.111)
     publish("v2", 0.222)
     return BundleStore(tmp_path / "bundles")
@@ -63,7 +63,7 @@ def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
     ],
 )
 def test_an_error_is_one_line(tailrace: Run, arguments: list[str], settings: dict[str, str], words: str) -> None:
-    """A bad setting, option, version or file is named on one line with exit code 1, without a traceback."""
+    """An invalid setting, option, version or file gives a single error line and exit code 1, without a traceback."""
     refused = tailrace(*arguments, **settings)
     *progress, error = refused.err.strip().splitlines()
 
@@ -73,7 +73,7 @@ def test_an_error_is_one_line(tailrace: Run, arguments: list[str], settings: dic
 
 
 def test_an_unknown_fault_is_named_with_those_that_exist(tailrace: Run) -> None:
-    """By the benchmark behind the command."""
+    """The benchmark behind the command lists the valid faults."""
     refused = tailrace("chaos", "--fault", "nope")
 
     assert refused.code == 2
@@ -92,7 +92,7 @@ def test_an_unusable_state_folder_is_one_line(tailrace: Run, tmp_path: Path, com
 
 
 def test_up_names_every_taken_port_before_it_starts_anything(tailrace: Run, tmp_path: Path) -> None:
-    """The ports of settings that are taken are named together, each with its setting and its holder."""
+    """All taken ports of the settings are reported together, each with its setting and the process that holds it."""
     names = ("http_port", "grpc_port", "metrics_port", "redis_port")
     with ExitStack() as held:
         servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
@@ -108,7 +108,7 @@ def test_up_names_every_taken_port_before_it_starts_anything(tailrace: Run, tmp_
 
 
 def test_status_down_and_doctor_without_a_stack(tailrace: Run) -> None:
-    """Without a running stack, status exits with 1 and down with 0; the doctor examines the machine."""
+    """Without a running stack, status exits with 1, down exits with 0, and doctor checks the machine."""
     status, down, doctor = tailrace("status"), tailrace("down"), tailrace("doctor")
 
     assert (status.code, down.code) == (1, 0)
@@ -118,7 +118,7 @@ def test_status_down_and_doctor_without_a_stack(tailrace: Run) -> None:
 
 
 def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: BundleStore) -> None:
-    """The list shows which versions are live, previous and withdrawn, and the metrics; promotion and rollback move the pointer."""
+    """The list shows states and metrics of versions; promotion and rollback change the live version."""
     listed = tailrace("bundles")
     back = tailrace("rollback", "--to", "v1", "--reason", "bad lists")
     live_after_rollback = store.live_version()
@@ -138,7 +138,7 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
 
 
 def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -> None:
-    """A name of its own goes live, shows in the other's list, keeps its history; a version that serves under no name is withdrawn, shown, verified and collected."""
+    """Names have independent live versions and history; versions can be withdrawn, shown, verified and collected."""
     made = tailrace("bundles", "promote", "v1", "--name", "mail")
     listed = tailrace("bundles", "list")
     refused = tailrace("bundles", "withdraw", "v1", "--name", "mail")
@@ -161,7 +161,7 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
 def test_tables_of_bundles_fit_80_columns(
     tailrace: Run, publish: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No version or state is cut, and no word but a longer one than its column is broken."""
+    """Versions and states are not truncated, and only words longer than their column are broken."""
     versions = ("20261124T101112Z-0a1b2c3d", "20261125T101112Z-1a1b2c3d")
     for version in versions:
         publish(version, 0.1, "events-of-the-shop-2026", lineage={"parents": {"compared_with": versions[0]}})
@@ -177,7 +177,7 @@ def test_tables_of_bundles_fit_80_columns(
 
 
 def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
-    """The first whole training is it; a person's word is audited and listed with who and when; a rollback from it says which bundle it is now."""
+    """The reference defaults to the first full training; a change is audited, and a rollback from it is reported."""
     first = tailrace("bundles")
     moved = tailrace("bundles", "reference", "v2")
     listed = tailrace("bundles")
@@ -196,7 +196,7 @@ def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_pat
 
 
 def test_two_bundles_are_compared(tailrace: Run, publish: Callable[..., None]) -> None:
-    """Data, items, quality, options, gate, size and origin side by side, with the difference; an unknown version is answered with the nearest names."""
+    """The comparison shows both bundles with differences; an unknown version is answered with the nearest versions."""
     for version, ndcg, items, hidden in (("v1", 0.111, ("a", "b"), 16), ("v2", 0.222, ("b", "c", "d"), 32)):
         options = {"recipe": {"train": {"hidden_size": hidden, "seed": 0}}, "gate": {"baseline": "best"}}
         about = {
@@ -233,7 +233,7 @@ def test_two_bundles_are_compared(tailrace: Run, publish: Callable[..., None]) -
 def test_a_damaged_bundle_hides_neither_the_others_nor_the_rest_of_a_comparison(
     tailrace: Run, store: BundleStore, tmp_path: Path
 ) -> None:
-    """It is listed as damaged with its fault, beside the versions that are intact, and compared by what the manifests say."""
+    """A corrupt bundle is listed with its error, and can be compared by the data of its manifest."""
     (tmp_path / "bundles" / "v2" / "report.json").write_text("{}")
 
     listed, compared = tailrace("bundles"), tailrace("bundles", "diff", "v1", "v2")

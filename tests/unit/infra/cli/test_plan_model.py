@@ -23,7 +23,7 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """The config of Llama-3-8B in a folder, without weights."""
+    """A folder with the config of Llama-3-8B, without weights."""
     folder = tmp_path / "llama-3-8b"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -38,7 +38,7 @@ def plan(tailrace: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_plan_prints_every_part(plan: Run, model: str) -> None:
-    """Memory by component, three layouts with intervals, collectives by link, bubble, roofline of each phase, cost, replicas against shards."""
+    """A plan shows memory, three layouts, collectives, bubble, rooflines, cost, and replicas versus shards."""
     planned = plan(
         model, "--gpus", "8xh100", "--batch", "64", "--length", "4096", "--beams", "8", "--price-per-gpu-hour", "3"
     )
@@ -64,7 +64,7 @@ def test_a_plan_prints_every_part(plan: Run, model: str) -> None:
 
 
 def test_training_or_serving_alone(plan: Run, model: str) -> None:
-    """The other part is absent."""
+    """`--train` and `--serve` print only their own part."""
     training, serving = plan(model, "--train").out, plan(model, "--serve").out
 
     assert ("TRAINING" in training, "SERVING" in training) == (True, False)
@@ -72,7 +72,7 @@ def test_training_or_serving_alone(plan: Run, model: str) -> None:
 
 
 def test_contexts_in_memory_are_added_up(plan: Run, model: str) -> None:
-    """Llama-3-8B with eight contexts of 8,192 tokens: 16.06 + 8.59 + 2 GB, usually rounded to 28."""
+    """Llama-3-8B with eight contexts of 8,192 tokens takes 16.06 + 8.59 + 2 GB, about 28 GB with allocator gaps."""
     planned = plan(model, "--serve", "--batch", "8", "--length", "8192")
 
     assert "16.06    8.59      2.00       26.65" in planned.out
@@ -80,7 +80,7 @@ def test_contexts_in_memory_are_added_up(plan: Run, model: str) -> None:
 
 
 def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Run) -> None:
-    """ResNet-50 on four GPUs is DDP; guesses are named."""
+    """ResNet-50 on four GPUs is planned as DDP, and guessed values are marked."""
     planned = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
 
     assert planned.code == 0
@@ -90,7 +90,7 @@ def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Run) -> None:
 
 
 def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> None:
-    """A refusal is an answer."""
+    """A model that does not fit is reported with exit code 0."""
     planned = plan(model, "--gpus", "4x4090", "--train")
 
     assert planned.code == 0
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> Non
     ],
 )  # fmt: skip
 def test_a_wrong_or_unused_option_is_named(plan: Run, model: str, arguments: tuple[str, ...], words: str) -> None:
-    """In one line, with the values to give, also for an option that this plan does not use."""
+    """The error is one line with the valid values, also for an option that this plan does not use."""
     planned = plan(model, *arguments)
 
     assert planned.code == 1
@@ -158,7 +158,7 @@ def test_a_wrong_or_unused_option_is_named(plan: Run, model: str, arguments: tup
     ],
 )
 def test_every_option_changes_the_plan(plan: Run, model: str, arguments: tuple[str, ...]) -> None:
-    """An option that is accepted is in the answer."""
+    """Each accepted option affects the plan."""
     plain, changed = plan(model, "--gpus", "8xh100"), plan(model, "--gpus", "8xh100", *arguments)
 
     assert changed.code == 0, changed.err
@@ -166,7 +166,7 @@ def test_every_option_changes_the_plan(plan: Run, model: str, arguments: tuple[s
 
 
 def test_options_of_decoders_are_refused_for_another_model(plan: Run) -> None:
-    """And each of its own changes the plan."""
+    """Each option for other models changes the plan, and decoder options are rejected."""
     sizes = ("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100")
     plain = plan(*sizes).out
 
@@ -180,7 +180,7 @@ def test_options_of_decoders_are_refused_for_another_model(plan: Run) -> None:
 
 
 def test_what_differs_from_a_dense_decoder_is_said(plan: Run, model: str) -> None:
-    """Stored bytes and their method, windows, active experts, keys that are not read."""
+    """The plan states quantized storage, attention windows, active experts, and unread config keys."""
     path = Path(model) / "config.json"
     changes = {
         "model_type": "mixtral",

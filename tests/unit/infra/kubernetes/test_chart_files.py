@@ -1,4 +1,4 @@
-"""The chart's generated files are current, and each value has a place, a meaning and a schema."""
+"""The chart's generated files are current, and each value has a place, a description and a schema."""
 
 import json
 
@@ -14,7 +14,7 @@ WRITTEN_BY_HAND = "Written by hand"
 
 
 def test_generated_files_are_fresh() -> None:
-    """Every generated file is what the overlays make now, and every other template says that it is written by hand."""
+    """Generated files match the overlays, and every other template is marked as written by hand."""
     made = generated()
     stale = [path for path, text in made.items() if (ROOT / path).read_text() != text]
     others = set((ROOT / CHART / "templates").iterdir()) - {ROOT / path for path in made}
@@ -24,7 +24,7 @@ def test_generated_files_are_fresh() -> None:
 
 
 def test_what_is_linked_is_what_the_overlays_have() -> None:
-    """Rules and dashboards are links, so that there is one copy of each."""
+    """Rules and dashboards are links, so there is a single copy of each."""
     links = {path: path.resolve() for path in (ROOT / CHART / "files").iterdir()}
 
     assert links
@@ -32,7 +32,7 @@ def test_what_is_linked_is_what_the_overlays_have() -> None:
 
 
 def test_a_value_whose_places_differ_is_refused() -> None:
-    """One value cannot stand for two different numbers, nor for nothing."""
+    """A value whose places hold different numbers, or that has no place, is rejected."""
     pods = "*/workerGroupSpecs/*/minReplicas"
     for pattern in (pods, "Deployment/none"):
         value = Value("pods", "", "count", (Place(pattern),), None)
@@ -41,7 +41,7 @@ def test_a_value_whose_places_differ_is_refused() -> None:
 
 
 def test_every_value_has_a_schema_that_its_default_meets() -> None:
-    """The schema is one of JSON Schema draft 7, which Helm reads, and refuses names that are no values."""
+    """The schema is valid JSON Schema draft 7, accepts the defaults and rejects unknown names."""
     schema = json.loads((ROOT / CHART / "values.schema.json").read_text())
     Draft7Validator.check_schema(schema)
     validator = Draft7Validator(schema)

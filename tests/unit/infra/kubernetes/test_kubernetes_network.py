@@ -15,7 +15,7 @@ NAMESPACES = {
     "stranger": {"kubernetes.io/metadata.name": "default"},
     "169.254.20.10/32": {},
 }
-"""The labels of each namespace that a peer may be in; the last is an address outside all of them."""
+"""Labels of each namespace that a peer can be in; the last entry is an external address."""
 STRANGERS = {"app": "anything"}
 DNS = {"k8s-app": "kube-dns"}
 DOORS = {8000, 9000}
@@ -23,7 +23,7 @@ INGRESS = {18000, 19000}
 STANDBY = {18001, 19001}
 METRICS = {8080, 9100}
 INNER = {6379, 8265, 10001, 10002, 19999, 30000, 40000, 52365, 9101, 8404}
-"""GCS, dashboard, client, workers' first and last, replicas' own doors, agent, HAProxy's metrics and statistics."""
+"""GCS, dashboard, client, first and last worker port, replica ports, agent, HAProxy metrics and statistics."""
 DASHBOARD = {8265, 18000}
 RAY = ("ray-head", "gateway", "llm")
 OPEN_TO: dict[str, dict[str, set[int]]] = {
@@ -32,11 +32,11 @@ OPEN_TO: dict[str, dict[str, set[int]]] = {
     "kuberay": dict.fromkeys(RAY, DASHBOARD),
     "stranger": {},
 }
-"""By namespace, the ports of each component that it reaches."""
+"""Reachable ports of each component, by the namespace of the caller."""
 
 
 def is_peer(peer: dict[str, Any], namespace: str, labels: dict[str, str]) -> bool:
-    """Return whether a rule's peer is this pod; a peer without a namespace is in our own."""
+    """Return whether a rule's peer matches this pod; a peer without a namespace selector is in our own namespace."""
     if "ipBlock" in peer:
         return bool(namespace == peer["ipBlock"]["cidr"])
     if "namespaceSelector" in peer:
@@ -49,7 +49,7 @@ def is_peer(peer: dict[str, Any], namespace: str, labels: dict[str, str]) -> boo
 def open_ports(
     things: list[dict[str, Any]], way: str, own: dict[str, str], namespace: str, labels: dict[str, str], among: set[int]
 ) -> set[int]:
-    """Return the ports on which a pod with labels `own` may accept (ingress) or open (egress) connections under all policies."""
+    """Return the ports on which pods with labels `own` may accept (ingress) or open (egress) connections."""
     policies = [
         one["spec"]
         for one in find(things, "NetworkPolicy")
@@ -67,7 +67,7 @@ def open_ports(
 
 @pytest.mark.parametrize("namespace", OPEN_TO)
 def test_other_namespaces_reach_only_public_ports(things: list[dict[str, Any]], namespace: str) -> None:
-    """Callers reach the doors, Prometheus the metrics, the operator the dashboard, other namespaces nothing."""
+    """Callers reach the API ports, Prometheus the metrics, the operator the dashboard; other namespaces are blocked."""
     every_port = DOORS | INGRESS | STANDBY | METRICS | INNER
     reached = {
         pod.labels.get("app.kubernetes.io/component", pod.name): ports
@@ -92,7 +92,7 @@ def test_other_namespaces_reach_only_public_ports(things: list[dict[str, Any]], 
 def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(
     things: list[dict[str, Any]], caller: str, callee: str, ports: set[int]
 ) -> None:
-    """Their ports are open to the edge, which reaches no store and no broker, and the standby's to Ray's HAProxy too."""
+    """The edge reaches the ingress and standby but not store or broker; Ray's HAProxy also reaches the standby."""
     one, other, edge = (pod_of(things, f"tailrace-{name}").labels for name in (caller, callee, "edge"))
 
     assert open_ports(things, "ingress", other, "tailrace", one, INGRESS | STANDBY) == ports
@@ -102,7 +102,7 @@ def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(
 
 
 def test_egress_is_to_the_ports_of_the_addresses(things: list[dict[str, Any]]) -> None:
-    """The policy opens the ports of the settings' addresses and of Ray's Redis, and no other."""
+    """The policy opens exactly the ports of the settings' addresses and of Ray's Redis."""
     settings = settings_of(things, pod_of(things, "tailrace-stream").container("worker"))
     ray = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
     kafka = [address.rpartition(":")[2] for address in settings.kafka_bootstrap.split(",")]
@@ -114,7 +114,7 @@ def test_egress_is_to_the_ports_of_the_addresses(things: list[dict[str, Any]]) -
 
 
 def test_the_cache_of_bundles_fits_into_its_volume(things: list[dict[str, Any]]) -> None:
-    """Whatever the setting says, with room for the bundles in use."""
+    """The cache volume has at least 4 GiB more than the cache limit, for bundles in use."""
     sizes = {
         pod.name: (settings_of(things, container).bundle_cache_gib, volume["emptyDir"]["sizeLimit"])
         for pod in pods(things)

@@ -1,4 +1,4 @@
-"""References of every pod, and what keeps it confined."""
+"""References of every pod, and its security settings."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -17,7 +17,7 @@ Things = list[dict[str, Any]]
 
 
 def test_every_pod_is_confined(things: Things) -> None:
-    """The namespace enforces restricted Pod Security; each root is read-only; service links would set TAILRACE_X_PORT, which the settings refuse as unknown."""
+    """Pods run under restricted Pod Security, with read-only roots and without service links (unknown settings)."""
     assert the(things, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for pod in pods(things):
         assert pod.spec["enableServiceLinks"] is False, pod.name
@@ -25,7 +25,7 @@ def test_every_pod_is_confined(things: Things) -> None:
 
 
 def test_every_reference_resolves(overlay: str, things: Things) -> None:
-    """Each name of another object, key, volume, port, image, namespace and selector of an overlay is rendered, or made by docs/kubernetes.md."""
+    """All referenced names are rendered by the overlay or created by docs/kubernetes.md."""
     assert unresolved(things) == []
     password = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"].get("redisPassword")
     assert (password is None) == (overlay == "dev")
@@ -42,7 +42,7 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
 )
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_every_reference_of_a_component_resolves(upon: str, component: str, is_inside: bool, tmp_path: Path) -> None:
-    """Upon an overlay, as the pages write it, and inside one."""
+    """References resolve with the component on top of an overlay, and inside an overlay."""
     things = with_component(upon, component, tmp_path, is_inside=is_inside)
 
     assert unresolved(things) == []
@@ -67,7 +67,7 @@ def test_every_reference_of_a_component_resolves(upon: str, component: str, is_i
     ],
 )
 def test_an_unresolved_reference_is_found(change: Callable[[Things], object], complaint: str) -> None:
-    """The check itself finds each kind."""
+    """The reference check detects each kind of unresolved reference."""
     things = render("prod")
     change(things)
 
@@ -75,7 +75,7 @@ def test_an_unresolved_reference_is_found(change: Callable[[Things], object], co
 
 
 def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
-    """Return the claim that holds a path of a container, and the path within it; None where no claim does."""
+    """Return the claim that holds a container's path and the path within it, or None."""
     claims = {
         one["name"]: one["persistentVolumeClaim"]["claimName"]
         for one in pod.spec["volumes"]
@@ -90,13 +90,13 @@ def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
 
 
 def shared_paths(settings: Settings) -> set[Path]:
-    """The paths from which a worker takes erased users."""
+    """Return the paths where a worker erases users."""
     files = erasing_files(settings, {})
     return {value for one in fields(files) if isinstance(value := getattr(files, one.name), Path)}
 
 
 def test_a_worker_sees_every_store_of_a_receipt_where_the_pipeline_writes_it(things: Things) -> None:
-    """Each path is on the same claim, at the same place; gateways start from the snapshot of items that the worker writes."""
+    """Worker and pipeline mount these paths from the same claim, and gateways read the worker's items snapshot."""
     worker, train = pod_of(things, "tailrace-stream"), pod_of(things, "tailrace-train")
     settings = settings_of(things, worker.container("worker"))
 
@@ -111,7 +111,7 @@ def test_a_worker_sees_every_store_of_a_receipt_where_the_pipeline_writes_it(thi
 
 
 def test_compose_mounts_the_whole_state_where_users_are_erased_and_items_are_read() -> None:
-    """The volume `state` has all of the paths above."""
+    """The `state` volume holds all of these paths."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     for name in ("worker", "pipeline", "prepare"):
         assert "state:/state" in services[name]["volumes"], name

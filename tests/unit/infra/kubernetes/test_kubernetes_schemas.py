@@ -1,4 +1,4 @@
-"""Every manifest fits its schema."""
+"""Every manifest matches its schema."""
 
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,21 @@ from tests.support.manifests import VERSIONS, complaints, pod_of, the, with_comp
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(things: list[dict[str, Any]], version: str) -> None:
-    """All objects of an overlay fit their schemas; unknown fields are errors."""
+    """All objects of an overlay match their schemas; unknown fields are errors."""
     assert len(things) > 15
     assert [found for thing in things for found in complaints(thing, version)] == []
 
 
 @pytest.mark.parametrize(("upon", "component"), [("dev", "text"), ("gpu", "text-gpu"), ("prod", "train-workers")])
 def test_a_component_leaves_every_object_valid(upon: str, component: str, tmp_path: Path) -> None:
-    """So does each component upon an overlay."""
+    """All objects remain valid with a component added to an overlay."""
     things = with_component(upon, component, tmp_path)
 
     assert [found for thing in things for found in complaints(thing, VERSIONS[-1])] == []
 
 
 def test_the_training_job_has_a_cluster_of_its_own_with_a_pod_a_rank(tmp_path: Path) -> None:
-    """As many pods as `--workers`, under the same restrictions as all others, and nothing starts when the component is applied."""
+    """The RayJob has `--workers` pods with the usual restrictions, and is suspended when the component is applied."""
     things = with_component("prod", "train-workers", tmp_path)
     job = the(things, "RayJob")["spec"]
     (ranks,) = job["rayClusterSpec"]["workerGroupSpecs"]

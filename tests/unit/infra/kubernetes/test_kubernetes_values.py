@@ -37,7 +37,7 @@ SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$
 
 
 def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
-    """With `digest` in the place of `newTag`, every container of ours has its image by digest, and none by tag."""
+    """With `digest` instead of `newTag`, each of our containers has its image by digest."""
     shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("*.py"))
     for file in (tmp_path / "infra/kubernetes").rglob("kustomization.yaml"):
         file.write_text(re.sub(r"newTag: [\w.-]+", f"digest: sha256:{'0' * 64}", file.read_text()))
@@ -48,11 +48,11 @@ def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
 
 
 def test_every_container_loads_its_settings(things: Things, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process accepts its environment, of which every variable is a setting, and its module exists."""
+    """Each process accepts its environment, every variable is a setting, and its module exists."""
     for key in [key for key in os.environ if key.startswith("TAILRACE_")]:
         monkeypatch.delenv(key)
     for pod in [pod for pod in pods(things) if pod.name in OURS]:
-        for container in [one for one in pod.containers() if one["name"] != "log"]:  # which copies a file
+        for container in [one for one in pod.containers() if one["name"] != "log"]:  # it copies a file
             with monkeypatch.context() as context:
                 for key, value in environment(things, container).items():
                     context.setenv(key, value)
@@ -63,7 +63,7 @@ def test_every_container_loads_its_settings(things: Things, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["gateways", "llm", "standby"])
 def test_surfaces_and_experiments_are_files_of_a_config_map_that_may_be_missing(things: Things, name: str) -> None:
-    """Wherever a gateway may run, at the paths that the page names for the settings."""
+    """Every pod that may run a gateway mounts the files at the paths documented for the settings."""
     pod = pod_of(things, f"tailrace-{name}")
     (source,) = [
         (volume["name"], one["configMap"])
@@ -82,7 +82,7 @@ def test_surfaces_and_experiments_are_files_of_a_config_map_that_may_be_missing(
 
 
 def test_ports_are_those_of_the_settings(things: Things) -> None:
-    """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
+    """Containers, Services and Ray Serve's config use the settings' ports, and the edge calls existing Services."""
     serve, edge = serve_config(things), pod_of(things, "tailrace-edge").container("edge")
     settings = settings_of(things, edge)
     inner = settings.inner_http_port, settings.inner_grpc_port
@@ -104,12 +104,12 @@ def test_ports_are_those_of_the_settings(things: Things) -> None:
 
 
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
-    """Ray's variables of the embedded stack are set here and on machines too, except those of one machine, and Ray Serve reads each name."""
+    """Except for single-machine variables, Ray has the embedded stack's variables, and Ray Serve reads each of them."""
     things, defaults = render("prod"), Settings.model_construct()
     given = environment(things, pod_of(things, "tailrace-head").containers()[0])
     embedded = ray_environment(tmp_path, defaults).items()
     wanted = {key: value for key, value in embedded if not SET_FOR_THIS_MACHINE.search(key)}
-    ingress = Path(given["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to("/app")  # where the image has the repository
+    ingress = Path(given["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to("/app")  # the repository's folder in the image
     source = Path(str(serve_constants.__file__)).read_text()
 
     assert wanted.items() <= given.items()
@@ -120,7 +120,7 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
 
 
 def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
-    """Replicas fit into the pods' CPUs and GPUs, each minimal pod has one, or it would never be ready, each gateway knows the most that there may be, and gRPC has the servicers."""
+    """Replicas fit the pods' resources, each pod gets a replica, and gateways know the maximum replica count."""
     groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     config = ServeDeploySchema.model_validate(serve_config(things))
     deployments = {one.name: one for one in config.applications[0].deployments}
@@ -146,7 +146,7 @@ def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])
 def test_the_heartbeat_probe_finds_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
-    """The probe's shell line succeeds for a fresh heartbeat and fails for an old one."""
+    """The probe's shell command succeeds for a fresh heartbeat and fails for an old heartbeat."""
     worker = pod_of(render("prod"), "tailrace-stream").container("worker")
     shell, flag, line = worker["livenessProbe"]["exec"]["command"]
     beat = tmp_path / "worker-0.beat"

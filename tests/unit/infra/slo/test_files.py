@@ -1,4 +1,4 @@
-"""Generated rules, dashboards and pages are fresh and query only series that exist."""
+"""Generated rules, dashboards and pages are current and query only existing series."""
 
 import re
 from collections import defaultdict
@@ -22,7 +22,7 @@ KNOWN = {**exported(), **recorded(), **PROMETHEUS_OWN}
 
 
 def test_generated_files_are_fresh() -> None:
-    """Every generated file is fresh, and none remains that is no longer generated."""
+    """Every generated file is current, and no obsolete generated file remains."""
     made = generated(load_objectives(), ROOT)
     stale = [path for path, text in made.items() if (ROOT / path).read_text() != text]
     present = {*(ROOT / "infra/prometheus/tests").glob("objectives-*")}
@@ -32,7 +32,7 @@ def test_generated_files_are_fresh() -> None:
 
 
 def test_queries_name_series_that_exist() -> None:
-    """Each metric and label in a rule or panel is exported, recorded, or Prometheus' own."""
+    """Each metric and label in a rule or panel is exported, recorded, or built into Prometheus."""
     queries = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in all_rules()]
     queries += [(f"{board}: {title}", expr) for board, title, expr in all_targets()]
 
@@ -41,14 +41,14 @@ def test_queries_name_series_that_exist() -> None:
 
 
 def test_each_environment_has_its_own_rules_and_panels() -> None:
-    """No rule adds up the series of several environments, and each panel shows the chosen one."""
+    """Rules do not aggregate series of several environments, and each panel filters by the selected environment."""
     assert [wrong for rule in all_rules() for wrong in mixes_environments(rule["expr"])] == []
     for board, title, expr in all_targets():
         assert {labels.get("namespace") for _, labels in selectors(expr)} == {".*"}, f"{board}: {title}"
 
 
 def test_every_metric_is_used() -> None:
-    """An alert, an objective, a panel or a page names each metric that we export."""
+    """Each exported metric is used by an alert, an objective, a panel or a page."""
     pages = " ".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     queries = [rule["expr"] for rule in all_rules()] + [expr for _, _, expr in all_targets()]
     used = {name for expr in queries for name, _ in selectors(expr)}
@@ -60,7 +60,7 @@ def test_every_metric_is_used() -> None:
 
 
 def test_bounds_are_bucket_borders() -> None:
-    """An objective's bound is a bucket border of its histogram, written in the same way."""
+    """An objective's bound is a bucket border of its histogram, written identically."""
     borders = bucket_borders()
     bounds = [
         (term.selector.metric, *term.selector.match["le"])

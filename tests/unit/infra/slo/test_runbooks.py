@@ -1,4 +1,4 @@
-"""Every alert has a runbook page in the standard form. tests/e2e/test_docs.py runs the commands on it."""
+"""Every alert has a runbook page in the standard form. tests/e2e/test_docs.py runs its commands."""
 
 import re
 
@@ -23,7 +23,7 @@ KNOWN = {**exported(), **recorded(), **PROMETHEUS_OWN}
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_page_has_its_sections_commands_queries_and_existing_names(alert: str) -> None:
-    """Each page has the standard sections, a command, a query, and names only metrics, labels, settings and log events that exist."""
+    """Each page has the standard sections, a command and a query, and all names on it exist."""
     page = (RUNBOOKS / f"{alert}.md").read_text()
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in KNOWN}
     queries = [fence.text for fence in fences(page) if fence.language == "promql"]
@@ -40,7 +40,7 @@ def test_a_page_has_its_sections_commands_queries_and_existing_names(alert: str)
 
 
 def test_every_alert_links_to_its_page() -> None:
-    """Each alert has a severity and the link to its runbook, and each runbook has its alert."""
+    """Each alert has a severity and a link to its runbook, and each runbook has an alert."""
     assert sorted(path.stem for path in RUNBOOKS.glob("*.md") if path.stem != "README") == ALERTS
     for rule in (rule for rule in all_rules() if "alert" in rule):
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"

@@ -1,4 +1,4 @@
-"""Prometheus' targets are the services with metrics, in every environment: an alert on another one could never fire."""
+"""Prometheus scrapes every service with metrics in every environment; alerts on other services could not fire."""
 
 import re
 
@@ -13,19 +13,19 @@ from tests.support.pages import ROOT
 PORT = Settings.model_construct().metrics_port
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 NOT_OURS = {"valkey", "broker", "metrics", "serve"}
-"""Servers without such metrics, the endpoint itself, and Ray's driver, whose replicas get the folder from Ray."""
+"""Servers without our metrics, the endpoint itself, and Ray's driver; Ray passes the folder to the replicas."""
 LONG_LIVED = {"services.stream", "infra.local.standby", "infra.local.edge", "pipelines.release"}
 
 
 def targets_of(name: str) -> set[str]:
-    """Return the targets of the job tailrace in a configuration."""
+    """Return the targets of the `tailrace` job in a configuration."""
     jobs = yaml.safe_load((ROOT / f"infra/prometheus/{name}").read_text())["scrape_configs"]
     (job,) = [one for one in jobs if one["job_name"] == "tailrace"]
     return {target for config in job["static_configs"] for target in config["targets"]}
 
 
 def test_compose_scrapes_each_service_with_metrics() -> None:
-    """The services whose health check asks for the endpoint, by a network that Prometheus shares."""
+    """Prometheus scrapes the services whose health check uses the metrics endpoint, and shares a network with them."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     with_metrics = {
         name: one for name, one in services.items() if f"http:{PORT}/healthz" in one["healthcheck"].get("test", ())
@@ -37,7 +37,7 @@ def test_compose_scrapes_each_service_with_metrics() -> None:
 
 
 def test_the_embedded_stack_has_one_target_with_every_process_behind_it() -> None:
-    """Each process shares the folder that the endpoint sums."""
+    """All processes share the folder that the single endpoint aggregates."""
     parts = [part for part in stack_parts(Settings()) if part.name not in NOT_OURS]
 
     assert targets_of("local.yml") == {f"localhost:{PORT}"}
@@ -47,7 +47,7 @@ def test_the_embedded_stack_has_one_target_with_every_process_behind_it() -> Non
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubernetes_scrapes_every_pod_that_stays(overlay: str) -> None:
-    """A PodMonitor selects the pod, and the port that it names exists."""
+    """A PodMonitor selects the pod, and the monitored port exists."""
     things = render(overlay)
     monitors = [one["spec"] for one in find(things, "PodMonitor")]
     jobs = {one["metadata"]["name"] for kind in ("CronJob", "Job") for one in find(things, kind)}
@@ -64,7 +64,7 @@ def test_kubernetes_scrapes_every_pod_that_stays(overlay: str) -> None:
 
 
 def test_machines_share_the_folder_too() -> None:
-    """Every process that the page starts on a machine writes where that machine's endpoint reads."""
+    """Every process that the page starts on a machine writes to the folder of that machine's endpoint."""
     lines = re.findall(r"^(.*)python -m (\S+)", (ROOT / "docs/machines.md").read_text(), re.MULTILINE)
     started = {module: before for before, module in lines if module in LONG_LIVED}
 

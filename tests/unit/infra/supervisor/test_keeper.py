@@ -20,17 +20,17 @@ grandchild = orphan.stdout.readline().strip()
 open(sys.argv[1], "w").write(f"{os.getpid()} {own_session.pid} {grandchild} ")
 time.sleep(1000)
 """
-"""A command with a child in a session of its own and a grandchild whose parent is gone."""
+"""A command with a child in its own session and an orphaned grandchild."""
 
 
 def pids_of_family(pids_path: Path) -> list[int]:
-    """Wait until a family has begun, and return its pids."""
+    """Wait until a family has started, and return its pids."""
     wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
     return [int(pid) for pid in pids_path.read_text().split()]
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+    """Return whether a process has ended; a zombie has ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -38,7 +38,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_a_keeper_exits_as_its_command_does() -> None:
-    """The exit code is the command's, 128 plus the number of its signal, or 127 with the name of a missing binary."""
+    """The exit code is the command's, 128 plus its signal number, or 127 with the name of a missing binary."""
     commands = [("sh", "-c", script) for script in ("exit 0", "exit 7", "kill -9 $$")]
     ended = [
         subprocess.run(keeper_command(os.getpid(), 1.0, command), check=False, capture_output=True, text=True)
@@ -55,7 +55,7 @@ def test_a_keeper_exits_as_its_command_does() -> None:
 def test_the_end_of_a_keeper_or_its_command_ends_the_whole_family(
     tmp_path: Path, victim: str, number: int, code: int
 ) -> None:
-    """All that the command started ends before the keeper does, sessions and orphans included."""
+    """All processes of the command end before the keeper, including sessions and orphans."""
     command = (sys.executable, "-c", FAMILY, str(tmp_path / "pids"))
     keeper = subprocess.Popen(keeper_command(os.getpid(), 5.0, command), start_new_session=True)
     pids = pids_of_family(tmp_path / "pids")
@@ -80,7 +80,7 @@ def test_a_command_is_killed_after_its_grace() -> None:
 
 
 def test_the_death_of_the_parent_ends_the_family(tmp_path: Path) -> None:
-    """After SIGKILL of the keeper's parent no process of the family remains."""
+    """After SIGKILL of the keeper's parent, no process of the family remains."""
     parent_script = (
         "import os, subprocess, sys, time; from infra.local.supervisor.keeper import keeper_command; "
         "subprocess.Popen(keeper_command(os.getpid(), 1.0, tuple(sys.argv[1:])), start_new_session=True); time.sleep(1000)"

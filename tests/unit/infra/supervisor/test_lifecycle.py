@@ -44,7 +44,7 @@ def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartStat
 def test_a_part_moves_on_by_what_is_seen(
     part: PartState, seen: Observation, now_s: float, phase: Phase, command: Command | None, num_failures: int
 ) -> None:
-    """It waits for its needs; dead, it backs off before the next start; mute, it is killed after a while; steady health forgives failures."""
+    """A part waits for its needs, backs off after a crash, and is killed if mute; steady health resets failures."""
     after, given_command = advance(part, seen, now_s, POLICY)
 
     assert (after.phase, given_command, after.num_failures) == (phase, command, num_failures)
@@ -53,7 +53,7 @@ def test_a_part_moves_on_by_what_is_seen(
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.01, 20.0)), max_size=60))
 def test_a_part_never_runs_twice_and_never_stays_down(steps: list[tuple[bool, bool, float]]) -> None:
-    """Whatever happens, spawns only follow deaths, and a dead part is spawned within the longest delay."""
+    """A part is spawned only after it has died, and a dead part is spawned within the longest delay."""
     part, now_s, alive = PartState(), 0.0, False
     for survives, healthy, passed_s in steps:
         now_s += passed_s

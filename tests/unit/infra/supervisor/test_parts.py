@@ -19,12 +19,12 @@ from tests.support.servers import free_port
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Default settings in a folder of their own."""
+    """Default settings with a temporary state folder."""
     return Settings(state_dir=tmp_path)
 
 
 def test_needs_come_before_their_users(settings: Settings) -> None:
-    """Every need is an earlier part, so a start in order always ends; each part has a probe and each port its setting."""
+    """Every need is an earlier part, so startup in order terminates; parts have probes, and ports have settings."""
     known = {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
     earlier: set[str] = set()
     for part in stack_parts(settings):
@@ -51,13 +51,13 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
 def test_settings_that_no_part_could_start_with_are_refused(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """One port for two parts, security that the embedded broker lacks, and no one address of it are refused by the setting's name."""
+    """The error names the setting of a duplicate port, unsupported broker security, or an invalid broker address."""
     with pytest.raises(ConfigError, match=words):
         stack_parts(settings.model_copy(update=update))
 
 
 def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> None:
-    """The console's address where it is served; on a secured stack the key comes from the environment, the authority from beside the certificate."""
+    """Printed calls work when pasted: key from the environment, CA file from the TLS folder, console if enabled."""
     (tmp_path / "ca.crt").touch()
     secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
     rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
@@ -83,7 +83,7 @@ def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> No
 def test_printed_calls_name_a_user_of_this_shop(
     settings: Settings, users: dict[str, int] | None, expected: str
 ) -> None:
-    """The busiest of the base tables whose id can be pasted as it is; a placeholder where there is none, or no table yet."""
+    """The example is the busiest user whose id needs no quoting, or a placeholder."""
     if users is not None:
         table = base_table(settings.offline_log_dir)
         table.parent.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_printed_calls_name_a_user_of_this_shop(
 
 
 def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
-    """Ray's ingress and the standby listen on loopback behind the edge, none waits for another, and the standby is optional."""
+    """Ray's ingress and the standby listen on loopback, no part waits for them, and the standby is optional."""
     public = settings.model_copy(update={"http_host": "0.0.0.0"})
     parts = {part.name: part for part in stack_parts(public)}
     addresses = {name: [(port.host, port.number) for port in parts[name].ports] for name in parts}
@@ -120,7 +120,7 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
 def test_what_access_lacks_is_refused_before_the_start(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """The start and the doctor both name the missing file, and an embedded store or broker whose port others reach, which has no password."""
+    """Start and doctor report missing files, and an embedded store or broker on a public address without a password."""
     broken = settings.model_copy(update={"kafka_bootstrap": f"127.0.0.1:{free_port()}", **update})
 
     with pytest.raises(ConfigError, match=words):

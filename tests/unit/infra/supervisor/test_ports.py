@@ -22,13 +22,13 @@ from tests.support.servers import holding
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "::1"])
 def test_a_foreign_address_names_the_host_s_setting(host: str) -> None:
-    """An address of another machine is refused with the setting of the host, since no other port would help."""
+    """For an address of another machine, the error names the host's setting, since no other port would help."""
     with pytest.raises(EnvironmentFault, match="change TAILRACE_REDIS_HOST"):
         check_free(Port(host, 8000, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"))
 
 
 def test_inner_ports_are_the_defaults_or_found_free(tmp_path: Path) -> None:
-    """Beside other stacks a stack needs public ports of its own alone; whatever is set stays as it is."""
+    """Inner ports that are not set move to free ports, so parallel stacks need distinct public ports only."""
     settings = Settings(state_dir=tmp_path, standby_grpc_port=19_001)
     defaults = ports_of(settings)
 
@@ -45,7 +45,7 @@ def test_inner_ports_are_the_defaults_or_found_free(tmp_path: Path) -> None:
 
 
 def test_a_stack_takes_its_last_ports_again(tmp_path: Path) -> None:
-    """Where they are free; one that is not is replaced alone."""
+    """A stack reuses its previous ports if they are free; only taken ports are replaced."""
     settings = Settings(state_dir=tmp_path)
     with holding(ports_of(settings).values()):
         before = ports_of(with_free_ports(settings, {}))
@@ -60,13 +60,13 @@ def test_a_stack_takes_its_last_ports_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{"redis_host": "redis.example"}, {"redis_tls_ca_file": Path("ca.pem")}])
 def test_the_port_of_a_certain_store_is_left_alone(tmp_path: Path, given: dict[str, object]) -> None:
-    """A host or a certificate authority names somebody's server."""
+    """A host or certificate authority identifies an existing server, so its port is kept."""
     with holding([6379]):
         assert with_free_ports(Settings(state_dir=tmp_path, **given), {}).redis_port == 6379
 
 
 def test_commands_find_the_ports_of_the_running_stack(tmp_path: Path) -> None:
-    """A command that sets no port finds the stack of its state folder, while one runs; what it sets holds."""
+    """Commands use the ports of the folder's running stack, except for ports set explicitly."""
     stack_file = StackFile(tmp_path)
     settings = Settings(state_dir=tmp_path, grpc_port=9_001)
     stack_file.claim()
@@ -80,7 +80,7 @@ def test_commands_find_the_ports_of_the_running_stack(tmp_path: Path) -> None:
 
 
 def test_a_window_avoids_what_is_reserved() -> None:
-    """A window never contains the reserved port of a part that starts later."""
+    """A port window never contains a port reserved by a part that starts later."""
     first = free_window(8, seed="a")
 
     other = free_window(8, seed="a", reserved={first + 3})

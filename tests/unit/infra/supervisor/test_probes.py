@@ -38,7 +38,7 @@ def answering() -> Iterator[Callable[[bytes], int]]:
 
 
 def test_a_probe_accepts_only_its_protocol_s_answer(answering: Callable[[bytes], int]) -> None:
-    """A right answer is healthy, a wrong one is not."""
+    """A valid response is healthy, an invalid response is not."""
     kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
 
     assert answers_redis(HOST, answering(b"+PONG\r\n"))
@@ -52,7 +52,7 @@ def test_a_probe_accepts_only_its_protocol_s_answer(answering: Callable[[bytes],
 
 
 def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that accepts and never answers, as a stopped process does, fails every probe that sends a request."""
+    """A server that accepts connections but never answers fails every probe that sends a request."""
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     with socket.create_server((HOST, 0)) as mute:
         port = mute.getsockname()[1]
@@ -64,7 +64,7 @@ def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_heartbeat_is_fresh_or_unhealthy(tmp_path: Path) -> None:
-    """A missing file and an old one are unhealthy, a recent one is healthy."""
+    """A recent heartbeat is healthy; a missing or old heartbeat is not."""
     heartbeat = tmp_path / "beat"
     never = beats(heartbeat)
     heartbeat.touch()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
-    """A second claim is refused with the fix; another folder is free."""
+    """A second claim of a folder fails with the fix; another folder is free."""
     first = StackFile(tmp_path / "a")
     first.claim()
 
@@ -32,7 +32,7 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) -> None:
-    """`tailrace down` would end a training: the advice is to wait."""
+    """If an offline command runs the store, the error says to wait, because `tailrace down` would end a training."""
     port = free_port()
     beside = f"""
         from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) 
 
 
 def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
-    """Processes with this folder's mark are found with their whole session, and no others."""
+    """Only processes with this folder's mark and their sessions are found."""
     unmarked = "env -i sleep 1000 & echo $!; wait"
     ours = subprocess.Popen(
         ["sh", "-c", unmarked], env={MARK: str(tmp_path)}, start_new_session=True, stdout=subprocess.PIPE, text=True

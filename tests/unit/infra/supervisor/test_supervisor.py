@@ -1,4 +1,4 @@
-"""Faults that the supervisor survives, each in an interpreter of its own, because a supervisor ends all processes below it."""
+"""Faults that the supervisor survives, each in its own interpreter: a supervisor ends all its child processes."""
 
 import signal
 import subprocess
@@ -64,7 +64,7 @@ STATEMENTS = """
     ids=["its record cannot be written", "its log cannot be opened"],
 )
 def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None:
-    """A part is started again whatever cannot be written about it, and all end in order."""
+    """A dead part is restarted even if its record or log cannot be written, and all processes end on stop."""
     script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case) + "\none.stop()\nprint(children_of(os.getpid()))\n"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -96,7 +96,7 @@ def supervisor_that(statement: str, folder: Path) -> list[str]:
 
 
 def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
-    """A supervisor writes its own pid at its start, so that `tailrace down` never ends a process with an old record's pid."""
+    """A supervisor records its own pid at startup, so `tailrace down` never ends the process of an old record."""
     with running("sleep", "1000") as stranger:
         old = StackFile(tmp_path)
         old.claim()
@@ -114,7 +114,7 @@ def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_that_has_removed_its_record_is_waited_for(tmp_path: Path) -> None:
-    """`tailrace down` while a stack ends by itself: its record goes before its lock, which is no broken record."""
+    """`tailrace down` waits for a supervisor that has removed its record but still holds its lock."""
     stack_file = StackFile(tmp_path)
     with running(*supervisor_that("stack_file.forget(); sys.stdin.read()", tmp_path)) as ending:
         wait_for(lambda: stack_file.is_claimed() and stack_file.read() is None, 30.0, "a claim without a record")
@@ -127,7 +127,7 @@ def test_a_supervisor_that_has_removed_its_record_is_waited_for(tmp_path: Path) 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
 def test_a_closed_terminal_stops_the_stack_unless_under_nohup(tmp_path: Path, command: str, stops: bool) -> None:
-    """SIGHUP stops the stack, but stays ignored where the parent ignores it."""
+    """SIGHUP stops the stack, but stays ignored if the parent ignores it."""
     script = """
         import signal, sys
         from infra.local.commands.up import _watch_signals

@@ -1,4 +1,4 @@
-"""An asynchronous engine, which plans the next step while one runs: when it starts and reads steps, and what it computes in vain."""
+"""An asynchronous engine plans the next step while a step runs: start and read order, and wasted computation."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,7 @@ worlds = st.builds(World, st.integers(1, 4), windows, stops=st.just(False))
 def test_without_stop_tokens_every_step_is_that_of_a_synchronous_engine(
     world: World, num_blocks: int, script: list[Action]
 ) -> None:
-    """Lengths and levels are known ahead: steps, cached tokens, preemptions, cancelled and late requests are the same."""
+    """With lengths and levels known ahead, steps, cached tokens, preemptions, cancels and timeouts are equal."""
     ahead, wanted = (
         Play(world, world.engine(is_asynchronous=ahead, num_blocks=num_blocks)).run(script) for ahead in (True, False)
     )
@@ -46,7 +46,7 @@ def test_without_stop_tokens_every_step_is_that_of_a_synchronous_engine(
 
 
 def test_no_token_is_computed_after_a_stop() -> None:
-    """A stopped text is removed from the step that was planned for it: no more tokens are computed than by a synchronous engine."""
+    """A stopped text is removed from its planned step, so no more tokens are computed than by a synchronous engine."""
     plays = [
         Play(World(1), World(1).engine(is_asynchronous=ahead, num_blocks=200)).run([("text", seed, 30)])
         for seed in range(12)
@@ -70,7 +70,7 @@ def test_no_token_is_computed_after_a_stop() -> None:
 def test_the_next_token_waits_for_the_host_only_where_the_host_is_needed(
     sampling: SamplingParams, mask: EvenAndOdd | None, is_fed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of recorded text starts before the token of the step before is read, unless a mask or a penalty needs that token."""
+    """A recorded text step starts before the previous token is read, unless a mask or a penalty needs that token."""
     engine, calls = World(1).engine(ReplayingDevice(), is_asynchronous=True), list[str]()
     submit, collect = engine._runner.submit, RunningStep.collect
     monkeypatch.setattr(engine._runner, "submit", lambda plan: (calls.append("start"), submit(plan))[1])
@@ -85,7 +85,7 @@ def test_the_next_token_waits_for_the_host_only_where_the_host_is_needed(
 
 
 def test_a_text_that_stops_while_the_next_step_runs_ends_with_its_stop_token() -> None:
-    """What the running step computes after the stop token is dropped, its block is freed, and the cached prefix is what a synchronous engine caches."""
+    """Tokens computed after the stop token are dropped, the blocks freed, and the cached prefix is unchanged."""
     outcomes = []
     for ahead in (True, False):
         engine = World(1).engine(ReplayingDevice() if ahead else None, is_asynchronous=ahead, num_blocks=200)
@@ -105,7 +105,7 @@ def test_a_text_that_stops_while_the_next_step_runs_ends_with_its_stop_token() -
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_call_starts_a_step_and_returns_the_results_of_the_one_before(depth: int) -> None:
-    """The first call returns no results, and the last starts no step."""
+    """The first call returns no results, and the last call starts no step."""
     engine = World(depth).engine(is_asynchronous=True)
     engine.add_rank("0", [1, 2, 3], k=3, beam_width=5)
 
@@ -119,7 +119,7 @@ def test_a_call_starts_a_step_and_returns_the_results_of_the_one_before(depth: i
 
 
 def test_a_request_in_its_last_step_cannot_be_cancelled() -> None:
-    """Its blocks are free already, and its outcome is that of the step."""
+    """A request in its last step has already freed its blocks and returns the step's outcome."""
     engine = World(1).engine(is_asynchronous=True)
     engine.add_text("0", [1, 2, 3], max_new_tokens=1)
     engine.step(0.0)

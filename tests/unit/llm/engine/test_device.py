@@ -1,4 +1,4 @@
-"""Copies between host and device, on CUDA where there is one."""
+"""Copies between host and device, on CUDA if available."""
 
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,7 +14,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_arrays_are_the_same_after_a_round_trip() -> None:
-    """All dtypes that steps use, empty arrays and no array at all."""
+    """Arrays of all dtypes of a step, empty arrays and empty lists survive the round trip."""
     arrays = [np.arange(5), np.zeros(0, dtype=np.int64), np.array([True, False]), np.ones((2, 3), dtype=np.float32)]
 
     back = HostCopy([to_device(array, DEVICE) for array in arrays]).arrays()
@@ -33,7 +33,7 @@ class Stream:
 
 
 def test_no_two_engines_share_a_stream() -> None:
-    """torch hands out a pool's streams in turn; the streams that engines use are skipped, and with none left the error says so."""
+    """Streams in use are skipped in torch's rotating pool; if all are in use, the error says so."""
     pool = cycle(map(Stream, range(32)))
     in_use = {(0, number) for number in range(3)}
 
@@ -46,7 +46,7 @@ def test_no_two_engines_share_a_stream() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_streams_of_a_card_differ_while_they_are_used() -> None:
-    """However many were drawn in between."""
+    """A stream stays unique for any number of streams drawn in between."""
     kept = DeviceStream(DEVICE)
     others = [DeviceStream(DEVICE)._stream.cuda_stream for _ in range(70)]
 

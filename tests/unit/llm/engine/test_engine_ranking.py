@@ -1,4 +1,4 @@
-"""Rankings equal dense scores of every item, whatever the depth, the masks, the batch and the cache."""
+"""Rankings equal dense scores of every item for any depth, mask, batch and cache state."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:
     [(4, 2), pytest.param(4, 4, marks=pytest.mark.grid), pytest.param(4, 1, marks=pytest.mark.grid)],
 )
 def test_wide_beams_equal_exhaustive_scoring(depth, heads, kv_heads) -> None:
-    """With beams as wide as the catalogue, items and order equal scoring every item, masked or not, ties by index."""
+    """With beams as wide as the catalogue, items and order equal exhaustive scoring, masked or not, ties by index."""
     items = build_items(depth)
     decoder = build_decoder(items, heads=heads, kv_heads=kv_heads)
     engine = build_engine(decoder, items)
@@ -51,9 +51,9 @@ def test_wide_beams_equal_exhaustive_scoring(depth, heads, kv_heads) -> None:
     ],
 )
 def test_a_growing_history_prefills_only_what_is_new(depth, window) -> None:
-    """The next request finds all full blocks of the last one cached, and has the items and scores of spelling each item densely.
+    """A longer history finds all full blocks of the previous request cached, and gets the dense items and scores.
 
-    With sliding layers and sinks, under the same window.
+    This also holds with sliding windows and sinks.
     """
     items = build_items(depth)
     decoder = build_decoder(items, window=window)
@@ -74,7 +74,7 @@ def test_a_growing_history_prefills_only_what_is_new(depth, window) -> None:
 
 
 def test_a_window_shorter_than_a_code_is_refused() -> None:
-    """A beam must see its own code and the history's last token."""
+    """A window must cover an item's code and the history's last token."""
     items = build_items(3)
 
     with pytest.raises(CheckpointError, match="window of 2"):
@@ -82,7 +82,7 @@ def test_a_window_shorter_than_a_code_is_refused() -> None:
 
 
 def test_nothing_allowed_is_an_empty_answer() -> None:
-    """A mask without an item is an empty ranking, not an error."""
+    """A mask without items gives an empty ranking, not an error."""
     items = build_items(2)
     engine = build_engine(build_decoder(items), items)
 
@@ -110,7 +110,7 @@ def test_nothing_allowed_is_an_empty_answer() -> None:
     ],
 )
 def test_an_impossible_request_is_refused_by_field(change, field) -> None:
-    """The refusal comes when the request is added, and names the field."""
+    """The request fails when it is added, and the error names the field."""
     items = build_items(1)
     engine = build_engine(build_decoder(items), items)
     request = {"request_id": "a", "prompt_token_ids": [0], "k": 3, "allowed": np.ones(50, dtype=bool)}
@@ -123,7 +123,7 @@ def test_an_impossible_request_is_refused_by_field(change, field) -> None:
 
 
 def test_bf16_stays_close_to_fp32() -> None:
-    """Weights and cache in bf16 score the same items to bf16's precision."""
+    """Weights and cache in bf16 give the same scores to bf16's precision."""
     items = build_items(3)
     scores = []
 

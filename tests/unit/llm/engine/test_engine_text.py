@@ -1,4 +1,4 @@
-"""Text decode: cached turns, followers, refusals, windows. That the text is transformers' own, tests of the served text hold."""
+"""Text decode: cached turns, followers, errors, windows. The served text's tests compare with transformers."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
 DECODER = build_decoder(build_items(depth=1))
-"""Of a vocabulary of 61 tokens."""
+"""A decoder with a vocabulary of 61 tokens."""
 
 
 class FailingMask:
-    """Allows every token of the vocabulary, and fails at the third."""
+    """Allows every token of the vocabulary, and fails at the third token."""
 
     def __init__(self) -> None:
         self.failure: str | None = None
@@ -32,7 +32,7 @@ class FailingMask:
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])
 def test_a_failing_grammar_ends_its_text_at_once(is_asynchronous: bool) -> None:
-    """Without the token at which it failed; the text next to it is not disturbed."""
+    """The text ends without the failing token, and the concurrent text is not affected."""
     engine = build_engine(DECODER, None, is_asynchronous=is_asynchronous)
     engine.add_text("guided", [1, 2], max_new_tokens=20, mask=FailingMask())
     engine.add_text("plain", [1, 2], max_new_tokens=6)
@@ -44,7 +44,7 @@ def test_a_failing_grammar_ends_its_text_at_once(is_asynchronous: bool) -> None:
 
 
 def test_a_conversation_goes_on_from_its_cache() -> None:
-    """Generated tokens are cached like prompts, so that the next turn prefills only its own."""
+    """Generated tokens are cached like prompts, so the next turn prefills only its own tokens."""
     engine = build_engine(DECODER, None)
     engine.add_text("one", list(range(2, 12)), max_new_tokens=11)
     turn = [*range(2, 12), *drain(engine)["one"].token_ids]
@@ -55,7 +55,7 @@ def test_a_conversation_goes_on_from_its_cache() -> None:
 
 
 def test_a_leader_that_ends_early_does_not_block_its_followers() -> None:
-    """When it is cancelled before its prompt is computed, its followers run alone."""
+    """If the leader is cancelled before its prompt is computed, its followers run without it."""
     engine = build_engine(DECODER, None)
     engine.add_text("0", list(range(1, 22)), max_new_tokens=5)
     engine.add_text("1", list(range(1, 22)), max_new_tokens=5, after="0")
@@ -78,7 +78,7 @@ def test_a_leader_that_ends_early_does_not_block_its_followers() -> None:
     ],
 )
 def test_an_impossible_request_is_refused_by_field(num_prompt, fields, refusal) -> None:
-    """The prompt where it leaves no room for a token, else the field out of range; the proposed values are accepted."""
+    """The error names the prompt if no token fits, else the invalid field; the proposed values are accepted."""
     engine = build_engine(DECODER, None, num_blocks=10)
 
     with pytest.raises(InvalidRequest) as refused:
@@ -90,7 +90,7 @@ def test_an_impossible_request_is_refused_by_field(num_prompt, fields, refusal) 
 
 
 def test_a_text_longer_than_the_pool_needs_a_window_in_every_layer() -> None:
-    """Only there are the blocks behind it freed; with one layer without a window such a text is refused."""
+    """Blocks behind the window are freed only if all layers have a window; otherwise a long text is rejected."""
     windowed, full = (
         build_engine(
             build_decoder(build_items(1), window=Window(8, frozenset(layers))), None, num_blocks=6, max_chunk_tokens=8

@@ -1,4 +1,4 @@
-"""Whatever else runs in an engine, each request has the outcome that it has alone: synchronous or ahead, with graphs and without."""
+"""In any mix, each request has the outcome that it has in isolation: synchronous or not, with or without graphs."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +16,7 @@ WORLDS = (
     World(3),
     World(4, Window(9, frozenset({1}))),
 )
-"""Where all layers have a window, texts are longer than the pool."""
+"""If all layers have a window, texts are longer than the pool."""
 GRID = pytest.mark.grid
 
 
@@ -24,7 +24,7 @@ GRID = pytest.mark.grid
     ("is_asynchronous", "num_examples"), [(False, 12), (True, 12), pytest.param(True, 100, marks=GRID)]
 )
 def test_every_outcome_is_that_of_the_request_alone(is_asynchronous: bool, num_examples: int) -> None:
-    """Texts with stop tokens, masks, choices and all settings, rankings of all depths, preempted, cancelled or late between steps."""
+    """Texts and rankings with all settings, preempted, cancelled or late, have the outcomes of isolated requests."""
 
     @settings(max_examples=num_examples)
     @example(world=WORLDS[2], num_blocks=13, script=[("text", 2, 12), ("text", 0, 12), ("step", 4, 0), ("rank", 2, 9)])
@@ -46,7 +46,7 @@ def test_every_outcome_is_that_of_the_request_alone(is_asynchronous: bool, num_e
     ],
 )
 def test_recorded_steps_have_the_same_outcomes(world: World, is_asynchronous: bool, num_examples: int) -> None:
-    """Also when the inputs and outputs of the recordings are overwritten between replays; no step is recorded late or runs without one."""
+    """Outcomes are equal although recordings' buffers are overwritten between replays, without late captures."""
     engine = world.engine(ReplayingDevice(), is_asynchronous=is_asynchronous, num_blocks=20)
 
     @settings(max_examples=num_examples)
@@ -60,7 +60,7 @@ def test_recorded_steps_have_the_same_outcomes(world: World, is_asynchronous: bo
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_a_preempted_text_continues_where_it_was(is_recorded: bool) -> None:
-    """Where blocks run out a text is computed again, and has the tokens that it has alone."""
+    """A preempted text is recomputed and gets the tokens that it gets in isolation."""
     world = World(1, stops=False)
     play = Play(world, world.engine(ReplayingDevice() if is_recorded else None, num_blocks=20))
 

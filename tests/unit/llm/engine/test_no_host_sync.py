@@ -1,4 +1,4 @@
-"""No step waits for the device (on the meta device, whose tensors have no values, none can be read), and no engine for another."""
+"""Steps do not wait for the device (tensors of the meta device cannot be read), nor engines for each other."""
 
 import re
 import threading
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth) -> None:
-    """Every read, copy to the host or size that depends on values would fail; only the last step's copy does."""
+    """Only the last step's copy reads from the device; any earlier read would fail."""
     items = build_items(depth)
     engine = build_engine(build_decoder(items).to("meta"), items)
     engine.add_rank("wide", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
@@ -35,7 +35,7 @@ def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth) -
 
 
 def test_a_step_with_every_kind_of_text_is_started_without_a_read() -> None:
-    """Whatever the settings, nothing is read until the next call of the asynchronous engine collects the step."""
+    """With any sampling settings, the first read happens in the call that collects the step."""
     items = build_items(2)
     engine = build_engine(build_decoder(items).to("meta"), items, is_asynchronous=True)
     for place, sampling in enumerate(SAMPLINGS):
@@ -52,7 +52,7 @@ def test_a_step_with_every_kind_of_text_is_started_without_a_read() -> None:
 
 
 class NamedStream:
-    """In place of a CUDA stream: a thread's current one, by name."""
+    """A replacement for a CUDA stream: the current stream of a thread, by name."""
 
     current = threading.local()
 
@@ -61,27 +61,27 @@ class NamedStream:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make it the thread's current one."""
+        """Make it the thread's current stream."""
         before, self.current.name = getattr(self.current, "name", None), self.name
         yield
         self.current.name = before
 
     def mark(self) -> None:
-        """Note nothing: bodies run at once."""
+        """Do nothing: bodies run immediately."""
 
     def follow(self, others: Iterable[object]) -> None:
-        """Wait for nothing."""
+        """Do nothing."""
 
 
 class StreamedDevice(ReplayingDevice):
-    """Notes the streams on which bodies run, in captures and in replays."""
+    """Records the streams on which bodies run, in captures and in replays."""
 
     def __init__(self) -> None:
         super().__init__()
         self.streams: set[object] = set()
 
     def capture(self, body, inputs):
-        """Capture a body that notes its stream."""
+        """Capture a body that records its stream."""
 
         def noting():
             self.streams.add(getattr(NamedStream.current, "name", None))
@@ -93,9 +93,9 @@ class StreamedDevice(ReplayingDevice):
 def test_an_engine_that_is_made_ready_shares_no_stream_with_the_one_that_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bundle's engine was captured on the serving engine's stream, whose rankings then waited for each capture.
+    """An engine that is warmed up uses its own stream, so the serving engine does not wait for captures.
 
-    One engine ranks in its thread while another one is built and warmed up; everything of each runs on its own stream.
+    One engine ranks in its thread while another engine is built and warmed up.
     """
     monkeypatch.setattr("services.llm.engine.engine.DeviceStream", NamedStream)
     devices, items = [StreamedDevice(), StreamedDevice()], build_items(2)
@@ -122,7 +122,7 @@ def test_an_engine_that_is_made_ready_shares_no_stream_with_the_one_that_serves(
 
 
 def test_no_engine_waits_for_the_whole_device() -> None:
-    """What synchronises a device, or returns memory to its driver, stops every engine on it; none of it is called, but before there is an engine."""
+    """Calls that synchronise a device or release its memory stall every engine on it, so none occur after startup."""
     stopping = r"cuda\.(synchronize|empty_cache|graph|device_synchronize)\("
     sources = {path.name: path.read_text() for path in (ROOT / "services/llm").rglob("*.py")}
 

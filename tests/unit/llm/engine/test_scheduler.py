@@ -35,12 +35,12 @@ def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None
 
 
 def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
-    """Build a scheduler over the small config with changes."""
+    """Build a scheduler with changes to the small config."""
     return Scheduler(replace(CONFIG, **knobs), "v1", window)
 
 
 def run_step(scheduler: Scheduler, now_s: float = 0.0, max_rows: int | None = None) -> tuple[StepPlan, list[Sequence]]:
-    """Apply a plan as the engine does, with token 7 for text; return the plan and the finished sequences."""
+    """Apply a plan like the engine, with token 7 for text; return the plan and the finished sequences."""
     plan = scheduler.schedule(now_s, max_rows)
     ending = [chunk.sequence for chunk in plan.chunks if chunk.is_last]
     scheduler.advance(plan)
@@ -108,7 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(passes_s=st.integers(0, 3), max_rows=st.none() | st.integers(1, 20))
     def step(self, passes_s: int, max_rows: int | None = None) -> None:
-        """A step keeps to its budgets, runs each sequence once and ends late ones alone."""
+        """A step keeps to its budgets, runs each sequence once, and ends only late sequences."""
         self.now_s += passes_s
 
         plan, done = run_step(self.scheduler, self.now_s, max_rows)
@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.added)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """A cancelled sequence frees its blocks at once."""
+        """A cancelled sequence frees its blocks immediately."""
         sequence = data.draw(st.sampled_from(self.added))
         if self.scheduler.find(sequence.request_id) is not None:
             self.scheduler.finish(sequence)
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(live + self.ended) == sorted(ids_of(self.added))
 
     def teardown(self) -> None:
-        """The remaining sequences end within bounded steps, and then all blocks are free."""
+        """The remaining sequences end within a bounded number of steps, and then all blocks are free."""
         for _ in range(4_000):
             if not self.scheduler.num_running + self.scheduler.num_waiting:
                 break
@@ -152,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 class WindowedSchedulerMachine(SchedulerMachine):
-    """The same with a window: no sequence is too long, and none holds more than sinks, window and a chunk."""
+    """The same with a window: any length is accepted, and a sequence holds at most sinks, window and a chunk."""
 
     window = Window(6, frozenset({0}), num_sinks=2)
     longest, most_held = 10_000, 1 + 4 + 1
@@ -160,12 +160,12 @@ class WindowedSchedulerMachine(SchedulerMachine):
 
 @pytest.mark.parametrize("machine", [SchedulerMachine, WindowedSchedulerMachine])
 def test_every_sequence_ends_once_and_frees_its_blocks(machine) -> None:
-    """Whatever is added, cancelled or late, with a window and without."""
+    """Sequences end once for any adds, cancels and deadlines, with and without a window."""
     run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30))
 
 
 def test_the_urgent_go_first_and_waiting_makes_urgent() -> None:
-    """The lower priority number is first, but a sequence that waited long enough overtakes a newer urgent one."""
+    """The lowest priority number goes first, but a sequence that waited long enough overtakes newer urgent ones."""
     scheduler = build_scheduler(max_running=1)
     scheduler.add(build_sequence("old and low", 0, priority=3, arrival_s=0.0))
     scheduler.add(build_sequence("new and high", 1, priority=0, arrival_s=2.0))
@@ -177,7 +177,7 @@ def test_the_urgent_go_first_and_waiting_makes_urgent() -> None:
 
 
 def test_a_flood_of_long_prompts_does_not_delay_short_ones() -> None:
-    """While long prompts arrive faster than they are computed, every short one ends at most a step late, and no token is idle."""
+    """Under a flood of long prompts, short prompts end at most a step late, and the token budget is fully used."""
     scheduler = build_scheduler(num_blocks=5_000, max_waiting=10_000, max_running=8)
     arrivals, done = {}, {}
 
@@ -194,7 +194,7 @@ def test_a_flood_of_long_prompts_does_not_delay_short_ones() -> None:
 
 
 def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
-    """While short prompts arrive faster than they are computed, a long one gets half of the tokens."""
+    """While short prompts arrive faster than they are computed, a long prompt gets half of the tokens."""
     scheduler = build_scheduler(num_blocks=5_000, max_waiting=10_000, max_running=8)
     scheduler.add(build_sequence("long", 0, tokens=[1] * 400, arrival_s=0.0))
     done = {}
@@ -209,7 +209,7 @@ def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
 
 
 def test_short_prompts_of_a_low_class_do_not_slow_a_high_one() -> None:
-    """The half for the shortest prompts belongs to the most urgent class; the rest of the step is for others."""
+    """The half for the shortest prompts goes to the most urgent class; the rest of the step to all others."""
     scheduler = build_scheduler()
     scheduler.add(build_sequence("high", 0, tokens=list(range(40))))
     scheduler.add(build_sequence("low", 1, priority=2))
@@ -220,7 +220,7 @@ def test_short_prompts_of_a_low_class_do_not_slow_a_high_one() -> None:
 
 
 def test_a_large_prompt_is_not_overtaken_by_small_ones() -> None:
-    """While the most urgent sequence waits for memory, no other is admitted."""
+    """While the most urgent sequence waits for memory, no other sequence is admitted."""
     scheduler = build_scheduler(num_blocks=12, max_waiting=1_000)
     scheduler.add(build_sequence("runs", 0, tokens=list(range(40))))
     run_step(scheduler)
@@ -235,7 +235,7 @@ def test_a_large_prompt_is_not_overtaken_by_small_ones() -> None:
 
 
 def test_text_that_outgrows_memory_preempts_the_least_urgent() -> None:
-    """When no block is free the most urgent continues, the least urgent is computed again later, and both finish."""
+    """Without free blocks the least urgent sequence is preempted and recomputed later, and both finish."""
     scheduler = build_scheduler(num_blocks=6)
     first = build_sequence("first", 0, tokens=[1] * 8, num_levels=0, max_new_tokens=12)
     second = build_sequence("second", 1, tokens=[2] * 8, num_levels=0, max_new_tokens=12)
@@ -252,7 +252,7 @@ def test_text_that_outgrows_memory_preempts_the_least_urgent() -> None:
 
 @pytest.mark.parametrize(("length", "chunk"), [(10, (8, 2)), (8, (4, 4))])
 def test_the_cached_prefix_is_shared_by_running_requests(length: int, chunk: tuple[int, int]) -> None:
-    """Requests with one prompt hold the same full blocks; only the rest is computed, at least the last token's block."""
+    """Requests with the same prompt share full blocks; only the rest is computed, at least the last token's block."""
     scheduler = build_scheduler()
     one, two = (
         build_sequence(name, order, tokens=list(range(length)), num_levels=2, rows_by_level=(1,))
@@ -270,7 +270,7 @@ def test_the_cached_prefix_is_shared_by_running_requests(length: int, chunk: tup
 
 
 def test_blocks_behind_the_window_are_free() -> None:
-    """A prompt of 12 blocks runs in 5, for its sinks, its window and a chunk; when computed it holds 2, and all 12 are cached."""
+    """A prompt of 12 blocks runs in 5 blocks (sinks, window, chunk), then holds 2, and all 12 are cached."""
     scheduler = build_scheduler(Window(4, frozenset({0}), num_sinks=1), max_chunk_tokens=8)
     long = build_sequence("long", 0, tokens=list(range(48)), num_levels=2, rows_by_level=(1,))
     scheduler.add(long)
@@ -283,7 +283,7 @@ def test_blocks_behind_the_window_are_free() -> None:
 
 
 def test_measured_rows_bound_prompts_and_beams() -> None:
-    """A step has so many prompt tokens at most, yet all decode tokens and the beams of one request, and prompts never stop."""
+    """A row limit bounds prompt tokens, but not decode tokens or a request's beams, and prompts still progress."""
     scheduler = build_scheduler(num_blocks=200, max_num_batched_tokens=64, max_chunk_tokens=64, max_beam_rows=64)
     long = list(range(60))
     scheduler.add(build_sequence("text", tokens=[1], num_levels=0, max_new_tokens=20))

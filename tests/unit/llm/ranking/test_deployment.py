@@ -1,4 +1,4 @@
-"""The deployment's class without Ray: versions, deadlines, refusals, and changes of the live bundle."""
+"""The deployment class without Ray: versions, deadlines, errors, and changes of the live bundle."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ def build_request(version: str, **changes) -> RankRequest:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Settings of a small engine with quick polls. The compiled kernels do not support int8 keys and values, so torch runs."""
+    """Settings of a small engine with fast polls. Compiled kernels do not support int8 KV, so torch runs."""
     return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=16, kv_kind="int8")
 
 
@@ -41,7 +41,7 @@ limits_measured_once = cache(limits_of)
 
 @pytest.fixture
 def replica(settings, monkeypatch):
-    """A replica that starts with no bundle. The machine's limits, which take a second to measure, are those of the first one here."""
+    """A replica without a bundle; the machine's limits are measured once for all tests."""
     monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
     replica = LlmDeployment(settings)
     yield replica
@@ -61,7 +61,7 @@ async def served(replica: LlmDeployment, version: str) -> RankResult:
 
 @pytest.fixture
 async def live(replica: LlmDeployment, settings: Settings) -> LlmDeployment:
-    """A replica on which v1 is live."""
+    """A replica with v1 live."""
     publish_bundle(settings.bundle_root, "v1")
     await served(replica, "v1")
     return replica
@@ -70,7 +70,7 @@ async def live(replica: LlmDeployment, settings: Settings) -> LlmDeployment:
 async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_the_new_version(
     live, settings, monkeypatch
 ) -> None:
-    """Between its look at the live bundle and its place in the queue the version changes and the idle old thread ends: nothing is broken."""
+    """If the version changes before a request is queued and the old thread ends, the refusal names both versions."""
     old = live._engines.of("v1")
     publish_bundle(settings.bundle_root, "v2", seed=9)
     await served(live, "v2")
@@ -82,7 +82,7 @@ async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_th
 
 
 def live_kv_bytes() -> int:
-    """Return the bytes of the keys and values of all engines that exist."""
+    """Return the bytes of the keys and values of all existing engines."""
     gc.unfreeze()
     gc.collect()
     caches = [one for one in gc.get_objects() if type(one) is KvCache]
@@ -93,15 +93,15 @@ def live_kv_bytes() -> int:
 
 
 async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings, monkeypatch) -> None:
-    """While versions change under load, every request has its own version's ranking or is refused with the other version.
+    """During swaps under load, requests get their own version's ranking or a refusal with the other version.
 
-    Measured when both engines exist, the bytes of keys and values are those of one pool: each new engine takes blocks of the old one's.
+    With both engines present, KV memory is that of one pool: a new engine takes over the old engine's blocks.
     """
     kv_bytes: list[int] = []
     start_thread = deployment.EngineThread
 
     def measured(*args: object) -> EngineThread:
-        """Start a new engine's thread, the old one's being at work."""
+        """Record the KV bytes and start a new engine's thread while the old engine works."""
         kv_bytes.append(live_kv_bytes())
         return start_thread(*args)
 
@@ -112,7 +112,7 @@ async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings,
     replies = []
 
     async def load() -> None:
-        """Rank without pause, for the live version."""
+        """Rank continuously for the live version."""
         version = "v0"
         while version != "v3":
             reply = await replica.rank(build_request(version))
@@ -146,7 +146,7 @@ async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings,
     ],
 )
 async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_candidate) -> None:
-    """As the next live version or as a candidate, one that does not verify or fails in any other way is refused with a log line; the one before ranks on, and the replica is healthy."""
+    """A corrupt bundle, live or candidate, is rejected with a log line; the previous version keeps ranking."""
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
     broken.path.rename(settings.bundle_root / "v2")
     (settings.bundle_root / "v2" / name).write_text(content)
@@ -161,7 +161,7 @@ async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_ca
 
 
 async def test_refusals_have_their_kinds(replica, settings) -> None:
-    """Without a bundle the replica is healthy and refuses; so are a passed deadline, and requests beyond the queue."""
+    """A missing bundle, a passed deadline and a full queue are refused with their kinds; the replica stays healthy."""
     absent = await replica.rank(build_request("v1"))
     replica.check_health()
     publish_bundle(settings.bundle_root, "v1")
@@ -188,7 +188,7 @@ async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
 
 
 async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monkeypatch) -> None:
-    """An engine that hangs in a step makes its replica unhealthy, and one that comes back makes it healthy again."""
+    """A hanging step makes the replica unhealthy, and its end makes it healthy again."""
     engine, goes_on = live._engines.of("v1").bundle.engine, threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
@@ -206,7 +206,7 @@ async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monke
 
 
 async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settings: Settings) -> None:
-    """After a rollback to one that was made of items alone nothing is ranked and nothing fails; the next trained one is live as usual."""
+    """With a bundle without models, requests are refused and health checks pass until a trained bundle is live."""
     store, source = BundleStore(settings.bundle_root), settings.state_dir / "items-only"
     source.mkdir()
     (source / "report.json").write_text("{}")
@@ -224,7 +224,7 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
 
 
 async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, settings: Settings) -> None:
-    """Each request by the version that it names, from one KV pool; a promoted canary goes on in its engine, an ended one is refused."""
+    """Live version and canary rank from a single KV pool; promotion keeps the engine, an ended canary is refused."""
     store = BundleStore(settings.bundle_root)
     publish_bundle(settings.bundle_root, "v2", seed=9)
     store.promote("v1")

@@ -1,4 +1,4 @@
-"""A loaded bundle: requests in item ids become rankings of the engine, and its results become item ids."""
+"""A loaded bundle: requests with item ids become engine rankings, and results become item ids."""
 
 import dataclasses
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def build_request(**changes) -> RankRequest:
 
 
 def rank(loaded: LoadedBundle, request: RankRequest):
-    """Rank with the engine alone."""
+    """Rank with the engine, without its thread."""
     loaded.engine_call(request, 10.0)(loaded.engine, "x", 1.0)
     outcomes = []
     while not outcomes:
@@ -46,19 +46,19 @@ def rank(loaded: LoadedBundle, request: RankRequest):
 
 
 def not_a_number(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights with a number of the last norm replaced."""
+    """Return the weights with one number of the last norm replaced by NaN."""
     tensors["model.norm.weight"][3] = torch.nan
     return tensors
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    """A tiny bundle, live."""
+    """A tiny live bundle."""
     return publish_bundle(tmp_path / "bundles", "v1")
 
 
 def test_items_come_best_first_with_log_probabilities(bundle) -> None:
-    """The k best by dense scores are returned as item ids; items unknown to the bundle are not part of the prompt."""
+    """The k best items by dense scores are returned; items unknown to the bundle are skipped in the prompt."""
     loaded = load(bundle)
 
     result = rank(loaded, build_request())
@@ -71,7 +71,7 @@ def test_items_come_best_first_with_log_probabilities(bundle) -> None:
 
 
 def test_filters_and_exclusions_restrict_the_result(bundle) -> None:
-    """Only allowed items that are not excluded are returned, fewer than k if necessary."""
+    """Only allowed, not excluded items are returned, fewer than k if necessary."""
     filters = Filters(categories=("even",), allowed_item_ids=("i2", "i3", "i4", "i6"))
     request = build_request(excluded_item_ids=("i4", "i1", "nothing"), filters=filters)
 
@@ -80,7 +80,7 @@ def test_filters_and_exclusions_restrict_the_result(bundle) -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"max_waiting": 1, "max_running": 1}])
 def test_the_warm_up_leaves_the_engine_empty(bundle, limits) -> None:
-    """After loading, no request is in flight and no block is held, also where the queue is shorter than the warm-up's batch."""
+    """After loading, no request is in flight and no block is held, even if the queue is shorter than the warm-up."""
     loaded = load(bundle, **limits)
 
     assert not loaded.engine.has_work
@@ -89,7 +89,7 @@ def test_the_warm_up_leaves_the_engine_empty(bundle, limits) -> None:
 
 
 def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
-    """A bundle whose prompts could outgrow the decoder's positions is corrupt."""
+    """A bundle whose prompts could exceed the decoder's positions is corrupt."""
     too_long = dataclasses.replace(bundle, manifest={**bundle.manifest, "prompt": {"max_items": 64, "stride": 5}})
 
     with pytest.raises(BundleCorrupt, match="65 tokens, the decoder has 64 positions"):
@@ -106,7 +106,7 @@ def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
 def test_a_decoder_whose_scores_are_not_finite_is_refused(
     bundle, tmp_path: Path, break_weights: Callable[..., Any], error: type[Exception], reason: str
 ) -> None:
-    """Weights that are not finite by their names, an overflow by the warm-up's scores, and nothing is served."""
+    """Non-finite weights are reported by name, and an overflow by the warm-up's scores."""
     source = tmp_path / "source-v1"
     path = source / "decoder" / "model.safetensors"
     save_file(break_weights(load_file(path)), path)

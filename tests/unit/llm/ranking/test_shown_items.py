@@ -1,4 +1,4 @@
-"""A replica's masks follow the live catalogue without a mask for every change."""
+"""A replica's masks follow the live catalogue without a new mask for every change."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ NUM_ITEMS = 10
 
 
 def hide(items: LiveItems, *item_ids: str, available: bool = False) -> None:
-    """State that these items are hidden, or shown."""
+    """Set the availability of these items."""
     items.apply((item_id, ItemState(item_id=item_id, available=available)) for item_id in item_ids)
 
 
 def allowed_by(shown: ShownItems, now_s: float) -> list[int]:
-    """What the engine may rank without filters."""
+    """Return the items that the engine may rank without filters."""
     mask, hidden = shown.masks(Filters(), now_s)
     allowed = np.ones(NUM_ITEMS, dtype=bool) if mask is None else mask.copy()
     allowed[hidden] = False
@@ -25,7 +25,7 @@ def allowed_by(shown: ShownItems, now_s: float) -> list[int]:
 
 
 def test_what_is_hidden_counts_at_once_and_masks_are_kept_for_half_a_second() -> None:
-    """The array stays the same meanwhile, what is shown again waits for the next one, and items that the bundle lacks are not in it."""
+    """Hidden items apply immediately; the mask is reused for half a second, so shown items wait for the next mask."""
     items = LiveItems()
     shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
     assert shown.masks(Filters(), 0.0) == (None, [])
@@ -42,7 +42,7 @@ def test_what_is_hidden_counts_at_once_and_masks_are_kept_for_half_a_second() ->
 
 
 def test_filters_meet_the_live_catalogue() -> None:
-    """A filtered mask holds the bundle's items of the category that may be shown now, categories as stated."""
+    """A filtered mask has the bundle's available items of the category, with the live categories."""
     items = LiveItems()
     shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
     hide(items, "i02")

@@ -1,4 +1,4 @@
-"""The affinity router's rule: a session stays at its replica up to the bound of loads."""
+"""The affinity router's rule: a session stays at its replica up to a load bound."""
 
 import pytest
 from hypothesis import given
@@ -24,13 +24,13 @@ BOUND = 1.25
     ],
 )
 def test_a_session_leaves_a_replica_with_far_more_load(loads: list[int], others: list[int], place: int) -> None:
-    """It goes to the next one on the ring with room, or to the least loaded of its candidates where none has room."""
+    """A session moves to the next replica on the ring with room, or to the least loaded candidate."""
     assert first_with_room(loads, loads + others, BOUND) == place
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=200))
 def test_no_replica_is_ever_beyond_the_bound(num_replicas: int, homes: list[int]) -> None:
-    """Whatever the sessions, as long as every replica is a candidate of each."""
+    """For any sessions, no replica exceeds the bound if every replica is a candidate of each session."""
     loads = [0] * num_replicas
     for home in homes:
         ring = [(home + step) % num_replicas for step in range(num_replicas)]

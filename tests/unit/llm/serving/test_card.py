@@ -1,4 +1,4 @@
-"""Settings that a card does not support end the start with their name and the fix; KV pools are sized by its free memory."""
+"""Unsupported settings stop the start with their name and the fix; KV pools are sized by free memory."""
 
 import re
 from contextlib import nullcontext
@@ -42,14 +42,14 @@ OLD = "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float3
     ],
 )
 def test_what_a_card_has_no_instructions_for_is_refused(card, dtype, kv_kind, refused) -> None:
-    """bf16 before Ampere, and fp8 before Ada, where Triton's compiler would fail in the first step."""
+    """bf16 before Ampere and fp8 before Ada are rejected, since Triton's compiler would fail in the first step."""
     with nullcontext() if refused is None else pytest.raises(ConfigError, match=f"TAILRACE_{refused}"):
         check_support(card, "TAILRACE_LLM_DTYPE", dtype, kv_kind)
 
 
 @pytest.mark.parametrize(("card", "head_dim", "refused"), [(T4, 64, False), (T4, 128, True), (A100, 128, False)])
 def test_heads_that_exceed_the_shared_memory_are_refused(card: Card, head_dim: int, refused: bool) -> None:
-    """Of an older card, whatever the dtype: its compiler would fail in the first step."""
+    """Large heads on an older GPU are rejected for any dtype, since its compiler would fail in the first step."""
     pool, shape = KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", 64, 0.4), attention_shape(16, 8, head_dim, layers=2)
 
     with pytest.raises(ConfigError, match=r"heads have 128 numbers.*T4") if refused else nullcontext():
@@ -57,7 +57,7 @@ def test_heads_that_exceed_the_shared_memory_are_refused(card: Card, head_dim: i
 
 
 def test_what_the_limits_took_of_a_card_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are measured before a text replica's pool is taken, which would leave no memory; what was measured in is returned to the driver, on a card alone."""
+    """Limits are measured before a text replica allocates its pool, and the memory used is returned on GPUs."""
     done: list[str] = []
     monkeypatch.setattr("services.llm.serving.card.measure_limits", lambda *_: done.append("measure"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
@@ -70,7 +70,7 @@ def test_what_the_limits_took_of_a_card_is_free_again(monkeypatch: pytest.Monkey
 
 
 def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
-    """A replica on cuda:99 says how many devices it sees; a CPU is no card, and keeps the configured blocks."""
+    """The error for a missing device states the visible devices; a CPU keeps the configured blocks."""
     absent = r"TAILRACE_LLM_DEVICE: cuda:99 is not there, this process sees \d+ CUDA devices"
     with pytest.raises(ConfigError, match=absent):
         ranking_pool(Settings(llm_device="cuda:99"))
@@ -82,7 +82,7 @@ def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
 
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_pool_takes_its_share_of_the_memory_that_was_free_at_the_start(kind) -> None:
-    """65,536 blocks, the former value for a card, would take 112 GiB of 78; the share of it fits, for the next bundle's pool too."""
+    """The pool takes its fraction of the memory that was free at startup, for the next bundle's pool too."""
     config, pool = EngineConfig(kv_kind=kind), KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.4)
     cache = KvCache(QWEN3, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 
@@ -94,7 +94,7 @@ def test_a_pool_takes_its_share_of_the_memory_that_was_free_at_the_start(kind) -
 
 
 def test_the_next_bundle_takes_the_running_pool_though_no_second_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share of 0.7 leaves no room for a second pool: the same decoder needs none, and one with other heads is refused with the size that fits."""
+    """The next bundle reuses the running pool; a decoder with other heads is rejected with the size that fits."""
     monkeypatch.setattr("services.llm.serving.card.free_bytes_of", lambda device: 20 * 2**20)
     small = replace(H100, free_bytes=60 * 2**20)
     pool, config = KvPoolSize(small, "TAILRACE_KV_NUM_BLOCKS", None, 0.7), EngineConfig()
@@ -116,7 +116,7 @@ def test_the_next_bundle_takes_the_running_pool_though_no_second_one_fits(monkey
     ],
 )
 def test_a_pool_that_does_not_fit_is_refused_with_the_size_that_does(num_blocks, share, free_gib, refused) -> None:
-    """The error names the setting that asked for it, what it takes, what is free and what to set."""
+    """The error names the setting, the requested and the free memory, and a value that fits."""
     pool = KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", num_blocks, share)
 
     with pytest.raises(ConfigError, match=f"TAILRACE_{refused}"):
@@ -125,7 +125,7 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_size_that_does(num_blocks,
 
 @pytest.mark.parametrize("free_gib", [6.1, 30.4, 50.4, 73.9])
 def test_the_share_that_a_refusal_names_fits(free_gib: float) -> None:
-    """It is rounded down: rounded to the nearest, every second one was refused again, with the same advice."""
+    """The proposed fraction is rounded down, so it fits."""
     free_bytes = int(free_gib * GIB)
     with pytest.raises(ConfigError) as refused:
         KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.9).fit(EngineConfig(), QWEN3, 2, free_bytes)

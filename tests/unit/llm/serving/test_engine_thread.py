@@ -1,4 +1,4 @@
-"""The engine's thread: results reach their callers, cancels reach the engine, and a failed engine fails every caller."""
+"""The engine's thread: results reach callers, cancels reach the engine, and a failed engine fails every caller."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from tests.support.wait import until
 
 @pytest.fixture
 def engine(request) -> Engine:
-    """A tiny engine with a queue of four requests; asynchronous where a test's parameter asks for it."""
+    """A tiny engine with a queue of four requests; asynchronous if the test's parameter is true."""
     items = build_items(1)
     return build_engine(build_decoder(items), items, max_waiting=4, is_asynchronous=getattr(request, "param", False))
 
@@ -36,7 +36,7 @@ def add_long(engine: Engine, request_id: str, now_s: float) -> None:
 
 @pytest.mark.parametrize("engine", [True], indirect=True)
 async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine(engine) -> None:
-    """Which started after its arrival. A step began when the call that started it returned, and the first call has no results."""
+    """Callers get their own results; a step begins when the call that started it returns."""
     steps: list[Stepped] = []
     thread = EngineThread(engine, 1, steps.append)
 
@@ -56,7 +56,7 @@ async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine(engine
 
 
 class Hold:
-    """Holds the engine after its first step until it may go on, and keeps what ended."""
+    """Holds the engine after its first step until released, and keeps the ended requests."""
 
     def __init__(self) -> None:
         self.has_stepped, self.may_go_on = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ class Hold:
 
 
 async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
-    """When a caller leaves, its request ends as cancelled."""
+    """If a caller is cancelled, its request ends as cancelled."""
     thread = EngineThread(engine, 1, hold := Hold())
     caller = asyncio.create_task(thread.run_request(add_long))
     await until(hold.has_stepped.is_set)
@@ -85,7 +85,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
 
 
 async def test_stopping_finishes_requests_in_flight(engine) -> None:
-    """A stopped thread finishes its requests, then ends and refuses new ones. The caller of a refused request gets the engine's error."""
+    """A stopped thread finishes its requests and rejects new ones; an invalid request raises the engine's error."""
     thread = EngineThread(engine, 1, lambda stepped: None)
     caller = asyncio.create_task(thread.run_request(add_long))
     with pytest.raises(InvalidRequest):
@@ -101,7 +101,7 @@ async def test_stopping_finishes_requests_in_flight(engine) -> None:
 
 
 async def test_a_failed_engine_fails_every_caller(engine) -> None:
-    """When a step fails, all callers get DependencyUnavailable, later ones too, and the cause is kept."""
+    """If a step fails, current and later callers get DependencyUnavailable, and the cause is kept."""
     thread = EngineThread(engine, 1, lambda stepped: None)
 
     def add_and_fail(engine: Engine, request_id: str, now_s: float) -> None:
@@ -139,7 +139,7 @@ async def test_the_queue_time_includes_the_step_in_progress(engine) -> None:
 
 
 async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> None:
-    """All results since the last call are returned together; an error is raised again at each later call, which does not wait."""
+    """All results since the last call are returned together; an error is raised by every later call immediately."""
     stream = EngineStream(("0.0",))
     first, second, third = (NewToken("0.0", SampledToken(token_id), 0, 0.0) for token_id in (1, 2, 3))
     stream.put(first)
@@ -156,7 +156,7 @@ async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> No
 
 
 async def test_a_step_hangs_after_a_multiple_of_its_predicted_time(engine, monkeypatch) -> None:
-    """A slow step that was predicted to be slow is healthy for as long as `max_step_s` and longer."""
+    """A slow step that was predicted to be slow is healthy, even beyond `max_step_s`."""
     may_end = threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (may_end.wait(10.0), step(now_s))[1])
@@ -178,7 +178,7 @@ async def test_a_step_hangs_after_a_multiple_of_its_predicted_time(engine, monke
 
 
 async def test_the_thread_records_the_time_of_its_steps(engine) -> None:
-    """So that the engine predicts the next ones."""
+    """Step times are recorded, so the engine can predict the next steps."""
     thread = EngineThread(engine, 1, lambda stepped: None)
 
     await thread.run_request(add_long)

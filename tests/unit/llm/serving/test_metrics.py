@@ -1,4 +1,4 @@
-"""Metrics of an engine's steps: vLLM's names by model, costs by kind, zeros for what has not happened; and the spans of a request's time."""
+"""Metrics of engine steps: vLLM's names by model, costs by kind, zeros for absent events; and request spans."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ LIMITS = MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
 
 
 def test_texts_and_rankings_are_counted() -> None:
-    """Tokens, their gaps, the parts of a request's time, how it ended and the costs of each kind of step; the rest is 0."""
+    """Tokens, latencies, request outcomes and step costs are counted, and all other counters are 0."""
     items, registry = build_items(1), CollectorRegistry()
     engine = build_engine(build_decoder(items), items)
     metrics = EngineStepMetrics(EngineMetrics(registry), engine, "tiny", LIMITS)
@@ -67,7 +67,7 @@ def test_texts_and_rankings_are_counted() -> None:
 
 
 def test_two_engines_of_a_replica_add_up() -> None:
-    """During a release the candidate's engine runs beside the live one's: the queues' gauges hold both, and nothing when both are done."""
+    """During a release, the gauges add the live and the candidate engine, and return to 0 when both are idle."""
     items, registry = build_items(1), CollectorRegistry()
     shared = EngineMetrics(registry)
     engines = [build_engine(build_decoder(items), items) for _ in range(2)]
@@ -92,14 +92,14 @@ def test_two_engines_of_a_replica_add_up() -> None:
 
 
 def test_limits_are_measured() -> None:
-    """A machine reads and multiplies at some rate."""
+    """Measured memory bandwidth and FLOP rate are positive."""
     limits = measure_limits(torch.device("cpu"), torch.float32)
 
     assert min(limits.bytes_per_s, limits.flops_per_s) > 1e8
 
 
 def ended(**changes: Any) -> Ended:
-    """A request that waited 1 s, prefilled 2 s and decoded 3 s."""
+    """Build a request that waited 1 s, prefilled 2 s and decoded 3 s."""
     now_s = time.monotonic()
     fields: dict[str, Any] = {
         "request_id": "r",
@@ -128,7 +128,7 @@ def ended(**changes: Any) -> Ended:
     ],
 )
 def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dict[str, float]) -> None:
-    """A request that never ran has a queue span alone; one that ended with its prompt has no decode span."""
+    """A request that never ran has only a queue span; a request that ended with its prompt has no decode span."""
     recorder = Recorder()
 
     with recorder.tracing.entry("llm.rank", {}):

@@ -1,4 +1,4 @@
-"""Refusals carry every error that a replica raises on purpose to the caller."""
+"""Refusals carry every deliberate error of a replica to the caller."""
 
 import pickle
 
@@ -34,7 +34,7 @@ from services.llm.serving.reply import TEXT, refusal_of
     ],
 )
 def test_an_error_survives_the_trip(error) -> None:
-    """A pickled refusal becomes an error of the same class with the same details; the part is the LLM."""
+    """A pickled refusal becomes an error of the same class with the same details."""
     back = pickle.loads(pickle.dumps(refusal_of(error))).as_error()
 
     assert type(back) is type(error)
@@ -43,7 +43,7 @@ def test_an_error_survives_the_trip(error) -> None:
 
 
 def test_a_refusal_names_the_part_that_refused() -> None:
-    """The handle names its part: the LLM or the text model. An error that a replica should never raise is not shown to the caller."""
+    """The error names the LLM or the text model; unexpected errors are hidden from the caller."""
     refusal = refusal_of(Overloaded("the engine's queue", 0.25))
 
     assert "the LLM is overloaded" in str(refusal.as_error())

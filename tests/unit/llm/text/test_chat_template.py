@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them; what a template refuses is the caller's error."""
+"""Chat templates render as in transformers; template errors are the caller's errors."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def messages_of(turns) -> list[ChatMessage]:
     ],
 )
 def test_a_template_renders_as_transformers_does(template: str, variables: dict[str, object], tmp_path: Path) -> None:
-    """The prompt of a conversation equals that of transformers: white space, escapes and the caller's variables, null too."""
+    """The prompt equals that of transformers, including white space, escapes, and variables with null values."""
     folder = write_checkpoint(tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     theirs = AutoTokenizer.from_pretrained(folder)
@@ -65,7 +65,7 @@ def test_a_template_renders_as_transformers_does(template: str, variables: dict[
 
 
 def test_the_template_file_has_precedence(tmp_path: Path) -> None:
-    """`chat_template.jinja` precedes the config; a list has a default; a checkpoint may have none."""
+    """`chat_template.jinja` takes precedence over the config; a list has a default; a template is optional."""
     templates = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
 
@@ -77,7 +77,7 @@ def test_the_template_file_has_precedence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "", "self", "namespace", "strftime_now", *sorted(TEMPLATE_NAMES)])
 def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
-    """A variable that the template does not read, or that is set here, is refused; those that it reads are named."""
+    """A variable that is reserved or that the template does not read is rejected, and valid variables are named."""
     template = ChatTemplate(THINKING, {"eos_token": "<|end|>"})
 
     with pytest.raises(InvalidRequest, match="it reads effort, enable_thinking") as refusal:
@@ -88,7 +88,7 @@ def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
 
 
 def test_what_a_template_refuses_is_the_callers_error() -> None:
-    """The template's own message reaches the caller, with the field; one with a syntax error is refused at load."""
+    """The template's message reaches the caller with the field; a syntax error is rejected when loading."""
     with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
         ChatTemplate(TEMPLATE, {"eos_token": "<|end|>"}).render(messages_of([("system", "be brief")]))
     with pytest.raises(CheckpointError, match="chat template"):
@@ -97,7 +97,7 @@ def test_what_a_template_refuses_is_the_callers_error() -> None:
 
 @pytest.mark.parametrize("effort", [0, "much", [1], {"much": 1}])
 def test_a_value_that_breaks_a_template_is_the_callers_error(effort: object) -> None:
-    """Any Python error of the template is a refusal."""
+    """Any Python error of the template becomes an InvalidRequest."""
     with pytest.raises(InvalidRequest, match="chat_template_kwargs of its types"):
         ChatTemplate(THINKING, {}).render(messages_of(CONVERSATION), {"effort": effort})
 
@@ -112,7 +112,7 @@ def test_a_value_that_breaks_a_template_is_the_callers_error(effort: object) -> 
     ],
 )
 def test_a_template_is_sandboxed(source: str) -> None:
-    """It cannot reach into Python. Products of texts and lists, large powers and wide indents are refused when it runs, small ones are computed."""
+    """Templates cannot access Python internals, and large products, powers and indents are rejected at run time."""
     with pytest.raises(InvalidRequest, match="refuses them"):
         ChatTemplate(source, {}).render(messages_of([("user", "hi")]))
     assert ChatTemplate("{{ '=' * 3 }}{{ 2 ** 3 }}", {}).render(()) == "===8"

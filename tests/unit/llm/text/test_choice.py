@@ -14,13 +14,13 @@ TOKENIZER = TextTokenizer(LIBRARY)
 
 
 def choice_of(*stop: str) -> TextChoice:
-    """Build a choice that ends at the end token."""
+    """Build a choice that ends at the EOS token."""
     return TextChoice(0, TOKENIZER, stop=stop, stop_token_ids={EOS_ID})
 
 
 @given(st.lists(st.integers(1, LIBRARY.get_vocab_size() - 1), max_size=30), st.integers(1, 5))
 def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
-    """The joined pieces are the decoded text and count all tokens; an incomplete character is held back."""
+    """The joined pieces equal the decoded text and count all tokens; an incomplete character is held back."""
     choice, pieces = choice_of(), []
     for place, token_id in enumerate(token_ids):
         choice.append(SampledToken(token_id))
@@ -35,7 +35,7 @@ def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
 
 
 def test_each_token_has_its_place_in_the_text() -> None:
-    """The number of complete characters before it; tokens that are not shown have no length."""
+    """A token's offset is the number of complete characters before it; hidden tokens have length zero."""
     choice = choice_of()
     the, *others = LIBRARY.encode("the🎈 sea").ids
 
@@ -50,7 +50,7 @@ def test_each_token_has_its_place_in_the_text() -> None:
 
 
 def test_the_end_token_counts_and_is_not_shown() -> None:
-    """A stop token is one of the completion's tokens, without text and without a logprob."""
+    """A stop token counts as a completion token, without text and without a logprob."""
     choice = choice_of()
     token_id = LIBRARY.encode("the").ids[0]
 
@@ -70,7 +70,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
 def cut_at_once(text: str, stop: list[str]) -> tuple[str, bool]:
-    """Search the whole text for the first place where a stop string ends."""
+    """Cut the whole text at the first position where a stop string ends."""
     for end in range(1, len(text) + 1):
         ended = [string for string in stop if text[:end].endswith(string)]
         if ended:
@@ -94,7 +94,7 @@ def test_the_cut_does_not_depend_on_the_pieces(text, stop, borders) -> None:
 
 
 def test_only_a_possible_stop_string_is_held_back() -> None:
-    """Text that cannot be part of one is released at once."""
+    """Text that cannot be part of a stop string is released immediately."""
     stops = StopStrings(["\n\nEND"])
 
     assert stops.feed("hello\n") == "hello"

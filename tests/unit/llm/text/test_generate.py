@@ -1,4 +1,4 @@
-"""Requests for text against a real engine: equality with transformers, choices, ends, cancels, deadlines, schemas."""
+"""Text requests to a real engine: equality with transformers, choices, ends, cancels, deadlines, schemas."""
 
 import asyncio
 import json
@@ -51,14 +51,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder) -> LoadedText:
-    """The checkpoint in an engine with blocks of four tokens and a short queue; what a test computes stays cached for the next."""
+    """The checkpoint in an engine with blocks of four tokens and a short queue; its cache persists across tests."""
     config = EngineConfig(block_tokens=4, num_blocks=200, max_waiting=20, tile_tokens=64, cpu_kernels="torch")
     limits = RequestLimits(max_tokens=200, max_choices=8)
     return load_text(folder, "tiny", config, torch.float32, "cpu", limits)
 
 
 class Watched:
-    """A running engine that keeps all results of its steps. After each step it waits until the streams have delivered them."""
+    """A running engine that keeps all step results and lets the streams deliver them after each step."""
 
     def __init__(self, loaded: LoadedText) -> None:
         self.loaded = loaded
@@ -76,7 +76,7 @@ class Watched:
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(10)
 
     def statuses(self) -> list[Status]:
-        """Return how requests ended."""
+        """Return the final statuses of requests."""
         return [end.outcome.status for step in self.steps for end in step.ended]
 
     async def events(self, **fields) -> AsyncIterator[TextEvent]:
@@ -106,12 +106,12 @@ async def engine(loaded):
 
 
 def text_of(events: list[TextEvent], index: int = 0) -> str:
-    """Put a choice together."""
+    """Return the text of a choice."""
     return "".join(event.text for event in events if isinstance(event, TextPiece) and event.index == index)
 
 
 def reasons_of(events: list[TextEvent]) -> dict[int, FinishReason | None]:
-    """Return why each choice ended."""
+    """Return the finish reason of each choice."""
     return {event.index: event.finish_reason for event in events if isinstance(event, TextPiece)}
 
 
@@ -120,7 +120,7 @@ async def test_greedy_text_is_transformers_text(engine, folder) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     turn = {"role": TURN.role, "content": TURN.content}
     chat = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-    plain = "a turbine takes the head of the flow"  # of this test alone, so that nothing of it is cached
+    plain = "a turbine takes the head of the flow"  # only used here, so that no prefix of it is cached
 
     by_prompt = await engine.all_events(prompt=plain, max_tokens=40)
     by_chat = await engine.all_events(messages=(TURN,), max_tokens=40)
@@ -135,7 +135,7 @@ async def test_greedy_text_is_transformers_text(engine, folder) -> None:
 
 
 async def test_pieces_come_as_they_are_made(engine) -> None:
-    """A stream has many pieces; without pieces a choice is one piece, and both are the same text."""
+    """A stream has many pieces; without streaming a choice is a single piece with the same text."""
     streamed = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True)
     whole = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True, in_pieces=False)
 
@@ -147,7 +147,7 @@ async def test_pieces_come_as_they_are_made(engine) -> None:
 
 
 async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
-    """Each choice has its own seed, the first the request's; the prompt is computed once."""
+    """Each choice has its own seed, the first the request's seed; the prompt is computed once."""
     sampling = SamplingOptions(temperature=3.0, seed=7)
     prompt = tuple(range(3, 43))
 
@@ -164,7 +164,7 @@ async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
 
 
 async def test_a_cached_prefix_is_found_by_the_same_key_and_salt_alone(engine) -> None:
-    """How many tokens were cached tells a caller of its own earlier prompts only; choices of one request share theirs always."""
+    """Cached token counts depend only on the caller's own prompts; choices of a request always share a prefix."""
     callers = [("a", ""), ("b", ""), ("a", "s"), ("as", ""), ("", "as"), ("a", "t")]
     prompt = "naïve café, 日本語: 1 2 3 4 5 6 7 8 9 0"
 
@@ -178,7 +178,7 @@ async def test_a_cached_prefix_is_found_by_the_same_key_and_salt_alone(engine) -
 
 
 async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
-    """The text is cut before it, and the engine ends the request as done."""
+    """The text is cut before the stop string, and the engine ends the request as done."""
     whole = text_of(await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True))
     stop = whole[20:23]
 
@@ -192,7 +192,7 @@ async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
 
 
 async def test_a_caller_that_leaves_cancels_within_a_step(engine) -> None:
-    """When the iterator is closed, no more than the step in progress is computed."""
+    """When the iterator is closed, at most the step in progress is computed."""
     events = engine.events(prompt=PROMPT, max_tokens=190, ignore_eos=True, n=2)
     await anext(events)
     engine.may_step.clear()
@@ -208,7 +208,7 @@ async def test_a_caller_that_leaves_cancels_within_a_step(engine) -> None:
 
 
 async def test_a_deadline_ends_what_was_written(engine) -> None:
-    """A text that passes its deadline ends with the tokens so far; without a token it is refused."""
+    """A text that passes its deadline ends with the tokens so far; without tokens, the request fails."""
     deadline_s = time.monotonic() + 1.0
     events = engine.events(prompt=PROMPT, max_tokens=190, ignore_eos=True, deadline_s=deadline_s)
     first = await anext(events)
@@ -226,7 +226,7 @@ async def test_a_deadline_ends_what_was_written(engine) -> None:
 
 
 async def test_a_schema_holds_at_any_temperature(engine) -> None:
-    """Guided text is JSON of the schema's form; also where the caller ignores the end token."""
+    """Guided text is JSON that matches the schema, even if the caller ignores the EOS token."""
     properties = {"a": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
     for seed in range(3):
@@ -239,12 +239,12 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
 
 
 class Looser(JsonGuide):
-    """A guide whose grammar is that of any boolean, whatever the schema, and fails where `fails`."""
+    """A guide whose grammar accepts any boolean instead of the schema, or fails if `fails` is set."""
 
     fails = False
 
     def compile(self, schema: str) -> JsonGrammar:
-        """Compile another schema for the grammar than for the validator."""
+        """Compile the given schema for the validator and a boolean for the grammar."""
         loose = super().compile('{"type": "boolean"}')
         loose.matcher.consume_token(0) if self.fails else None
         return replace(super().compile(schema), matcher=loose.matcher)
@@ -252,7 +252,7 @@ class Looser(JsonGuide):
 
 @pytest.mark.parametrize("in_pieces", [True, False])
 async def test_a_finished_text_that_breaks_its_schema_is_an_error(engine, in_pieces: bool) -> None:
-    """The validator reads what is complete: a text cut by its length, a stop string or a stop token is none."""
+    """Only complete texts are validated, not texts cut by length, stop strings or stop tokens."""
     loaded = engine.loaded
     guide = Looser(loaded.tokenizer, VOCAB_SIZE, loaded.eos_ids)
     engine.loaded = replace(loaded, schemas=SchemaCompiler(guide.compile))
@@ -268,7 +268,7 @@ async def test_a_finished_text_that_breaks_its_schema_is_an_error(engine, in_pie
 
 
 async def test_a_failing_grammar_ends_a_stream_before_its_next_token(engine, monkeypatch) -> None:
-    """Also at the first token, with the request's field."""
+    """A grammar that fails at the first token gives an error with the request's field."""
     monkeypatch.setattr(Looser, "fails", True)
     loaded = engine.loaded
     guide = Looser(loaded.tokenizer, VOCAB_SIZE, loaded.eos_ids)
@@ -277,7 +277,7 @@ async def test_a_failing_grammar_ends_a_stream_before_its_next_token(engine, mon
     events: list[TextEvent] = []
 
     async def collect() -> None:
-        """Keep what is sent before the error."""
+        """Keep the events sent before the error."""
         async for event in engine.events(prompt="x", json_schema='{"const": 5}', max_tokens=60):
             events.append(event)  # noqa: PERF401 - an error ends it
 
@@ -293,7 +293,7 @@ def slow_part(repeats: int, last: int) -> dict[str, str]:
 
 
 async def test_schemas_that_take_long_stop_no_other_text(engine) -> None:
-    """Six callers get the deadline's answer, whatever their schemas still do; a text without a schema is written meanwhile."""
+    """Requests with slow schemas end at their deadline; a text without a schema is generated meanwhile."""
     slow = [
         {"allOf": [{"anyOf": [slow_part(part + number, one) for one in range(2)]} for part in range(12)]}
         for number in range(6)
@@ -314,7 +314,7 @@ async def test_schemas_that_take_long_stop_no_other_text(engine) -> None:
 
 
 async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None:
-    """Either all choices of a request are admitted or none: those before the refused one are cancelled."""
+    """Either all choices of a request are admitted or the request fails and admitted choices are cancelled."""
     engine.may_step.clear()
     tasks = [asyncio.create_task(engine.all_events(prompt=PROMPT, n=8, max_tokens=30)) for _ in range(9)]
     await until(lambda: engine.num_planned == 9)
@@ -328,7 +328,7 @@ async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None
 
 
 async def test_logprobs_and_stop_tokens(engine) -> None:
-    """A greedy token is its own best rival, the logprobs' bytes are the text, and a stop token ends the text unshown."""
+    """A greedy token is its own best alternative, logprob bytes match the text, and a stop token is not shown."""
     tokens = engine.loaded.tokenizer.encode(PROMPT, with_special_tokens=True)
     request = {"max_tokens": 9, "ignore_eos": True, "sampling": SamplingOptions(temperature=0, num_logprobs=3)}
     events = await engine.all_events(prompt=PROMPT, **request)
@@ -367,7 +367,7 @@ async def test_logprobs_and_stop_tokens(engine) -> None:
     ],
 )
 async def test_a_bad_request_is_refused_by_its_field(engine, fields, field: str, fix: str) -> None:
-    """The engine goes on; what exceeds the context is refused in the words of OpenAI and vLLM, which clients recognise."""
+    """The engine keeps running; context errors use the wording of OpenAI and vLLM that clients recognise."""
     with pytest.raises(InvalidRequest) as refusal:
         await engine.all_events(**fields)
 

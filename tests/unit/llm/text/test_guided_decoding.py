@@ -1,4 +1,4 @@
-"""A text drawn under a guided mask is JSON that the schema allows; a bad schema is the caller's error."""
+"""A text drawn under a guided mask is JSON that the schema allows; an invalid schema is the caller's error."""
 
 import json
 
@@ -26,7 +26,7 @@ PERSON = {
 
 
 def alternatives(num_parts: int, num_each: int) -> dict[str, object]:
-    """Return a schema of parts that must all hold, each with alternatives: they unfold into their product."""
+    """Return a conjunction of parts with alternatives, which expands to their product."""
     parts = [[{"properties": {f"p{part}_{one}": {}}} for one in range(num_each)] for part in range(num_parts)]
     return {"allOf": [{"anyOf": [{"type": "object", **each} for each in part]} for part in parts]}
 
@@ -38,7 +38,7 @@ def guide() -> JsonGuide:
 
 
 def draw(guide: JsonGuide, schema: str, seed: int) -> str:
-    """Draw uniformly from the allowed tokens until the end token."""
+    """Draw uniformly from the allowed tokens until the EOS token."""
     rng = np.random.default_rng(seed)
     mask, written = guide.compile(schema).masks(1)[0], b""
     while True:
@@ -51,7 +51,7 @@ def draw(guide: JsonGuide, schema: str, seed: int) -> str:
 
 
 def test_every_draw_satisfies_the_schema(guide) -> None:
-    """Uniform draws produce an object of the schema's form."""
+    """Uniform draws produce objects that match the schema."""
     for seed in range(10):
         person = json.loads(draw(guide, json.dumps(PERSON), seed))
 
@@ -62,7 +62,7 @@ def test_every_draw_satisfies_the_schema(guide) -> None:
 
 
 def test_choices_do_not_share_their_place(guide) -> None:
-    """Each choice has a mask of its own."""
+    """Each choice has its own mask."""
     first, second = guide.compile('{"type": "boolean"}').masks(2)
     begin = second.allowed().copy()
 
@@ -85,7 +85,7 @@ def test_choices_do_not_share_their_place(guide) -> None:
     ],
 )
 def test_a_bad_schema_names_the_field(guide, schema: str, reason: str) -> None:
-    """What is not a schema is refused by the request's field, a bad pattern with the reason, one that unfolds into too many rules with the limit."""
+    """An invalid schema, a bad pattern and an oversized grammar are rejected with the request's field."""
     with pytest.raises(InvalidRequest, match=reason) as refusal:
         guide.compile(schema)
 
@@ -93,7 +93,7 @@ def test_a_bad_schema_names_the_field(guide, schema: str, reason: str) -> None:
 
 
 def test_a_token_that_the_mask_forbids_is_a_failure(guide) -> None:
-    """A mask that was violated allows every token from then on, and records the failure."""
+    """A violated mask allows every token from then on, and records the failure."""
     mask = guide.compile('{"type": "boolean"}').masks(1)[0]
 
     mask.take(TOKENIZER.encode("x", with_special_tokens=False)[0])

@@ -1,4 +1,4 @@
-"""A text checkpoint whose files do not fit each other, or are broken, is refused before it serves."""
+"""A text checkpoint with inconsistent or corrupt files is rejected before it serves."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_an_optional_file_that_is_wrong_is_refused(folder: Path, name: str, content: bytes, reason: str) -> None:
-    """It must be a JSON object, and the end a token of the vocabulary: the error names the file or the value."""
+    """The file must be a JSON object and EOS a vocabulary token; the error names the file or the value."""
     (folder / name).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason):
@@ -51,7 +51,7 @@ def test_an_optional_file_that_is_wrong_is_refused(folder: Path, name: str, cont
 
 
 def test_a_tokenizer_with_more_tokens_than_the_decoder_is_refused(folder: Path) -> None:
-    """Prompts could hold tokens without an embedding row, as after tokens were added to a tokenizer alone."""
+    """Prompts could contain tokens without an embedding row, as after adding tokens only to the tokenizer."""
     vocab_size = load_decoder(folder, torch.float32, "cpu").config.vocab_size
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {**tokenizer["added_tokens"][0], "id": vocab_size, "content": "<|new|>"}
@@ -63,7 +63,7 @@ def test_a_tokenizer_with_more_tokens_than_the_decoder_is_refused(folder: Path) 
 
 
 def not_a_number(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with one number replaced."""
+    """Return the weights with one number replaced by NaN."""
     tensors["model.embed_tokens.weight"][3, 3] = torch.nan
     return tensors
 
@@ -75,7 +75,7 @@ def not_a_number(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_weights_that_give_no_numbers_are_refused(
     folder: Path, break_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]], reason: str
 ) -> None:
-    """The file's own names tell which are not finite; the warm-up's logits tell an overflow."""
+    """Non-finite weights are reported by name; an overflow is detected by the warm-up's logits."""
     path = folder / "model.safetensors"
     save_file(break_weights(load_file(path)), path)
 

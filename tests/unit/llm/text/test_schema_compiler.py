@@ -1,4 +1,4 @@
-"""Schemas are compiled once, few at a time, and nobody waits for them beyond the deadline."""
+"""Schemas are compiled once, a few at a time, and callers do not wait beyond their deadline."""
 
 import asyncio
 import threading
@@ -14,14 +14,14 @@ from tests.support.wait import until
 
 
 class SlowGuide:
-    """Compiles a schema when it is let; its grammar is the schema. A schema `bad` has a problem."""
+    """Compiles a schema when released; its grammar is the schema. The schema `bad` is invalid."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
         self.begun: list[str] = []
 
     def compile(self, schema: str) -> JsonGrammar:
-        """Wait until let."""
+        """Wait until released."""
         self.begun.append(schema)
         self.may_end.wait(10)
         if schema == "bad":
@@ -31,7 +31,7 @@ class SlowGuide:
 
 @pytest.fixture
 def guide() -> Iterator[SlowGuide]:
-    """A guide that lets go in the end."""
+    """A guide that is released at the end."""
     slow = SlowGuide()
     yield slow
     slow.may_end.set()
@@ -43,7 +43,7 @@ def soon() -> float:
 
 
 async def test_a_schema_is_compiled_once(guide: SlowGuide) -> None:
-    """Two callers at once share a compilation, and later ones its result."""
+    """Concurrent callers share a compilation, and later callers its result."""
     compiler = SchemaCompiler(guide.compile)
     callers = [asyncio.create_task(compiler.compiled("a", None)) for _ in range(3)]
     await until(lambda: guide.begun == ["a"])
@@ -56,7 +56,7 @@ async def test_a_schema_is_compiled_once(guide: SlowGuide) -> None:
 
 
 async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> None:
-    """Callers are answered at their deadline, further schemas are not begun; then what was compiled is there at once."""
+    """Callers end at their deadline, and further schemas wait for a slot; finished compilations are then reused."""
     compiler = SchemaCompiler(guide.compile, num_slots=2)
 
     ends = await asyncio.gather(*(compiler.compiled(each, soon()) for each in "abcd"), return_exceptions=True)
@@ -71,7 +71,7 @@ async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> N
 
 
 async def test_a_caller_that_leaves_while_it_waits_takes_no_slot(guide: SlowGuide) -> None:
-    """Whoever waits behind it is served, also where both wait for one schema."""
+    """If a waiting caller leaves, the callers behind it are served, also for the same schema."""
     compiler = SchemaCompiler(guide.compile, num_slots=1)
     first, leaving, staying = (asyncio.create_task(compiler.compiled(each, None)) for each in "abb")
     await until(lambda: guide.begun == ["a"])
@@ -83,7 +83,7 @@ async def test_a_caller_that_leaves_while_it_waits_takes_no_slot(guide: SlowGuid
 
 
 async def test_a_problem_is_kept_too(guide: SlowGuide) -> None:
-    """A schema that takes long to be refused is refused at once the next time."""
+    """A rejected schema is rejected immediately the next time."""
     compiler = SchemaCompiler(guide.compile)
     guide.may_end.set()
 
@@ -95,7 +95,7 @@ async def test_a_problem_is_kept_too(guide: SlowGuide) -> None:
 
 
 async def test_the_least_recently_used_grammar_is_dropped(guide: SlowGuide) -> None:
-    """The number of kept grammars is bounded."""
+    """The number of cached grammars is limited."""
     compiler = SchemaCompiler(guide.compile, num_kept=2)
     guide.may_end.set()
 
@@ -106,7 +106,7 @@ async def test_the_least_recently_used_grammar_is_dropped(guide: SlowGuide) -> N
 
 
 async def test_a_fault_of_the_compiler_is_no_result(guide: SlowGuide) -> None:
-    """It is raised, frees the slot, and the schema is tried again."""
+    """An internal error is raised, frees the slot and is not cached, so the schema is retried."""
 
     def fail(_: str) -> JsonGrammar:
         """Fail at any schema."""

@@ -1,4 +1,4 @@
-"""Schemas that a grammar holds inexactly are rewritten or refused: every drawn text satisfies the schema, by another validator."""
+"""Schemas that a grammar cannot express exactly are rewritten or rejected; a second validator checks drawn texts."""
 
 import json
 import re
@@ -19,7 +19,7 @@ TOKENIZER = TextTokenizer(build_tokenizer())
 VOCAB_SIZE = build_tokenizer().get_vocab_size()
 LONGEST = 400
 FORMATS = FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))
-"""Python's checker takes no offset in a time; the others need packages."""
+"""Python's checker accepts no offset in a time; the other formats need packages."""
 BOUNDS = (0, 1, 2, 2.5, -2.5, -2, 0.1, 1e-7, 99, 100.5, -0.5, 12345.678, 2**53, 1e15)
 OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": False}
 NODE = {**OBJECT, "properties": {"c": {"$ref": "#/$defs/n"}, "v": {"type": "null"}}}
@@ -32,7 +32,7 @@ def guide() -> JsonGuide:
 
 
 def draw(guide: JsonGuide, schema: dict[str, Any], seed: int) -> str | None:
-    """Draw from the allowed tokens, every second time the end where it is allowed; None where the text gets long."""
+    """Draw from the allowed tokens, with EOS half of the time if allowed; None if the text gets too long."""
     rng, written = np.random.default_rng(seed), b""
     mask = guide.compile(json.dumps(schema)).masks(1)[0]
     for _ in range(LONGEST):
@@ -49,7 +49,7 @@ def draw(guide: JsonGuide, schema: dict[str, Any], seed: int) -> str | None:
 
 
 def satisfies(schema: dict[str, Any], text: str) -> bool:
-    """Whether a text is JSON that Python's validator accepts."""
+    """Return whether a text is JSON that Python's validator accepts."""
     return Draft202012Validator(schema, format_checker=FORMATS).is_valid(json.loads(text))
 
 
@@ -83,7 +83,7 @@ def number(kind: str = "number", **bounds: float) -> dict[str, Any]:
     ids=json.dumps,
 )
 def test_every_text_satisfies_a_schema_that_is_rewritten(guide: JsonGuide, schema: dict[str, Any]) -> None:
-    """Bounds, white space and formats are held exactly."""
+    """Bounds, white space and formats are enforced exactly."""
     texts = [text for seed in range(12) if (text := draw(guide, schema, seed)) is not None]
 
     assert texts
@@ -91,7 +91,7 @@ def test_every_text_satisfies_a_schema_that_is_rewritten(guide: JsonGuide, schem
 
 
 def test_white_space_in_a_pattern_is_ecmas(guide: JsonGuide) -> None:
-    """`draw` asserts it by our own validator: Python's and Rust's white space have other characters."""
+    """`draw` checks this with our own validator, since Python and Rust define white space differently."""
     assert all(draw(guide, {"type": "string", "pattern": r"^[\s]\s[^\s]\S$"}, seed) for seed in range(20))
 
 
@@ -128,7 +128,7 @@ def test_white_space_in_a_pattern_is_ecmas(guide: JsonGuide) -> None:
 def test_a_schema_that_cannot_be_held_is_refused_by_name(
     guide: JsonGuide, schema: dict[str, Any], problem: str
 ) -> None:
-    """Before anything is generated, with the keyword and its path."""
+    """The schema is rejected before generation, with the keyword and its path."""
     with pytest.raises(InvalidRequest) as refusal:
         guide.compile(json.dumps(schema))
 
@@ -170,7 +170,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def test_the_page_lists_the_keywords(guide: JsonGuide) -> None:
-    """Each keyword and format of its rows compiles, or is refused."""
+    """Each keyword and format listed in docs/text.md compiles or is rejected as documented."""
     page = (ROOT / "docs" / "text.md").read_text()
     rows = {
         line.split("|")[1].strip(): set(re.findall(r"`([^`]+)`", line.split("|")[2]))
@@ -195,12 +195,12 @@ def random_schema(random: Random, depth: int = 3) -> dict[str, Any]:
 
 
 def some(random: Random, **values: Any) -> dict[str, Any]:
-    """Return some of the keywords."""
+    """Return a random subset of the keywords."""
     return {name: value for name, value in values.items() if random.random() < 0.5}
 
 
 def random_number(random: Random, _: int) -> dict[str, Any]:
-    """Return a number with bounds that may exclude each other."""
+    """Return a number schema with bounds that may exclude each other."""
     low, high = sorted(random.choices(BOUNDS, k=2))
     sides = (random.choice(("minimum", "exclusiveMinimum")), random.choice(("maximum", "exclusiveMaximum")))
     step = some(random, multipleOf=random.choice((1, 2, 0.5, 3)))
@@ -209,7 +209,7 @@ def random_number(random: Random, _: int) -> dict[str, Any]:
 
 
 def random_string(random: Random, _: int) -> dict[str, Any]:
-    """Return a string with lengths, a pattern or a format."""
+    """Return a string schema with lengths, a pattern or a format."""
     formats = ("date", "time", "date-time", "email", "hostname", "ipv4", "uuid")
     patterns = ("^[0-9]{2}x$", "b+", "^[^a-z]$", "^a|b$", "^[a-z][.].$", "^x*$")
     special = random.choice(({"pattern": random.choice(patterns)}, {"format": random.choice(formats)}, {}))
@@ -221,14 +221,14 @@ def random_string(random: Random, _: int) -> dict[str, Any]:
 
 
 def random_enum(random: Random, _: int) -> dict[str, Any]:
-    """Return a choice of values, perhaps with a type that some of them lack."""
+    """Return an enum or const, perhaps with a type that some of the values lack."""
     values: list[Any] = [1, 2.5, "a", "ü\n", None, True, [1], {"k": [None]}]
     chosen = {"enum": random.sample(values, 3)} if random.random() < 0.7 else {"const": random.choice(values)}
     return {**chosen, **some(random, type=random.choice(("string", "number", "integer", "object")))}
 
 
 def random_object(random: Random, depth: int) -> dict[str, Any]:
-    """Return an object, open or closed, with required names that may be undeclared."""
+    """Return an object schema, open or closed, with required names that may be undeclared."""
     declared = {name: random_schema(random, depth - 1) for name in random.sample("abcd", random.randrange(4))}
     patterns = {"^x": random_schema(random, depth - 1)} if random.random() < 0.2 else {}
     others = random.choice((False, False, True, random_schema(random, 0)))
@@ -243,14 +243,14 @@ def random_object(random: Random, depth: int) -> dict[str, Any]:
 
 
 def random_array(random: Random, depth: int) -> dict[str, Any]:
-    """Return an array."""
+    """Return an array schema."""
     first = {"prefixItems": [random_schema(random, depth - 1)]} if random.random() < 0.3 else {}
     counts = some(random, minItems=random.randrange(3), maxItems=random.randrange(1, 4))
     return {"type": "array", "items": random_schema(random, depth - 1), **first, **counts}
 
 
 def random_combination(random: Random, depth: int) -> dict[str, Any]:
-    """Return a combination of two schemas, perhaps with keywords of its own."""
+    """Return a combination of two schemas, perhaps with additional keywords."""
     parts = [random_schema(random, depth - 1) for _ in range(2)]
     beside = random_schema(random, 0) if random.random() < 0.3 else {}
     return {**beside, random.choice(("anyOf", "anyOf", "oneOf", "allOf")): parts}
@@ -262,7 +262,7 @@ CONTAINERS = (random_object, random_array, random_combination)
 
 @pytest.mark.parametrize("num_schemas", [60, pytest.param(3_000, marks=[pytest.mark.grid, pytest.mark.timeout(7_200)])])
 def test_random_schemas_are_satisfied_or_refused(guide: JsonGuide, num_schemas: int) -> None:
-    """A text that ends satisfies its schema by both validators."""
+    """A completed text satisfies its schema by both validators."""
     random, num_texts = Random(36), 0
     for _ in range(num_schemas):
         schema = random_schema(random)

@@ -1,4 +1,4 @@
-"""The bytes of tokens, joined, equal what the tokenizers library decodes."""
+"""The joined bytes of tokens equal the text decoded by the tokenizers library."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ SENTENCE_PIECE = build_sentence_piece()
 
 @given(st.lists(st.integers(0, NUM_TOKENS - 1), max_size=30))
 def test_byte_level_tokens_add_up_to_the_decoded_text(token_ids) -> None:
-    """Any tokens, incomplete characters included, decode as the library decodes them."""
+    """Any tokens, including incomplete characters, decode like in the library."""
     tokenizer = TextTokenizer(BYTE_LEVEL)
 
     joined = b"".join(tokenizer.shown_bytes(token_id) for token_id in token_ids)
@@ -44,7 +44,7 @@ def test_byte_level_tokens_add_up_to_the_decoded_text(token_ids) -> None:
 
 @given(st.text("ab é日🎉", max_size=20))
 def test_sentence_piece_tokens_add_up_to_the_text(text) -> None:
-    """Words and byte fallback decode to the text, after the space of the first word."""
+    """Words and byte fallback decode to the text, after the first word's space."""
     library = SENTENCE_PIECE
     tokenizer = TextTokenizer(library)
     token_ids = tokenizer.encode(text, with_special_tokens=False)
@@ -55,7 +55,7 @@ def test_sentence_piece_tokens_add_up_to_the_text(text) -> None:
 
 
 def test_special_tokens_have_a_name_and_no_text() -> None:
-    """The bytes of a special token are its name, its shown bytes are empty; unknown ids have none."""
+    """A special token's bytes are its name, its shown bytes are empty; unknown ids have empty bytes."""
     tokenizer = TextTokenizer(BYTE_LEVEL)
 
     assert tokenizer.bytes_of(EOS_ID) == b"<|end|>"
@@ -64,7 +64,7 @@ def test_special_tokens_have_a_name_and_no_text() -> None:
 
 
 def test_an_unreadable_tokenizer_is_refused(tmp_path: Path) -> None:
-    """A missing, broken or unsupported tokenizer is refused by its file or its decoder."""
+    """A missing, corrupt or unsupported tokenizer is rejected with its file or decoder."""
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -78,7 +78,7 @@ def test_an_unreadable_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
 def test_an_older_tokenizer_names_its_conversion(tmp_path: Path, name: str) -> None:
-    """A folder with SentencePiece's file, or with a vocabulary and merges, needs its `tokenizer.json`."""
+    """A folder with only SentencePiece's file, or a vocabulary and merges, needs a converted `tokenizer.json`."""
     (tmp_path / name).write_bytes(b"x")
 
     with pytest.raises(CheckpointError, match=rf"tokenizer\.json: missing; convert {name} with .*from_pretrained"):

@@ -1,4 +1,4 @@
-"""Codes deeper than 1: their assignment against brute force, their book, and all stages with them."""
+"""Codes of depth above 1: assignment against brute force, the code book, and all stages with such codes."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -38,19 +38,19 @@ NEW = pl.DataFrame({"item_id": ["a-new", "i03"], "title": ["Item a-new", "Anothe
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, learned with codes of depth 3, which are three tokens an item."""
+    """The ring, trained with codes of depth 3 (three tokens per item)."""
     return learn_the_ring(tmp_path_factory.mktemp("deep"), SMALL_DECODER, CodesOptions(depth=3))
 
 
 @pytest.fixture
 def store(deep: Built, tmp_path: Path) -> BundleStore:
-    """A store in which the ring's bundle is live as `first`."""
+    """A store with the ring's bundle live as `first`."""
     about, card = {"num_items": 30, "lineage": {"seed": 0}}, {CARD: "# Bundle first\n"}
     return live_store(tmp_path, deep.assembled / "bundle", "first", about, card)
 
 
 def test_every_stage_works_with_deep_codes(deep: Built) -> None:
-    """Decoder and student learn the ring through codes of depth 3, and the bundle keeps the book."""
+    """Decoder and student learn the ring with codes of depth 3, and the bundle contains the code book."""
     ndcg = {name: found["ndcg@10"] for name, found in read_report(deep.evaluated)["metrics"].items()}
 
     assert min(ndcg["decoder"], ndcg["student"]) > 0.7
@@ -71,7 +71,7 @@ def test_every_stage_works_with_deep_codes(deep: Built) -> None:
     ],
 )
 def test_two_depths_are_compared_where_a_token_an_item_fits_in_memory(depth, num_items, free_gib, expected) -> None:
-    """Below 100,000 items, without the memory, and with a given depth there is one."""
+    """Only a single depth is tried for a small catalogue, with too little memory, or if the depth is given."""
     depths = CodesOptions(depth=depth).depths_to_compare(num_items, hidden_size=64, free_bytes=int(free_gib * 2**30))
 
     assert depths == expected
@@ -80,9 +80,9 @@ def test_two_depths_are_compared_where_a_token_an_item_fits_in_memory(depth, num
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**16), num_items=st.integers(8, 60), depth=st.integers(1, 4))
 def test_each_item_has_its_own_path_of_the_nearest_codes(seed: int, num_items: int, depth: int) -> None:
-    """No two paths are equal, and an item alone in its cell has the codes that brute force finds, level by level."""
+    """Paths are unique, and an item without conflicts has the codes found by brute force, level by level."""
     embeddings = np.random.default_rng(seed).normal(size=(num_items, 4)).astype(np.float32)
-    embeddings[1] = embeddings[0]  # two items of one text
+    embeddings[1] = embeddings[0]  # two items with the same text
 
     levels, codes = make_codes(embeddings, CodesOptions().level_size(num_items, depth), depth, seed)
 
@@ -98,7 +98,7 @@ def test_each_item_has_its_own_path_of_the_nearest_codes(seed: int, num_items: i
 
 
 def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
-    """All embeddings are equal: the paths of three levels of three codes are enough for 27 items, in two calls, and not for one more."""
+    """27 items with equal embeddings use all paths of three levels of three codes; a further item fails."""
     rng = np.random.default_rng(0)
     levels = [CodeLevel(rng.normal(size=(3, 4)).astype(np.float32), np.zeros(3, dtype=np.float32)) for _ in range(3)]
     items = np.ones((27, 4), dtype=np.float32)
@@ -113,7 +113,7 @@ def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_far_apart_have_a_code_each(seed: int) -> None:
-    """The codes of 48 groups are as near to their items as the middles that made them: one random start puts two groups under one code."""
+    """The codes of 48 groups are as close to their items as the true centres, unlike with a single random start."""
     rng = np.random.default_rng(seed)
     middles = 10 * rng.normal(size=(48, 8))
     items = (middles.repeat(20, axis=0) + 0.1 * rng.normal(size=(960, 8))).astype(np.float32)
@@ -127,7 +127,7 @@ def test_groups_far_apart_have_a_code_each(seed: int) -> None:
 
 
 def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most items are close together and few far away, the prices bring the fullest code down."""
+    """For skewed data, the prices reduce the size of the fullest code."""
     embeddings = (np.random.default_rng(0).exponential(size=(3000, 6)) ** 2).astype(np.float32)
 
     fullest = []
@@ -140,7 +140,7 @@ def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
-    """Whether items came, went, or neither: a book codes those that it never saw beside those it has, whose codes do not change."""
+    """A code book assigns codes to new items, and existing items keep their codes, also after removals."""
     kept = kept_codes(deep.assembled / "bundle")
     assert kept is not None
     for num_gone, new in ((0, ["new1", "new2"]), (0, []), (3, [])):
@@ -154,7 +154,7 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
 
 
 def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store: BundleStore) -> None:
-    """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
+    """Appended items can be returned by decoder and student; old codes and scores do not change; a lift is rejected."""
     bundle, prefixes = deep.assembled / "bundle", store.live().prefix_version
 
     live, num_new = append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT)
@@ -170,7 +170,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert live.manifest["lineage"] == {"seed": 0, **names}
     assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
     assert np.array_equal(now.codes[rows], before.codes)
-    assert live.prefix_version == prefixes  # the decoder's cached prefixes hold on
+    assert live.prefix_version == prefixes  # the decoder's cached prefixes remain valid
     assert lists_version(live.manifest, live.version) == "first"
     assert now.titles[now.index_of["i03"]] == "Item i03"
     np.testing.assert_allclose(widened[rows], StudentRanker(bundle / "student.onnx").score(history), atol=1e-4)
@@ -182,7 +182,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
 
 
 def test_a_withdrawn_bundle_does_not_come_back_by_adding_its_items_again(store: BundleStore) -> None:
-    """The same files under another name are refused before they are copied, unless it is forced."""
+    """Identical files under another name are rejected before they are copied, unless forced."""
     larger, _ = append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT)
     store.rollback(by="ann")
     later = MADE_AT + timedelta(hours=1)
@@ -201,7 +201,7 @@ def test_a_withdrawn_bundle_does_not_come_back_by_adding_its_items_again(store: 
 def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(
     deep: Built, store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training that publishes while items are added stays live: the larger bundle is made from the one before."""
+    """A training published while items are added stays live."""
     store.publish(deep.assembled / "bundle", "trained", {"num_items": 30})
     publish = BundleStore.publish
 

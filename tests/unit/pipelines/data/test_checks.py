@@ -1,4 +1,4 @@
-"""What stops a publication: too few rows, too many that cannot be used, and new events that differ from the old ones."""
+"""Checks that stop a publication: too few rows, too many unusable rows, and drift of new events."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ NOW_US = 10 * DAY_US
 def write_tables(
     folder: Path, new_items: np.ndarray, new_values: np.ndarray, num_unknown: int = 0, **more: object
 ) -> Path:
-    """4,000 old events of 40 items, used alike, with values 1 to 5; and these new ones, a day later."""
+    """Write 4,000 old events spread over 40 items with values 1 to 5, and the new events a day later."""
     old_items, old_values = np.arange(4_000) % 40, np.arange(4_000) % 5 + 1
     items, values = np.concatenate([old_items, new_items]), np.concatenate([old_values, new_values])
     times = np.concatenate([np.arange(4_000), DAY_US + np.arange(len(new_items))])
@@ -50,13 +50,13 @@ def found_in(folder: Path, before: dict[str, Any] | None, options: CheckOptions 
 
 @pytest.fixture
 def before(tmp_path: Path) -> dict[str, Any]:
-    """What the live bundle was made of: the old events alone."""
+    """The description of the live bundle's data: only the old events."""
     nothing = np.empty(0, dtype=np.int64)
     return describe(write_tables(tmp_path / "before", nothing, nothing), None, NOW_US)
 
 
 def test_new_events_like_the_old_ones_pass(tmp_path: Path, before: dict[str, Any]) -> None:
-    """Neither more of the same nor the first run is stopped, nor a change in events too few to judge, nor events of new items, be they half of all."""
+    """Similar events, a first run, drift in too few events, and events of new items all pass."""
     rng = np.random.default_rng(1)
     alike = write_tables(tmp_path / "alike", rng.integers(0, 40, 2_000), rng.integers(1, 6, 2_000))
     few = write_tables(tmp_path / "few", np.zeros(900, dtype=np.int64), np.ones(900))
@@ -70,7 +70,7 @@ def test_new_events_like_the_old_ones_pass(tmp_path: Path, before: dict[str, Any
 
 
 def test_drift_names_what_changed(tmp_path: Path, before: dict[str, Any]) -> None:
-    """All new events on one item, or all with the lowest value: named each by itself, unless the bound is lifted."""
+    """Drift in items and in values is reported separately, unless the bound is lifted."""
     rng = np.random.default_rng(2)
     one_item = write_tables(tmp_path / "item", np.zeros(2_000, dtype=np.int64), rng.integers(1, 6, 2_000))
     one_value = write_tables(tmp_path / "value", rng.integers(0, 40, 2_000), np.ones(2_000))
@@ -83,7 +83,7 @@ def test_drift_names_what_changed(tmp_path: Path, before: dict[str, Any]) -> Non
 
 
 def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, before: dict[str, Any]) -> None:
-    """Fewer events than 80 % of the live bundle's, and more than 20 % of rows with an item that the catalogue lacks."""
+    """Under 80 % of the live bundle's events, or over 20 % of unusable rows, stop the publication."""
     nothing = np.empty(0, dtype=np.int64)
     now = write_tables(tmp_path / "now", nothing, nothing, num_unknown=1_500, num_unread_values=2_200)
 
@@ -97,7 +97,7 @@ def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, befor
 
 
 def test_an_event_in_the_future_hides_no_later_ones(tmp_path: Path) -> None:
-    """The newest event on record is of the past, so what comes after it counts as new."""
+    """The newest recorded event lies in the past, so later events count as new."""
     one = np.zeros(1, dtype=np.int64)
     folder = write_tables(tmp_path / "now", one, one)
 
@@ -106,7 +106,7 @@ def test_an_event_in_the_future_hides_no_later_ones(tmp_path: Path) -> None:
 
 
 def test_psi_of_a_known_example() -> None:
-    """By hand: shares .5, .5 against .8, .2: .3 * ln(.8 / .5) + .3 * ln(.5 / .2)."""
+    """For fractions .5, .5 against .8, .2 the PSI is .3 * ln(.8 / .5) + .3 * ln(.5 / .2)."""
     expected = 0.3 * np.log(0.8 / 0.5) + 0.3 * np.log(0.5 / 0.2)
 
     assert psi(np.array([50.0, 50.0]), np.array([80.0, 20.0])) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""What users dislike reaches the trainings with the history before it, and nothing of what judges them does."""
+"""Dislikes reach the training data with their preceding history, without leaking evaluation data."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -32,20 +32,20 @@ WEIGHTS = {"dislike": 1.0, "hide": 3.0}
 
 
 def table(events: list[tuple[str, str, str]]) -> pl.DataFrame:
-    """Events of (user, item, type), a second apart."""
+    """Build events of (user, item, type), a second apart."""
     rows = [(user, item, T0 + timedelta(seconds=n), kind, 1.0) for n, (user, item, kind) in enumerate(events)]
     schema: dict[str, Any] = {"user_id": pl.String, "item_id": pl.String, "event_time": pl.Datetime("us", "UTC")}
     return pl.DataFrame(rows, schema=schema | {"event_type": pl.String, "value": pl.Float64}, orient="row")
 
 
 def write_items(folder: Path, names: str) -> None:
-    """Write items of one letter each."""
+    """Write items with one-letter ids."""
     items = pl.DataFrame({"item_id": [*names]})
     items.with_columns(title="item_id", categories=pl.lit([""]), text="item_id").write_parquet(folder / "items.parquet")
 
 
 def slow_dislikes(events: pl.DataFrame) -> list[tuple[str, str, datetime, float, datetime | None]]:
-    """Return what `dislikes_of` does, by a loop over the events: open dislikes by user and item."""
+    """Compute `dislikes_of` by a loop over the events, tracking open dislikes by user and item."""
     opened: dict[tuple[str, str], list[Any]] = {}
     found = []
     for user, item, when, kind, _ in events.iter_rows():
@@ -61,7 +61,7 @@ def slow_dislikes(events: pl.DataFrame) -> list[tuple[str, str, datetime, float,
 def test_a_dislike_counts_once_from_the_first_negative_event_until_a_positive_one(
     events: list[tuple[str, str, str]],
 ) -> None:
-    """With the weight of its type; views and impressions change nothing, and the events that it takes back are no labels."""
+    """A dislike has its type's weight and ends at a positive event; retracted events are not labels."""
     drawn = table(events)
 
     found = dislikes_of(drawn, ROLES)
@@ -74,7 +74,7 @@ def test_a_dislike_counts_once_from_the_first_negative_event_until_a_positive_on
 
 
 def limited(ingested: Path, max_items: int) -> ReadHistories:
-    """Return histories as the store keeps them: the newest, cut by whole strides."""
+    """Return a reader of histories as the store keeps them: the newest items, cut by whole strides."""
     whole, stride = histories_from(ingested), history_limits(max_items).stride
 
     def read(rows: pl.DataFrame) -> pl.DataFrame:
@@ -89,7 +89,7 @@ def limited(ingested: Path, max_items: int) -> ReadHistories:
 def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
     drawn: list[tuple[str, str, str]], max_items: int, split: SplitKind
 ) -> None:
-    """Once, at the place of the next event; so is one after the last event that is learned. None that comes after a label that judges, or after the cut, and none that is taken back by then."""
+    """Each dislike before the cut that is not taken back appears once, at the next event's position."""
     walk = [("c", "ABCDE"[n % 5], "click") for n in range(12)]
     events = table([*drawn, *walk] if split is SplitKind.GLOBAL_TIME else [*walk, *drawn])
     with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
         cut = global_cuts(held).valid_from if split is SplitKind.GLOBAL_TIME else None
         try:
             tokenize(ingested, limited(ingested, max_items), max_items, out, split=split)
-        except StageFailed:  # of the cut: nothing is left to learn from or to judge by
+        except StageFailed:  # the cut leaves no data for training or evaluation
             reject()
         folders = [out, *([] if cut else [out / REFIT])]
         examples = [pl.read_parquet(one / "examples.parquet") for one in folders]
@@ -131,7 +131,7 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
 
 
 def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
-    """Of labels of weight 1 and 3 the mean is 1, and a dislike of weight 3 weighs as the heavier; what a history holds is learned against where it came first, and the history is as ever."""
+    """Weights are scaled to a label mean of 1; a disliked item of the history applies at its first occurrence."""
     roles = parse_event_roles("[types.buy]\nweight = 3\n[types.hide]\nrole = 'negative'\nweight = 3")
     kinds = ["click", "buy", "click", "hide", "hide", "click", "click"]
     write_events(table([("a", item, kind) for item, kind in zip("ABCDCEF", kinds, strict=True)]), tmp_path, roles)
@@ -153,7 +153,7 @@ def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 20), st.lists(st.integers(1, 19), max_size=4))
 def test_parts_of_a_sequence_have_its_dislikes_once(places: list[int], length: int, cuts: list[int]) -> None:
-    """Each belongs to the part that ends where its history does, or goes on after it; its place there is that of the whole."""
+    """Each dislike belongs to exactly one part, and keeps its overall position."""
     kept = np.array([place for place in places if place <= length], dtype=np.int64)
     whole = Dislikes(np.arange(len(kept)), kept, np.ones(len(kept)))
     borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
@@ -171,7 +171,7 @@ def test_parts_of_a_sequence_have_its_dislikes_once(places: list[int], length: i
 
 @pytest.mark.parametrize("kind", ["dislike", "hide"])
 def test_a_negative_type_of_weight_0_leaves_the_examples_as_without_its_events(tmp_path: Path, kind: str) -> None:
-    """Byte for byte the file of data that never had them; with the weight of the defaults there is one dislike more."""
+    """Examples equal those without the events; with the default weight there is one additional dislike."""
     walk = [("a", item, "click") for item in "ABCDABCD"]
     found = {}
     for name, events, text in (

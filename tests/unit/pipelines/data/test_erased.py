@@ -1,4 +1,4 @@
-"""Ingest leaves erased users out of given tables by time, and out of the live log by place."""
+"""Ingest drops erased users from given tables by time, and from the live log by position."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.unit.pipelines.data.test_ingest import live_file, own_tables
 
 
 def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
-    """Neither in events nor in what was set aside, without a change of the given table; a later row and a later event are a new history."""
+    """Events before the erasure appear in no output, the given table is unchanged, and later events remain."""
     events = raw_events(3, 5, 4)
     user_id = str(events["user_id"][0])
     last_s = int(events.filter(pl.col("user_id") == events["user_id"][0])["event_time"].cast(pl.Int64).max())  # type: ignore[arg-type]

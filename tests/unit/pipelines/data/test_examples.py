@@ -1,4 +1,4 @@
-"""Training examples: split by time, and each history holds only what precedes its label."""
+"""Training examples: split by time; each history holds only events before its label."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def events_of(**users: str) -> pl.DataFrame:
-    """One letter an event: `ann="abC"` clicked a and b and viewed C, a second apart."""
+    """Build events from one letter each: `ann="abC"` clicked a and b and viewed C, a second apart."""
     rows = [(user, item, T0 + timedelta(seconds=n)) for user, items in users.items() for n, item in enumerate(items)]
     events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
     kind = pl.when(pl.col("item_id").str.contains("[A-Z]")).then(pl.lit("view")).otherwise(pl.lit("click"))
@@ -35,7 +35,7 @@ def events_of(**users: str) -> pl.DataFrame:
 
 
 def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
-    """Views among clicks: labels are clicks alone, a history is all that precedes its label, and of a training row only the clicks are learned from."""
+    """Only clicks are labels, histories include views, and training rows learn only from the clicks."""
     events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")
     items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(
         title="item_id", categories=pl.lit([""]), text="item_id"
@@ -55,7 +55,7 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
 
 
 def test_what_a_user_dislikes_in_the_end_is_no_label() -> None:
-    """A negative event takes the user's own events with the item back, whatever came before; a later positive one, and no weak one, gives them back. Weights are those of the rules."""
+    """A negative event removes the item's labels, a later positive event restores them; weights follow the rules."""
     roles = parse_event_roles("[types.buy]\nweight = 5\n[types.view]\nrole = 'weak'\nweight = 0.5")
     rows = [
         ("ann", "a", "buy"), ("ann", "b", "click"), ("bob", "a", "click"), ("ann", "a", "dislike"), ("ann", "b", "hide"),
@@ -74,7 +74,7 @@ def test_what_a_user_dislikes_in_the_end_is_no_label() -> None:
     "num_events", [2, 3, 9, 23, *(pytest.param(num, marks=pytest.mark.grid) for num in range(1, 24))]
 )
 def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp_path: Path) -> None:
-    """For any limit of the store, the rows together hold each event to train on exactly once."""
+    """For any history limit, the training rows together hold each training event exactly once."""
     letters = "abcdefghijklmnopqrstuvwxyz"[:num_events]
     events = events_of(ann=letters)
     write_arrivals(events, tmp_path)
@@ -90,7 +90,7 @@ def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp
 
 
 def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
-    """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
+    """Indices map back to the events' ids, every item has a code, and popularity counts the training events."""
     ingested = write_ingested(tmp_path / "in")
     out = tokenized(ingested, tmp_path / "out")
 

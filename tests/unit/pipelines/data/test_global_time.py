@@ -1,4 +1,4 @@
-"""The global time split: no model sees what lies after the cut."""
+"""The global time split: models do not see data after the cut."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ TIMES = st.lists(
 
 
 def events_at(drawn: list[tuple[int, int, str]]) -> pl.DataFrame:
-    """Events (user, hour, type) in order of time, each of an item of its own; times rise strictly per user."""
+    """Build events (user, hour, type) in time order, each with its own item; times rise strictly per user."""
     rows = [
         (f"u{user}", f"i{number}", T0 + timedelta(hours=hour), kind, 1.0)
         for number, (user, hour, kind) in enumerate([(0, 0, "click"), *drawn])
@@ -45,7 +45,7 @@ def events_at(drawn: list[tuple[int, int, str]]) -> pl.DataFrame:
 def test_what_is_learned_ends_before_all_that_validates_and_that_before_all_that_tests(
     drawn: list[tuple[int, int, str]],
 ) -> None:
-    """For any events: training rows, histories included, lie before the first cut, and test labels are those of leave-one-out from the second on."""
+    """Training rows end before the first cut; test labels are the leave-one-out labels after the second cut."""
     events = events_at(drawn)
     cuts = global_cuts(events)
 
@@ -66,7 +66,7 @@ def test_what_is_learned_ends_before_all_that_validates_and_that_before_all_that
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_other_events_after_the_cut_change_nothing_that_is_learned(tmp_path: Path, depth: int) -> None:
-    """Items swapped after the first cut: sequences, popularity, codes and code book are the same, byte for byte; with leave-one-out they are not."""
+    """Changes after the first cut do not affect training data, popularity, codes and code book, byte for byte."""
     known, other = (write_ingested(tmp_path / name, num_users=15) for name in ("known", "other"))
     events = pl.read_parquet(known / "events.parquet")
     mirrored = pl.format("i{}", (29 - pl.col("item_id").str.slice(1).cast(pl.Int64)).cast(pl.String).str.zfill(2))
@@ -89,7 +89,7 @@ def test_other_events_after_the_cut_change_nothing_that_is_learned(tmp_path: Pat
 
 
 def test_the_cuts_are_kept_and_printed(tmp_path: Path) -> None:
-    """Four fifths of the labels are before the first cut, a tenth between the two."""
+    """Four fifths of the labels precede the first cut, and a tenth lies between the cuts."""
     ingested = write_ingested(tmp_path)
     times = pl.read_parquet(ingested / "events.parquet")["event_time"]
 
@@ -102,7 +102,7 @@ def test_the_cuts_are_kept_and_printed(tmp_path: Path) -> None:
 
 
 def test_data_without_a_part_is_refused(tmp_path: Path) -> None:
-    """All events at one time: nothing is before the cut, and the message names the option, the parts and what to do."""
+    """If all events have the same time, the error names the option, the empty parts and the fix."""
     ingested = write_ingested(tmp_path)
     events = pl.read_parquet(ingested / "events.parquet").unique("user_id").with_columns(event_time=pl.lit(T0))
     events.write_parquet(ingested / "events.parquet")

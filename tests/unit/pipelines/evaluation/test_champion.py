@@ -1,4 +1,4 @@
-"""New models against those of the live bundle, on the same users."""
+"""New models against the live bundle's models on the same users."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +14,18 @@ from tests.unit.pipelines.conftest import Built
 
 
 def published(built: Built, root: Path) -> Bundle:
-    """Publish what was trained."""
+    """Publish the trained models."""
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     return BundleStore(root).publish(built.assembled / "bundle", "v1", {"prompt": prompt})
 
 
 def held_out(built: Built, folder: Path) -> HeldOut:
-    """The test labels of what was trained."""
+    """Return the test labels of the trained models."""
     return HeldOut(built.trained.tokenized, folder, "tailrace pipeline")
 
 
 def test_equal_models_differ_by_nothing(built: Built, tmp_path: Path) -> None:
-    """The bundle of the same models has the same ranks for every user."""
+    """A bundle with the same models has the same ranks for every user."""
     rows = compare(built.trained, held_out(built, tmp_path), built.evaluated, published(built, tmp_path))
 
     assert [row["model"] for row in rows] == ["decoder", "student"]
@@ -33,7 +33,7 @@ def test_equal_models_differ_by_nothing(built: Built, tmp_path: Path) -> None:
 
 
 def test_a_damaged_champion_is_not_compared(built: Built, tmp_path: Path) -> None:
-    """A live bundle whose student was cut off stops no publication."""
+    """A live bundle with a truncated student does not stop a publication."""
     bundle = published(built, tmp_path)
     (bundle.path / "student.safetensors").write_bytes(b"")
 
@@ -41,7 +41,7 @@ def test_a_damaged_champion_is_not_compared(built: Built, tmp_path: Path) -> Non
 
 
 def test_items_are_matched_by_id() -> None:
-    """A model of the items c and a, asked in a catalogue of a, b and c: its scores are at their items, and b, which it lacks, is last."""
+    """Scores of the old catalogue map to the new catalogue by item id; items that the old model lacks rank last."""
     before = replace(build_catalogue(2), item_ids=("c", "a"))
     now = replace(build_catalogue(3), item_ids=("a", "b", "c"))
     asked = []

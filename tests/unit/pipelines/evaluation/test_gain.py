@@ -18,7 +18,7 @@ ALL = {"all": np.ones(400, dtype=bool)}
 
 
 def test_slices_by_history_recency_and_item() -> None:
-    """Of items with 50, 40, 9, 1 and 0 events the first is the head, the next the torso, two the tail, and one is new; an unknown time is in no slice."""
+    """Head, torso, tail and new follow from event counts; an unknown idle time belongs to no slice."""
     lengths, targets = [0, 9, 10, 250, 3], [0, 1, 2, 3, 4]
     histories = tuple(np.zeros(length, dtype=np.int64) for length in lengths)
     idle_s = np.array([np.nan, 3_599.0, 3_600.0, 86_400.0, 1e9])
@@ -44,7 +44,7 @@ def test_slices_by_history_recency_and_item() -> None:
 
 @given(seed=st.integers(0, 100))
 def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
-    """Against a slow one: users are drawn with both their ranks, and each model's mean is taken of the same draw."""
+    """The oracle resamples users with both ranks and takes both models' means over the same draw."""
     rng = np.random.default_rng(seed)
     ranks, other = rng.integers(1, 20, (2, 400)).astype(float)
     ours, theirs = (np.where(found <= 10, 1 / np.log2(1 + found), 0.0) for found in (ranks, other))
@@ -61,13 +61,13 @@ def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
 
 
 def rows_of(*found: tuple[str, int, float, float, float | None], decoder_ms: float = 1.0) -> list[dict[str, Any]]:
-    """Rows of (slice, cases, gain, its standard error, gain on validation)."""
+    """Build rows of (slice, cases, gain, standard error, gain on validation)."""
     names = ("slice", "num_cases", "llm_minus_student", "std_error", "valid_llm_minus_student")
     return [dict(zip(names, row, strict=True)) | {"decoder_ms": decoder_ms} for row in found]
 
 
 def test_the_llm_pays_for_histories_that_validation_chose_and_test_shows() -> None:
-    """One slice has too few cases, one lost on validation, one may be chance; two lengths are left, the last one open."""
+    """A slice needs enough cases and gains on validation and test; the last history length is open-ended."""
     names = list(HISTORIES)
     rows = rows_of(
         (names[0], 29, 0.1, 0.01, 0.1), (names[1], 40, 0.1, 0.01, -0.1), (names[2], 40, 0.1, 0.02, 0.1), (names[3], 40, 0.1, 0.01, 0.1)
@@ -79,7 +79,7 @@ def test_the_llm_pays_for_histories_that_validation_chose_and_test_shows() -> No
 
 
 def test_several_slices_are_judged_by_holms_method() -> None:
-    """Against SciPy's t-test on the differences, by hand: the smallest p times how many were chosen, the next times one fewer; what validation did not choose is not counted."""
+    """Holm-adjusted p-values equal SciPy's t-tests adjusted by hand; only slices chosen by validation count."""
     rng = np.random.default_rng(0)
     names, differences = list(HISTORIES), [rng.normal(mean, 0.1, 100) for mean in (0.021, 0.028, 0.035, 0.5)]
     by_hand = [float(ttest_1samp(values - 0.002, 0.0, alternative="greater").pvalue) for values in differences]
@@ -101,7 +101,7 @@ def test_several_slices_are_judged_by_holms_method() -> None:
 
 
 def test_equal_models_pay_in_at_most_one_of_forty_runs() -> None:
-    """Three slices of ml-100k's sizes, whose gains on validation and test are chance, at no price."""
+    """With three slices of ml-100k's sizes and gains by chance, at most 2.5 % of the runs pay at zero price."""
     rng, num_runs, sizes = np.random.default_rng(0), 8_000, (380, 415, 148)
     names, values, shares = list(HISTORIES)[1:], [-0.63, -0.2, 0.0, 0.2, 0.63], [0.03, 0.1, 0.74, 0.1, 0.03]
     drawn = [rng.choice(values, (2, num_runs, size), p=shares) for size in sizes]
@@ -126,7 +126,7 @@ def test_equal_models_pay_in_at_most_one_of_forty_runs() -> None:
     ],
 )
 def test_the_price_decides_about_measured_models(file: str, price: float, pays: bool) -> None:
-    """The filed gains and times of three trainings: where the student is lean the decoder is worth the default price for some histories, and not ten times that."""
+    """On recorded results, the lean student makes the decoder worth the default price but not ten times the price."""
     for run in json.loads((ROOT / "benchmarks/results" / file).read_text())["runs"]:
         rows = [row | {"std_error": (row["high"] - row["low"]) / 3.92} for row in run["gain"]]
 
@@ -136,7 +136,7 @@ def test_the_price_decides_about_measured_models(file: str, price: float, pays: 
 
 
 def test_equal_models_and_few_cases_show_no_gain() -> None:
-    """The difference of a model to itself is 0; one user whom the decoder serves better has an interval without width, and shows nothing."""
+    """A model compared with itself gains 0; a single case has an interval without width and is not significant."""
     ranks = np.arange(1.0, 401.0)
 
     rows = gain_by_slice(gains(ranks, 10), gains(ranks, 10), ALL)

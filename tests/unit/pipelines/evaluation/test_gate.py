@@ -1,4 +1,4 @@
-"""The gate: which models may be published."""
+"""The gate: models that may be published."""
 
 from typing import Any
 
@@ -11,29 +11,29 @@ from services.errors import StageFailed
 def metrics(
     decoder: float, student: float, item_knn: float = 0.09, bigram: float = 0.05
 ) -> dict[str, dict[str, float]]:
-    """An evaluation with these NDCGs."""
+    """Build an evaluation with these NDCGs."""
     found = {"decoder": decoder, "student": student, "item_knn": item_knn, "bigram": bigram, "popularity": 0.01}
     return {name: {"ndcg@10": value} for name, value in found.items()}
 
 
 def row(low: float, high: float, version: str = "v1") -> dict[str, Any]:
-    """The decoder against another one of .1000, with this interval of the difference and its middle as the mean."""
+    """Build the decoder's row against a champion with NDCG .1, from the interval of the difference."""
     means = {"champion_ndcg": 0.1, "challenger_ndcg": 0.1 + (low + high) / 2}
     return {"model": "decoder", "champion": version, "num_users": 500, **means, "low": low, "high": high}
 
 
 def live(low: float, high: float) -> Compared:
-    """This row against the live bundle."""
+    """Compare this row with the live bundle."""
     return Compared(live=[row(low, high)])
 
 
 def reference(low: float, high: float) -> Compared:
-    """This row against the reference, and no difference to the live bundle."""
+    """Compare this row with the reference, and no difference with the live bundle."""
     return Compared(live=[row(0.0, 0.0)], reference=[row(low, high, "v0")])
 
 
 def test_good_models_pass() -> None:
-    """Each is above its floor, however far the student is below the decoder; neither is below the live one by more than 2 % and beyond chance, nor below the reference by more than 5 %."""
+    """Models above their floors pass unless a loss exceeds 2 % of live beyond chance, or 5 % of the reference."""
     for student in (0.12, 0.091, 0.2):
         assert find_problems(metrics(0.12, student), Compared(), GateOptions()) == []
     for low, high in ((-0.03, 0.0), (-0.0038, -0.0001), (-0.01, 0.01), (0.01, 0.02)):
@@ -77,7 +77,7 @@ BELOW_REFERENCE = (
     ],
 )
 def test_bad_models_are_stopped_with_the_reason(found, compared, options, complaint) -> None:
-    """What lost against what, with its figures and option (below the reference the interval does not count), that nothing was published, and what would publish it."""
+    """The error names both models with figures and option, and how to publish anyway."""
     with pytest.raises(StageFailed, match=r"nothing was published \(--force") as stopped:
         refuse(find_problems(found, compared, options))
 
@@ -115,7 +115,7 @@ def test_bad_models_are_stopped_with_the_reason(found, compared, options, compla
     ],
 )
 def test_what_one_can_do_follows_from_what_is_beyond_its_bound(found, compared, begins) -> None:
-    """The baseline that won and by how much, that it may be enough, a baseline that both models beat, more data, and the options."""
+    """The steps name the winning baseline, a baseline that both models beat, more data, and the options."""
     data = {"num_events": 480, "num_users": 40, "num_items": 30}
 
     steps = next_steps(found, compared, data, GateOptions())

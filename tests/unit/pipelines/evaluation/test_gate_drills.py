@@ -1,7 +1,8 @@
-"""Drills of the gate: nights of judgements on gains that are drawn as measured ones are, without training.
+"""Simulations of the gate: repeated decisions on drawn gains that resemble measured gains, without training.
 
-A user's label has a rank by each model: e to a normal variable of the user plus one of the model's own. Location and spreads are fitted to the filed NDCG@10, to the hit
-rate and to the paired interval of two models on ml-100k (943 users) and Beauty (22,363 users); a test holds them to those files.
+A label's rank by a model is e to the power of the sum of the user's and the model's normal variables. Location and
+spreads are fitted to the recorded NDCG@10, the hit rate and the paired interval of two models on ml-100k (943 users)
+and Beauty (22,363 users); a test checks them against those files.
 
 Shape suffixes: N users, M models.
 """
@@ -22,12 +23,12 @@ from tests.support.pages import ROOT
 ABOVE_FLOOR = {
     name: {"ndcg@10": 1.0 if name in MODELS else 0.0} for name in (*MODELS, "popularity", "bigram", "item_knn")
 }
-"""Metrics with which no floor refuses anything."""
+"""Metrics that pass every floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the ranks of one data set are drawn, and where its figures are filed."""
+    """Parameters for drawing the ranks of a data set, and the file of its recorded figures."""
 
     num_users: int
     location: float
@@ -42,7 +43,7 @@ FILED = ("leave-one-out", "all")
 
 @cache
 def drawn(shape: Shape, num_models: int = 3, shared: float = 0.0) -> np.ndarray:
-    """200,000 users' gains by equal models, (M, N); of decoder and student pairs (2M, N), where the two have this share of their own variance in common."""
+    """Draw gains (M, N) of equal models for 200,000 users; with `shared`, pairs (2M, N) with that common variance."""
     rng, num_users = np.random.default_rng(0), 200_000
     own = rng.normal(size=(num_models, num_users))
     if shared:
@@ -52,7 +53,7 @@ def drawn(shape: Shape, num_models: int = 3, shared: float = 0.0) -> np.ndarray:
 
 
 def row(name: str, version: str, old: np.ndarray, new: np.ndarray) -> dict[str, Any]:
-    """What `champion.compare` finds of these gains; the interval is the normal one, which a bootstrap of 1,000 draws comes near to at a thousandth of its time."""
+    """Build a `champion.compare` row with a normal interval, close to the bootstrap at a thousandth of its time."""
     difference = new - old
     half = 1.96 * difference.std() / len(new) ** 0.5
     means = {"champion_ndcg": old.mean(), "challenger_ndcg": new.mean()}
@@ -61,18 +62,18 @@ def row(name: str, version: str, old: np.ndarray, new: np.ndarray) -> dict[str, 
 
 
 def loses_by_the_old_rule(compared: Compared) -> bool:
-    """The rule until now: only a whole interval below -2 % of the live bundle's."""
+    """Return the previous rule's decision: refuse only if the whole interval is below -2 % of the live bundle."""
     return any(one["high"] < -0.02 * one["champion_ndcg"] for one in compared.live)
 
 
 def loses(compared: Compared) -> bool:
-    """The gate's answer."""
+    """Return whether the gate refuses."""
     return bool(find_problems(ABOVE_FLOOR, compared, GateOptions()))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["ml-100k", "beauty"])
 def test_drawn_gains_are_as_the_filed_ones(shape: Shape) -> None:
-    """NDCG@10, hit rate, and the paired interval of two models of one training, of which one learned the other's targets."""
+    """NDCG@10, hit rate and paired interval of two models match the recorded results."""
     filed = json.loads((ROOT / "benchmarks/results" / shape.filed).read_text())
     (decoder,) = [one for one in filed["rows"] if (one["model"], one["split"]) == ("decoder", "leave-one-out")]
     taught = [run for run in filed["runs"] if run.get("earned_in_validation", {"uses_targets": True})["uses_targets"]]
@@ -93,7 +94,7 @@ def test_drawn_gains_are_as_the_filed_ones(shape: Shape) -> None:
     ids=["ml-100k", "beauty", "beauty whole"],
 )
 def test_equal_models_are_published_nine_nights_of_ten(shape: Shape, num_nights: int) -> None:
-    """Decoder and student of three whole trainings (reference, live, new) that differ by chance alone, other users each night. Half of the chance is the pair's own, as a student begins with its decoder's rows."""
+    """Three equal trainings, drawn for new users each night, are refused in at most a tenth of the nights."""
     pool, rng = drawn(shape, shared=0.5), np.random.default_rng(1)
 
     refused = 0
@@ -110,7 +111,7 @@ def test_equal_models_are_published_nine_nights_of_ten(shape: Shape, num_nights:
 
 
 def nights_of_loss(shape: Shape, seed: int, refuses: Callable[[Compared], bool], num_nights: int = 20) -> float:
-    """Return what is published in the end as a share of the reference, where each night's models start from the live ones and 3 % of the users lose their hit."""
+    """Return the final NDCG relative to the reference if each night 3 % of the users lose their hit."""
     rng = np.random.default_rng(seed)
     live = reference = rng.choice(drawn(shape)[0], shape.num_users)
     for _ in range(num_nights):
@@ -123,7 +124,7 @@ def nights_of_loss(shape: Shape, seed: int, refuses: Callable[[Compared], bool],
 
 @pytest.mark.parametrize(("shape", "num_worlds"), [(SHAPES[0], 100), (SHAPES[1], 10)], ids=["ml-100k", "beauty"])
 def test_quality_does_not_drift_below_the_reference(shape: Shape, num_worlds: int) -> None:
-    """Twenty nights of 3 % end at 95 % of the reference or above, in every world; by the old rule they end below that in the mean, and in all on ml-100k."""
+    """After twenty nightly losses of 3 %, the gate keeps 95 % of the reference; the previous rule does not."""
     new, old = (
         [nights_of_loss(shape, seed, rule) for seed in range(num_worlds)] for rule in (loses, loses_by_the_old_rule)
     )

@@ -1,4 +1,4 @@
-"""The test set is opened once a run, and each opening is on record."""
+"""The test set is opened once per run, and each opening is recorded."""
 
 import re
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.support.training.synthetic import tokenized, write_ingested
 
 
 def ring(folder: Path, **sizes: int) -> Path:
-    """The ring, split."""
+    """Split the ring."""
     return tokenized(write_ingested(folder, **sizes), folder)
 
 
 def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_path: Path) -> None:
-    """Evaluation and comparison of one run are one opening; the next run is another, with its command and purpose."""
+    """Evaluation and comparison of a run share an opening; another run adds one with its command and purpose."""
     tokens = ring(tmp_path / "tokens")
     first, second = (HeldOut(tokens, tmp_path, f"tailrace pipeline --seed {seed}") for seed in (0, 1))
     opened = first.open("evaluation of new models")
@@ -36,7 +36,7 @@ def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_
 
 
 def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
-    """Of 40 users at most 15 are 14, each third; the record says how many there were, and names what was opened."""
+    """Of 40 users with a limit of 15, every third user is taken, and the record has both numbers."""
     tokens = ring(tmp_path / "tokens")
     every = read_cases(tokens, Split.TEST)
     held_out = HeldOut(tokens, tmp_path, "tailrace pipeline", most_users=15)
@@ -49,7 +49,7 @@ def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
 
 
 def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
-    """One user's new event ends the count of that user's label alone; an item without events shifts all indices and changes nothing."""
+    """A user's new event resets only that label's count; added items do not affect the counts."""
     tokens, wider, grown = ring(tmp_path / "tokens"), tmp_path / "wider", tmp_path / "grown"
     ingested = write_ingested(wider)
     items = pl.read_parquet(ingested / "items.parquet")
@@ -74,7 +74,7 @@ def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
 
 
 def test_lines_without_their_labels_count_for_the_same_test_set_alone(tmp_path: Path) -> None:
-    """Such as those of an earlier version, which kept no labels."""
+    """Openings recorded without labels, as in earlier versions, count only for the same test set."""
     tokens, other = ring(tmp_path / "tokens"), ring(tmp_path / "other", num_users=41)
     HeldOut(tokens, tmp_path, "").open("evaluation of new models")
     (kept,) = (tmp_path / "test_labels").iterdir()
@@ -84,7 +84,7 @@ def test_lines_without_their_labels_count_for_the_same_test_set_alone(tmp_path: 
 
 
 def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
-    """The record keeps what was written whole, before it and after."""
+    """The record keeps all complete lines before and after a truncated line."""
     tokens = ring(tmp_path / "tokens")
     HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
     with (tmp_path / LEDGER).open("a") as ledger:
@@ -96,7 +96,7 @@ def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_no_other_part_of_the_pipeline_reads_test_labels() -> None:
-    """The name of the test split occurs where the split is made and where it is opened."""
+    """The test split is named only where it is created and where it is opened."""
     named = [path.name for path in sorted((ROOT / "pipelines").rglob("*.py")) if "Split.TEST" in path.read_text()]
 
     assert named == ["examples.py", "held_out.py"]

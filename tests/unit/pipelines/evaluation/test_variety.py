@@ -1,4 +1,4 @@
-"""Coverage and calibration of lists, against slow ones and by their extremes."""
+"""Coverage and calibration of lists, against slow implementations and at their extremes."""
 
 import math
 
@@ -14,7 +14,7 @@ SHELF_OF = np.arange(40) % 4
 
 
 def slow_summary(scores: np.ndarray, histories: list[np.ndarray], *, repeats: bool) -> tuple[float, float]:
-    """Coverage and calibration in plain loops: sort all, take ten, count shelves one by one."""
+    """Compute coverage and calibration in plain loops."""
     shown: set[int] = set()
     divergences = []
     for row, history in zip(scores, histories, strict=True):
@@ -32,7 +32,7 @@ def slow_summary(scores: np.ndarray, histories: list[np.ndarray], *, repeats: bo
 
 @given(seed=st.integers(0, 1_000), repeats=st.booleans())
 def test_coverage_and_calibration_are_those_of_plain_loops(seed: int, *, repeats: bool) -> None:
-    """For any scores and histories, empty ones too, over the shelves of the catalogue."""
+    """The figures equal the plain loops' for any scores and histories, including empty histories."""
     rng = np.random.default_rng(seed)
     histories = [rng.integers(0, 40, rng.integers(0, 25)) for _ in range(6)]
     scores = rng.normal(size=(6, 40))
@@ -48,7 +48,7 @@ def test_coverage_and_calibration_are_those_of_plain_loops(seed: int, *, repeats
 
 
 def test_a_list_of_the_users_own_mix_is_calibrated_and_one_of_the_head_is_not() -> None:
-    """Histories of the tail: ten items of the tail have divergence 0, ten of the head the most there is; shares are by shelf."""
+    """For a tail history, a list of tail items has divergence 0 and a list of head items the maximum."""
     tail, head = (np.isin(SHELF_OF, SHELVES.index(name)) for name in ("tail", "head"))
     history = np.flatnonzero(tail)[:4]
 
@@ -65,7 +65,7 @@ def test_a_list_of_the_users_own_mix_is_calibrated_and_one_of_the_head_is_not() 
 
 @pytest.mark.parametrize("num_items", [1, 9, 10, 11, 97, 100, 1_003])
 def test_lists_hold_the_highest_of_any_catalogue(num_items: int) -> None:
-    """Ten, or all where there are fewer, with ties and without; nothing that is excluded."""
+    """A list holds the ten highest allowed items, or all of them if fewer, with or without ties."""
     rng = np.random.default_rng(num_items)
     for scores in (
         rng.permutation(num_items),
@@ -84,7 +84,7 @@ def test_lists_hold_the_highest_of_any_catalogue(num_items: int) -> None:
 
 
 def test_a_list_holds_what_has_a_score_and_may_be_shown() -> None:
-    """Excluded items, and those that no beam reached or whose score is NaN, are in no list; a small catalogue makes a short one."""
+    """Excluded items and items without a finite score are never listed; a small catalogue gives a short list."""
     scores = np.array([5.0, np.nan, -np.inf, 1.0, 2.0])
 
     assert sorted(best_items(scores, [0])) == [3, 4]

@@ -1,4 +1,4 @@
-"""Impressions joined with clicks, against a truth that is found click by click."""
+"""Impressions joined with clicks, against a slow search click by click."""
 
 from datetime import date
 from pathlib import Path
@@ -22,7 +22,7 @@ def joined(log: Log, folder: Path) -> pl.DataFrame:
 
 
 def clicked(table: pl.DataFrame) -> Truth:
-    """Return the clicked rows as the truth has them."""
+    """Return the clicked rows in the format of the truth."""
     rows = table.filter(pl.col("clicks") > 0)
     return {
         (row["request_id"], row["shown_time_ms"], row["item_id"]): (row["clicks"], row["value"], row["clicked_time_ms"])
@@ -32,7 +32,7 @@ def clicked(table: pl.DataFrame) -> Truth:
 
 @pytest.mark.parametrize("num", [3_000, pytest.param(100_000, marks=pytest.mark.grid)])
 def test_the_join_is_the_truth(tmp_path: Path, num: int) -> None:
-    """Late, early, doubled and foreign clicks, visitors and repeated request ids join as a slow search finds them, over several days."""
+    """Late, early, duplicate and foreign clicks, visitors and repeated request ids join like in a slow search."""
     log = make_log(num, seed=1)
 
     table = joined(log, tmp_path)
@@ -46,7 +46,7 @@ def test_the_join_is_the_truth(tmp_path: Path, num: int) -> None:
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), num=st.integers(1, 60))
 def test_small_logs_join_alike(tmp_path_factory: pytest.TempPathFactory, seed: int, num: int) -> None:
-    """Any small log gives the truth."""
+    """Any small log joins like the slow search."""
     log = make_log(num, seed)
     if not log.events:
         return
@@ -66,7 +66,7 @@ CLICK = {"event_id": "e", "user_id": "u", "item_id": "b", "event_time_ms": 5 * D
 
 
 def test_old_records_and_columns_that_are_not_there(tmp_path: Path) -> None:
-    """Impressions without the new fields and events without a request id or type join by user, and the file has all columns."""
+    """Old records without the new columns join by user, and the output has all columns."""
     days = list(join(write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK]), tmp_path / "out"))
 
     table = pl.read_parquet(days[0].path)
@@ -89,7 +89,7 @@ def test_old_records_and_columns_that_are_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_the_window_s_ends(tmp_path: Path, after_ms: int, request_id: str | None, is_joined: bool) -> None:
-    """The window includes its end; only a click that names its request may seem early, by the skew of a clock."""
+    """The window includes its end; only clicks with a request id may be early, by the allowed clock skew."""
     click = CLICK | {
         "event_time_ms": SHOWN["shown_time_ms"] + after_ms,
         "request_id": request_id,
@@ -102,7 +102,7 @@ def test_the_window_s_ends(tmp_path: Path, after_ms: int, request_id: str | None
 
 
 def test_days_are_chosen(tmp_path: Path) -> None:
-    """Only the days asked for are written; a click of an impression of the next day is not given to the day before."""
+    """Only the requested days are written, and a click is not moved to the previous day's impressions."""
     later = SHOWN | {"request_id": "s", "shown_time_ms": 5 * DAY_MS + 3}
     places = write(tmp_path / "i", [SHOWN, later]), write(tmp_path / "e", [CLICK])
 
@@ -112,7 +112,7 @@ def test_days_are_chosen(tmp_path: Path) -> None:
 
 
 def test_a_missing_column_or_log_is_named(tmp_path: Path) -> None:
-    """A log without items, or none at all, is refused by name."""
+    """A log without an items column, or a missing log, is named in the error."""
     events = write(tmp_path / "e", [CLICK])
     with pytest.raises(DataError, match="item_ids"):
         list(join(write(tmp_path / "i", [{"request_id": "r", "user_id": "u", "shown_time_ms": 1}]), events, tmp_path))
@@ -121,7 +121,7 @@ def test_a_missing_column_or_log_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
-    """A file of the log whose end is missing is an error that names it; nothing is written."""
+    """The error names a truncated file of the log, and no output is written."""
     impressions, events = write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK])
     (events / "1.parquet").write_bytes((events / "0.parquet").read_bytes()[:-9])
 
@@ -132,7 +132,7 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
 
 
 def test_erased_users_are_in_no_day(tmp_path: Path) -> None:
-    """Up to the erasure; in files of days that the log has no more, too. What came after, others and visitors stay."""
+    """An erased user's rows up to the erasure are removed, also from existing output; all other rows stay."""
     at = SHOWN["shown_time_ms"]
     assert isinstance(at, int)
     rows = [

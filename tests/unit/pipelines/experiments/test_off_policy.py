@@ -1,4 +1,4 @@
-"""Off-policy estimates against policies whose value is known, and refusals where there is none."""
+"""Off-policy estimates against policies of known value, and refusals without support."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ BY_HAND = Logged(
 
 @pytest.mark.parametrize("kind", ["drawn by Plackett-Luce", "hashed variants"])
 def test_intervals_hold_the_truth(kind: str) -> None:
-    """Of 25 logs with support nearly all intervals hold the policy's value (20 or fewer would be less than one in a hundred)."""
+    """Most of the 25 intervals contain the policy's true value."""
     row = coverage(kind, 25)
 
     assert row["refused"] <= 3
@@ -32,7 +32,7 @@ def test_intervals_hold_the_truth(kind: str) -> None:
 
 
 def test_by_hand() -> None:
-    """Every second list is the policy's: with weight 2 it earns 1 each time, and half of the lists count."""
+    """With every second list from the policy and weight 2, the value is 1 and half of the lists are effective."""
     found = estimate(BY_HAND)
 
     assert found.ips is not None
@@ -42,7 +42,7 @@ def test_by_hand() -> None:
 
 
 def test_a_perfect_model_needs_no_weights() -> None:
-    """Where the model predicts each reward exactly, the doubly robust estimate is its mean for the policy."""
+    """With an exact reward model, the doubly robust estimate is the model's mean for the policy."""
     ones = np.ones(400)
 
     found = estimate(replace(BY_HAND, reward_of_shown=BY_HAND.reward, reward_of_policy=ones * 0.7))
@@ -52,7 +52,7 @@ def test_a_perfect_model_needs_no_weights() -> None:
 
 
 def test_a_share_that_is_never_shown_is_refused_and_named() -> None:
-    """A log that never shows an item first refuses, and its missing share is the policy's."""
+    """If the log never shows an item first, the estimate is refused with the unsupported fraction."""
     found, _, supported = run("an item is never shown first", 0)
 
     assert found.ips is None
@@ -62,7 +62,7 @@ def test_a_share_that_is_never_shown_is_refused_and_named() -> None:
 
 
 def test_a_deterministic_log_has_no_number() -> None:
-    """Whether its propensities are absent or all 1, the answer is a sentence."""
+    """With propensities missing or all 1, the result is only a reason."""
     world = World(1)
     fixed = world.log(best_list(world.scores), plackett_luce(world.scores))
 
@@ -73,7 +73,7 @@ def test_a_deterministic_log_has_no_number() -> None:
 
 
 def test_lists_without_propensity_and_too_few_lists_are_refused() -> None:
-    """A tenth without propensity, and weights that leave few lists, are named."""
+    """Missing propensities in a tenth of the lists, and too few effective lists, are reported."""
     partly = np.where(np.arange(400) % 10 == 0, math.nan, 0.5)
 
     assert "10.0% of the lists have no propensity" in estimate(replace(BY_HAND, propensity=partly)).refusal
@@ -85,7 +85,7 @@ def test_lists_without_propensity_and_too_few_lists_are_refused() -> None:
 
 
 def test_a_table_and_a_policy_s_file(tmp_path: Path) -> None:
-    """The propensity of a list is the product of its items'; what lacks in the policy's file is named."""
+    """A list's propensity is the product over its items; requests missing from the policy file are reported."""
     table = write_table(tmp_path / "t", num_days=1, num_users=300, num_lists=600)
     (file,) = table.glob("*.parquet")
     drawn = pl.col("position").replace_strict({1: 0.5, 2: 1.0, 3: 0.5}, return_dtype=pl.Float64)

@@ -1,4 +1,4 @@
-"""The report of an experiment, from a joined table to lines, pages and pictures."""
+"""The report of an experiment: from a joined table to terminal lines, pages and pictures."""
 
 import math
 from pathlib import Path
@@ -23,12 +23,12 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lists(worse: Path) -> Lists:
-    """Its sums, with surfaces."""
+    """The table's lists, with surfaces."""
     return read_lists(worse, experiment="fresher", segments=["surface"])
 
 
 def test_sums_are_those_of_the_table(worse: Path, lists: Lists) -> None:
-    """Clicks, values, lists and latencies of each variant are what counting the table's rows gives; a day's sums have all days before it."""
+    """Each variant's sums equal counts over the table's rows; daily sums are cumulative."""
     table = pl.read_parquet(worse / "*.parquet").with_columns(fresh=pl.col("variant").str.contains("fresher=fresh"))
     for name, is_fresh in (("fresh", True), ("control", False)):
         rows = table.filter(pl.col("fresh") == is_fresh)
@@ -45,7 +45,7 @@ def test_sums_are_those_of_the_table(worse: Path, lists: Lists) -> None:
 
 
 def test_a_visitor_s_session_is_the_unit_of_chance(worse: Path, lists: Lists, tmp_path: Path) -> None:
-    """Lists of visitors count by their sessions as they do by users; without a session each list is a unit of its own."""
+    """A visitor's lists are grouped by session, like a user's; without a session each list is its own unit."""
     for name, session in (("sessions", pl.col("user_id")), ("none", pl.lit(None, pl.String))):
         (tmp_path / name).mkdir()
         for file in worse.glob("*.parquet"):
@@ -60,7 +60,7 @@ def test_a_visitor_s_session_is_the_unit_of_chance(worse: Path, lists: Lists, tm
 
 
 def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: Lists) -> None:
-    """The mean over lists of -log2 of the share of lists that show an item, counted by hand."""
+    """Novelty is the mean of -log2 of the fraction of lists that show an item."""
     table = pl.read_parquet(worse / "*.parquet")
     number = table["request_id"].n_unique()
     times = dict(table.group_by("item_id").len().iter_rows())
@@ -73,7 +73,7 @@ def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: L
 
 
 def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
-    """40 % fewer clicks have an interval below 0 around the truth; latency and novelty, which do not differ, have 0 in theirs."""
+    """The clicks' interval contains the true loss and excludes 0; intervals of equal metrics include 0."""
     found = {one["metric"]: one for one in report(lists, Options(segments=["surface"]))["differences"]}
 
     assert found["clicks"]["low"] <= -0.04 <= found["clicks"]["high"] < 0
@@ -83,7 +83,7 @@ def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
 
 
 def test_segments_are_corrected(lists: Lists) -> None:
-    """Each surface has its row, and no p-value is below its own before the correction."""
+    """Each surface has a row, and corrected p-values are not below the uncorrected p-values."""
     rows = report(lists, Options(segments=["surface"]))["segments"]
 
     assert [row["segment"] for row in rows] == ["surface=cart", "surface=home"]
@@ -91,7 +91,7 @@ def test_segments_are_corrected(lists: Lists) -> None:
 
 
 def test_a_mismatch_is_found(worse: Path, tmp_path: Path) -> None:
-    """Users divided 60 to 40 where halves were meant are a mismatch, which the report says first; by the true shares they are none."""
+    """A 60 to 40 split instead of halves is reported first as a mismatch, but not if those fractions are expected."""
     lists = read_lists(write_table(tmp_path / "t", share=0.6, num_days=1), experiment="fresher")
 
     assert report(lists, Options())["mismatch"]["is_mismatch"]
@@ -100,7 +100,7 @@ def test_a_mismatch_is_found(worse: Path, tmp_path: Path) -> None:
 
 
 def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
-    """Of 40 random divisions with a look each day at most 7 differ in clicks (2 are expected at most)."""
+    """Of 40 random splits with daily looks, at most 7 differ in clicks (at most 2 are expected)."""
     found = a_a(lists, "control", 40, seed=0)
 
     assert found["num_looks"] == 4
@@ -108,7 +108,7 @@ def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
 
 
 def test_a_page_has_tables_and_pictures_and_no_user(lists: Lists, tmp_path: Path) -> None:
-    """Lines and Markdown have the same numbers; each picture is there; no user id is in any of it."""
+    """Terminal lines and Markdown show the same numbers, all pictures exist, and user ids do not appear."""
     found = report(lists, Options(segments=["surface"]))
 
     pictures = write_pictures(found, tmp_path / "page")
@@ -123,7 +123,7 @@ def test_a_page_has_tables_and_pictures_and_no_user(lists: Lists, tmp_path: Path
 
 
 def test_what_cannot_be_compared_is_refused_by_name(worse: Path, lists: Lists, tmp_path: Path) -> None:
-    """An unknown column, a segment that the variant changes, a control that is none and a folder without files are named."""
+    """Unknown columns, segments affected by the variant, unknown controls and empty folders are named."""
     with pytest.raises(InvalidRequest, match="tier"):
         read_lists(worse, segments=["tier"])
     with pytest.raises(DataError, match="colour"):

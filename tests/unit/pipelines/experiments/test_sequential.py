@@ -1,4 +1,4 @@
-"""Anytime-valid tests, against the library of the paper's authors, exact arithmetic and simulation."""
+"""Anytime-valid tests against the paper authors' library, exact arithmetic and simulation."""
 
 import math
 from fractions import Fraction
@@ -20,14 +20,14 @@ CONFSEQ = [
     (-0.01, 1e-4, 0.05031444963545259, -2.272841240641069, 0.02862099804279694, 0.03396077197723457),
     (0.004, 1e-6, 0.05031444963545259, 4.771466749889782, 0.0035280992684842967, 0.00395819248018725),
 ]
-"""Estimate, variance, effect; the one-sided log mixture and the bounds at 5 and 1 % of confseq 0.0.11, by the authors of the boundary."""
+"""Estimate, variance, effect; one-sided log mixture and the bounds at 5 and 1 % from confseq 0.0.11, by the authors."""
 
 
 @pytest.mark.parametrize(("estimate", "variance", "effect", "mixture", "at_5", "at_1"), CONFSEQ)
 def test_mixture_and_bound_are_the_authors(
     estimate: float, variance: float, effect: float, mixture: float, at_5: float, at_1: float
 ) -> None:
-    """The mixture equals confseq's; the closed bound is never below its exact one, and at most 3 % above."""
+    """The mixture equals confseq's; the closed-form bound is at least the exact bound and at most 3 % larger."""
     assert sequential.log_evidence_above(estimate, variance, effect) == pytest.approx(mixture, rel=1e-9)
     for alpha, exact in ((0.05, at_5), (0.01, at_1)):
         assert exact <= sequential.half_width(variance, effect, alpha) <= 1.03 * exact
@@ -43,7 +43,7 @@ def test_mixture_and_bound_are_the_authors(
     ],
 )
 def test_p_values_are_those_of_the_two_sided_mixture(estimate: float, effect: float, mixture: float) -> None:
-    """One over confseq's two-sided mixture, at most 1."""
+    """The p-value is the inverse of confseq's two-sided mixture, at most 1."""
     found = sequential.p_value(estimate, 1e-4, effect)
 
     assert found == pytest.approx(min(1.0, math.exp(-mixture)), rel=1e-9)
@@ -51,7 +51,7 @@ def test_p_values_are_those_of_the_two_sided_mixture(estimate: float, effect: fl
 
 @given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([Fraction(1, 2), Fraction(1, 20), Fraction(9, 10)]))
 def test_evidence_of_users_is_the_exact_integral(candidate: int, control: int, share: Fraction) -> None:
-    """The mixture over all larger rates equals the integral of the polynomial, in fractions."""
+    """The mixture over all larger rates equals the polynomial's integral, computed in fractions."""
     terms = range(control + 1)
     powers = [(candidate + one + 1, (-1) ** one * math.comb(control, one)) for one in terms]
     integral = sum(factor * (1 - share**power) / power for power, factor in powers)
@@ -64,7 +64,7 @@ def test_evidence_of_users_is_the_exact_integral(candidate: int, control: int, s
 
 @given(st.sampled_from([0.5, 0.2, 0.05]), st.sampled_from([1.0, 1.5]))
 def test_evidence_of_users_is_a_fair_bet(share: float, ratio: float) -> None:
-    """At the bound itself, the evidence after one more user is on average what it was: looking again gains nothing."""
+    """At the bound, the expected evidence after another user equals the current evidence."""
     bound = share * ratio / (share * ratio + 1 - share)
     for candidate, control in ((0, 0), (3, 5), (20, 11)):
         now = math.exp(sequential.log_evidence_of_users(candidate, control, share, ratio))
@@ -77,7 +77,7 @@ def test_evidence_of_users_is_a_fair_bet(share: float, ratio: float) -> None:
 
 @pytest.mark.parametrize(("candidate", "control", "share"), [(30, 20, 0.5), (4, 90, 0.05), (9, 0, 0.5), (0, 40, 0.2)])
 def test_the_interval_of_a_ratio_is_what_is_not_refused(candidate: int, control: int, share: float) -> None:
-    """Inside of it no ratio is refused, at its ends the evidence is one over alpha."""
+    """Ratios inside the interval are not rejected; at its ends the evidence is 1 / alpha."""
     low, high = sequential.ratio_interval(candidate, control, share, 0.01)
 
     assert low < high
@@ -91,7 +91,7 @@ def test_the_interval_of_a_ratio_is_what_is_not_refused(candidate: int, control:
 
 
 def test_few_runs_of_equal_users_ever_reach_the_bound() -> None:
-    """Looked at 100 times in 500 users, the evidence reaches 20 in at most 5 % of 400 runs, but for chance."""
+    """With 100 looks at 500 users, the evidence reaches 20 in about 5 % of the runs at most."""
     draw = np.random.default_rng(0)
     ever = 0
     for _ in range(400):
@@ -103,13 +103,13 @@ def test_few_runs_of_equal_users_ever_reach_the_bound() -> None:
 
 
 def test_a_mismatch_is_found_and_equal_shares_are_not() -> None:
-    """52 to 48 of 20,000 users is a mismatch; chance is not, nor are unequal shares that were meant."""
+    """52 to 48 of 20,000 users is a mismatch; chance variation and intended unequal fractions are not."""
     assert sequential.mismatch_p_value((10_400, 9_600), (0.5, 0.5)) < 0.001
     assert sequential.mismatch_p_value((10_050, 9_950), (0.5, 0.5)) > 0.5
     assert sequential.mismatch_p_value((18_020, 1_980), (0.9, 0.1)) > 0.5
 
 
 def test_holm_by_hand() -> None:
-    """The least is multiplied by the number of tests, the next by one less, and none is below one before it."""
+    """The smallest p-value is multiplied by the number of tests, the next by one less, and results are monotone."""
     assert sequential.holm([0.01, 0.5, 0.02, 0.03]) == [0.04, 0.5, 0.06, 0.06]
     assert sequential.holm([]) == []

@@ -1,4 +1,4 @@
-"""The verdict on a canary: its states, its words, and its errors on simulated traffic."""
+"""The canary analysis: its outcomes, reasons, and error rates on simulated traffic."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ MINUTES = Traffic(rate=50, minutes=10, num_users=5_000)
 
 
 def users(rate: float, num: int = 5_000, each: int = 4) -> UserSums:
-    """Sums of users with `each` lists and clicks at this rate, without chance in the total."""
+    """Build sums of users with `each` lists and clicks at this exact rate."""
     clicked = round(rate * num * each)
     return UserSums.of(np.bincount(np.arange(clicked) % num, minlength=num).astype(float), np.full(num, float(each)))
 
@@ -36,18 +36,18 @@ def judge(candidate: float, control: float = 0.1, guard: Guard = CLICKS, num: in
     [(0.07, Outcome.WORSE), (0.14, Outcome.BETTER), (0.1, Outcome.NO_WORSE), (0.094, Outcome.CONTINUE)],
 )
 def test_outcomes(candidate: float, outcome: Outcome) -> None:
-    """Fewer clicks are worse, more are better, equally many no worse than the effect, and between them it goes on."""
+    """Fewer clicks are worse, more are better, about equal no worse; in between, the canary continues."""
     assert judge(candidate, num=20_000 if outcome is Outcome.NO_WORSE else 5_000).outcome is outcome
 
 
 def test_a_budget_is_what_may_be_lost() -> None:
-    """A loss that is found without a budget is tolerated within one."""
+    """A loss that is detected without a budget is tolerated within the budget."""
     assert judge(0.07, guard=replace(CLICKS, budget=0.35, effect=0.4)).outcome is not Outcome.WORSE
     assert judge(0.05, guard=replace(CLICKS, budget=0.35, effect=0.4)).outcome is Outcome.WORSE
 
 
 def test_worse_wins_and_says_where() -> None:
-    """One guard that is worse decides, whatever the objective gained; the reason names it with its interval."""
+    """A single worse guard decides over a better objective, and the reason names it with its interval."""
     counts = {"clicks": Means(users(0.2), users(0.1)), "errors": Affected(40, 2)}
 
     found = verdict((CLICKS, ERRORS), counts, share=0.5, elapsed_s=60)
@@ -58,7 +58,7 @@ def test_worse_wins_and_says_where() -> None:
 
 
 def test_no_verdict_in_time_says_what_it_lacks() -> None:
-    """After the limit an open verdict names each open guard, and how many more users it takes."""
+    """After the time limit, the reason names each open guard and the additional users that it needs."""
     found = judge(0.097, num=150, limit_s=600)
 
     assert found.outcome is Outcome.UNDECIDED
@@ -69,7 +69,7 @@ def test_no_verdict_in_time_says_what_it_lacks() -> None:
 
 
 def test_errors_count_users_by_their_share() -> None:
-    """With a twentieth of the users, four failing users against none are worse; with half of them they are not."""
+    """Four failing users against zero are worse at a traffic fraction of 5 %, but not at 50 %."""
     counts = {"errors": Affected(4, 0)}
 
     assert verdict((ERRORS,), counts, share=0.05, elapsed_s=1).outcome is Outcome.WORSE
@@ -78,7 +78,7 @@ def test_errors_count_users_by_their_share() -> None:
 
 @pytest.mark.parametrize("field", ["budget", "effect", "weight"])
 def test_a_guard_without_sense_is_refused_by_field(field: str) -> None:
-    """A negative number is named; a guard without counts and a share of nothing, too."""
+    """Negative fields, a guard without counts and an invalid fraction are rejected by name."""
     with pytest.raises(ConfigError, match=f"guard clicks: {field}"):
         replace(CLICKS, **{field: -1.0})
     with pytest.raises(ConfigError, match="guard errors: there are no counts"):
@@ -89,7 +89,7 @@ def test_a_guard_without_sense_is_refused_by_field(field: str) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 20)), min_size=2, max_size=30), st.integers(0, 30))
 def test_sums_of_users_add(rows: list[tuple[float, int]], cut: int) -> None:
-    """Sums of two groups are those of all, and the mean's variance is the delta method's, computed user by user."""
+    """Sums of two groups add up, and the mean's variance equals the delta method computed user by user."""
     totals, exposures = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
 
     both = UserSums.of(totals[:cut], exposures[:cut]) + UserSums.of(totals[cut:], exposures[cut:])
@@ -101,7 +101,7 @@ def test_sums_of_users_add(rows: list[tuple[float, int]], cut: int) -> None:
 
 
 def test_a_small_group_with_few_events_is_not_certain() -> None:
-    """Without any click in 120 users, the variance of the difference is that of all users, not nearly 0."""
+    """Zero clicks of 120 users do not give a difference with almost zero variance."""
     few, many = users(0.0, num=120), users(0.1)
 
     assert few.variance == 0
@@ -109,7 +109,7 @@ def test_a_small_group_with_few_events_is_not_certain() -> None:
 
 
 def test_the_running_sums_of_simulated_traffic_are_those_of_its_users() -> None:
-    """The last look's sums have the users' numbers, and sums never shrink: what the simulation feeds the verdict is consistent."""
+    """The simulation's cumulative sums match its users and never decrease."""
     seen = list(looks(replace(MINUTES, minutes=3), seed=1))
     clicks = [one["clicks"] for one in seen]
 
@@ -121,12 +121,12 @@ def test_the_running_sums_of_simulated_traffic_are_those_of_its_users() -> None:
 
 @pytest.mark.parametrize("change", [{"latency_factor": 1.2}, {"added_errors": 0.01}], ids=["latency", "errors"])
 def test_what_is_worse_is_found_within_ten_minutes(change: dict[str, float]) -> None:
-    """Longer latency and failing calls are found in each of five runs at 50 requests a second."""
+    """Higher latency and failing calls are detected in each of five runs at 50 requests per second."""
     assert all(found_after_s(replace(MINUTES, **change), seed) for seed in range(5))
 
 
 def test_equal_candidates_are_rarely_found_worse() -> None:
-    """Of 60 releases with an equal candidate and 60 looks at most 8 are found worse (3 are expected at most; 8 would be one in a hundred)."""
+    """Of 60 equal candidates with 60 looks each, at most 8 are found worse (at most 3 are expected)."""
     traffic = Traffic(rate=4, minutes=60, num_users=2_000)
 
     assert sum(found_after_s(traffic, seed) is not None for seed in range(60)) <= 8

@@ -31,7 +31,7 @@ def build(folder: Path, source: Source) -> Path:
 
 
 def recorded(folder: Path) -> tuple[Path, Path]:
-    """Write the tables of a past in which most users have events."""
+    """Write tables of past events of most users."""
     draw = random.Random(1)
     kinds = ("click", "click", "rating", "dislike", "impression")
     rows = [
@@ -46,7 +46,7 @@ def recorded(folder: Path) -> tuple[Path, Path]:
 
 
 def clicks() -> list[LoggedInteraction]:
-    """Late events, equal times, all roles, ids repeated soon and long after, items outside the catalogue; midway the topic is created again."""
+    """Return events with late and equal times, all roles, repeated ids, unknown items, and a recreated topic."""
     draw = random.Random(2)
     found: list[LoggedInteraction] = []
     for number in range(NUM_IMPRESSIONS):
@@ -72,7 +72,7 @@ def clicks() -> list[LoggedInteraction]:
 
 
 def write_log(root: Path, events: list[LoggedInteraction]) -> None:
-    """Log the events as the worker does, in files of some hundreds."""
+    """Log the events like the worker, in files of a few hundred."""
     log = OfflineLog(root)
     for begin in range(0, len(events), 500):
         for partition in (0, 1):
@@ -80,7 +80,7 @@ def write_log(root: Path, events: list[LoggedInteraction]) -> None:
 
 
 def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
-    """Ten thousand impressions, one after each event of a difficult log: the offline history as of the row that was served is the same."""
+    """After each of 10,000 events, the offline history equals the history served at that time."""
     own = recorded(tmp_path)
     before = latest_histories(build(tmp_path / "before", Source(*own, (), ROLES)))
     rows: dict[str, UserHistory] = {row.user_id: row for row in before}

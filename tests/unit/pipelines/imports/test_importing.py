@@ -1,4 +1,4 @@
-"""An import delivers each row, goes on where it was, and changes nothing when it is run again."""
+"""An import delivers each row, resumes after an interruption, and has no effect when repeated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ BATCHES = 3
 
 
 class Shop:
-    """A catalogue that takes batches until `num_batches` are delivered, and an import into it."""
+    """A catalogue whose broker fails after `num_batches`, and an import into it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Shop:
         self.findings = Findings("items")
 
     def run(self, rows: Sequence[dict[str, Any]], num_batches: int | None = None) -> Outcome:
-        """Import; after so many batches the broker is gone."""
+        """Run the import; the broker becomes unavailable after this number of batches."""
         left = [num_batches]
 
         def send(records: Sequence[tuple[bytes, bytes]]) -> None:
@@ -51,12 +51,12 @@ class Shop:
 
 
 def table(num_rows: int, title: str = "Item") -> list[dict[str, Any]]:
-    """Return the rows of so many items."""
+    """Return the rows of items."""
     return [{"item_id": f"i{number}", "title": f"{title} {number}"} for number in range(num_rows)]
 
 
 def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
-    """What the broker had before is not sent again, and all of it is there at the end."""
+    """Delivered batches are not sent again, and the import completes."""
     shop, rows = Shop(tmp_path), table(BATCHES * BATCH_ROWS + 7)
     with pytest.raises(DependencyUnavailable):
         shop.run(rows, num_batches=2)
@@ -72,7 +72,7 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
     tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: bool
 ) -> None:
-    """Nothing, where nothing is new; in all cases the catalogue is that of the source as it is now."""
+    """Appended rows are sent, a changed source is sent completely; the catalogue then equals the source."""
     shop = Shop(tmp_path_factory.mktemp("grown"))
     shop.run(table(first))
     shop.sent.clear()
@@ -87,7 +87,7 @@ def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
 
 @pytest.mark.parametrize("written", [b"", b"not JSON", b"[]", b'{"num_rows": 1}', b'{"num_rows": 1, "digest": "x"}'])
 def test_a_damaged_record_of_progress_begins_again(tmp_path: Path, written: bytes) -> None:
-    """All rows are sent, and none is skipped for it."""
+    """With a corrupt progress record, all rows are sent."""
     shop = Shop(tmp_path)
     shop.progress.write_bytes(written)
     shop.run(table(5))
@@ -96,7 +96,7 @@ def test_a_damaged_record_of_progress_begins_again(tmp_path: Path, written: byte
 
 
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Path) -> None:
-    """By its number, also behind the first batch; the header is row 1."""
+    """Rejected rows are reported by row number across batches; the header is row 1."""
     shop, rows = Shop(tmp_path), table(BATCH_ROWS + 5)
     rows[3]["item_id"], rows[BATCH_ROWS + 1]["item_id"] = "", "x" * 300
     shop.run(rows)
@@ -106,13 +106,13 @@ def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Pa
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
-    """It is another one than was meant; the error names the column."""
+    """The error names the column."""
     with pytest.raises(DataError, match=r"item_id: not one row can be used"):
         Shop(tmp_path).run([{"item_id": "x" * 300}])
 
 
 def test_events_of_a_large_file_are_sent_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with its newest rows first, larger than a stretch: the same records as of the file turned round, and a second run sends none."""
+    """A file longer than a chunk is sent in time order; repeating the import sends no rows."""
     monkeypatch.setattr("pipelines.imports.ordered.STRETCH_ROWS", 100)
     now_ms, lines = 1_800_000_000_000, [f"u{n % 7},i{n},{1_799_990_000 + n}" for n in range(1_000)]
     sent: dict[str, list[tuple[bytes, bytes]]] = {"up": [], "down": [], "again": []}
@@ -129,7 +129,7 @@ def test_events_of_a_large_file_are_sent_by_time(tmp_path: Path, monkeypatch: py
 
 
 def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path: Path) -> None:
-    """Too old ones go to the table, if there is one; those of the future are set aside."""
+    """Old events go to the pipeline's table if given, and future events are rejected."""
     now_s = 1_800_000_000
     path, old = tmp_path / "events.csv", OldEvents(tmp_path / "old.parquet")
     path.write_text(f"user_id,item_id,event_time\nu,a,{now_s - 60}\nu,b,{now_s - 90 * 86_400}\nu,c,{now_s + 3_600}\n")
@@ -146,7 +146,7 @@ def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path:
 
 
 def test_ordered_events_are_all_there_whatever_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one moment has more of them than a stretch."""
+    """Ordering keeps all events, also if more events share a time than fit into a chunk."""
     monkeypatch.setattr("pipelines.imports.ordered.STRETCH_ROWS", 10)
     times = pl.Series([5] * 35 + [1, 9, 3], dtype=pl.Int64).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
     events = pl.DataFrame({"row": pl.int_range(38, eager=True), "event_time": times})

@@ -1,4 +1,4 @@
-"""What is published and what goes live: the budget, the Pareto front, and the paired interval."""
+"""Publication and promotion of variants: the budget, the Pareto front, and the paired interval."""
 
 import io
 
@@ -36,7 +36,7 @@ PARENT = row("parent", low=0.0)
 
 @pytest.mark.parametrize(("text", "share"), [("ndcg=1%", 0.01), ("ndcg=0.02", 0.02), ("ndcg=0%", 0.0)])
 def test_a_budget_is_a_share(text: str, share: float) -> None:
-    """It is given in percent or as a number."""
+    """A budget is given in percent or as a number."""
     assert parse_budget(text) == share
 
 
@@ -48,7 +48,7 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
 
 
 def test_the_interval_is_scipy_s_paired_bootstrap() -> None:
-    """On the same users, ends and mean agree with scipy's bootstrap of the ratio of means."""
+    """Interval and mean agree with scipy's paired bootstrap of the ratio of means."""
     rng = np.random.default_rng(3)
     before = rng.random(800) * (rng.random(800) < 0.3)
     after = before * (rng.random(800) < 0.9) + 0.02 * rng.random(800)
@@ -68,7 +68,7 @@ def test_the_interval_is_scipy_s_paired_bootstrap() -> None:
 
 
 def test_equal_lists_differ_by_nothing() -> None:
-    """Two variants that return the same lists have an interval of no width, which is inside any budget above 0."""
+    """Variants with equal lists have an interval of zero width."""
     gains = np.random.default_rng(0).random(50)
 
     assert relative_difference(gains, gains) == (0.0, 0.0, 0.0)
@@ -76,7 +76,7 @@ def test_equal_lists_differ_by_nothing() -> None:
 
 
 def test_what_wins_is_inside_the_budget_worth_it_and_on_the_front() -> None:
-    """Each way of not winning is named."""
+    """Each reason for not winning is named."""
     rows = [
         row("small", ms=0.9, size=60),
         row("fast", ms=0.5, size=100),
@@ -104,21 +104,21 @@ def test_what_wins_is_inside_the_budget_worth_it_and_on_the_front() -> None:
     ],
 )
 def test_a_win_is_worth_something(ms: float, size: float, wins: bool) -> None:
-    """A twentieth of time, or of bytes and a megabyte, is saved, and not paid for by more than a twentieth of the other."""
+    """A win saves 5 % of time, or 5 % of bytes and 1 MB, and costs at most 5 % in the other measure."""
     child = row("child", ms=ms, size=size)
 
     assert judge(PARENT, [child], 0.01)["child"].wins is wins
 
 
 def test_a_small_parent_is_not_worth_a_smaller_child() -> None:
-    """Half of a megabyte is half of the weights, and nothing that serving feels."""
+    """Half a megabyte is not worth a variant, even if it is half of the weights."""
     parent, child = row("parent", size=1.2), row("child", size=0.6)
 
     assert judge(parent, [child], 0.01)["child"].why == "neither 5% faster nor 5% and 1 MB smaller than its parent"
 
 
 def test_the_table_fits_80_columns() -> None:
-    """Each variant has one line of numbers, with no word broken, and one line with its end below."""
+    """Each variant has a line of numbers without truncation, and a line with its result."""
     rows = [row("pruned-heads", ndcg=0.0404, low=-0.0211, kind="int8_all"), row("int4-qat", ms=3456.78, size=99_999.9)]
     shown = io.StringIO()
     console = Console(file=shown, width=80)
@@ -136,7 +136,7 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_times_nearer_than_a_repetition_are_equal() -> None:
-    """Of two variants with the same bytes the better one is published, though it took 3 % longer; not the one that took 10 % longer."""
+    """Times within the repetition's error count as equal: the better variant wins although it is 3 % slower."""
     rows = [
         row("plain", ms=0.50, size=50),
         row("better", ndcg=0.11, ms=0.515, size=50),
@@ -149,7 +149,7 @@ def test_times_nearer_than_a_repetition_are_equal() -> None:
 
 
 def test_nothing_wins_where_nothing_is_inside() -> None:
-    """A budget that no variant meets publishes none of them."""
+    """No variant is published if all variants exceed the budget."""
     rows = [row("a", low=-0.01, ms=0.5), row("b", low=-0.3, ms=0.1)]
 
     verdicts = judge(PARENT, rows, 0.01)

@@ -1,4 +1,4 @@
-"""Exported decoders against the reference: the same scores for prompts of any length, and near in int8."""
+"""Exported decoders against the reference: equal scores for prompts of any length, close scores in int8."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ def decoder(request) -> Decoder:
 
 
 def scores_of(decoder: Decoder, tokens: torch.Tensor) -> np.ndarray:
-    """Score the token after a prompt by the reference."""
+    """Score the token after a prompt with the reference."""
     with torch.no_grad():
         return (hidden_states(decoder, tokens)[-1] @ decoder.head_weight_VD.T).numpy()
 
 
 @pytest.mark.parametrize("length", [2, 3, 17, 40])
 def test_the_graph_is_the_decoder(decoder: Decoder, tmp_path: Path, length: int) -> None:
-    """In fp32 ONNX Runtime's scores are torch's at any length; in int8 they are near, and the file is smaller."""
+    """ONNX Runtime's fp32 scores equal torch's at any length; int8 scores are close and the file is smaller."""
     import onnxruntime
 
     tokens = torch.randint(0, CATALOGUE.vocab_size, (1, length))
@@ -48,7 +48,7 @@ def test_the_graph_is_the_decoder(decoder: Decoder, tmp_path: Path, length: int)
 
 
 def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> None:
-    """Ten unseen items, best first, as the dense scorer ranks them."""
+    """The lists are the ten best unseen items of the dense scorer."""
     write_onnx(decoder, tmp_path / "whole.onnx", is_int8=False)
     histories = [np.array([3, 4, 5, 3]), np.array([7])]
 
@@ -64,7 +64,7 @@ def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> 
 
 @pytest.mark.grid  # torch.export takes half a minute
 def test_the_program_is_the_decoder(decoder: Decoder, tmp_path: Path) -> None:
-    """A saved program of torch.export has the same scores at lengths that it was not traced with."""
+    """A saved torch.export program gives equal scores at lengths that were not traced."""
     write_program(decoder, tmp_path / "decoder.pt2")
 
     program = torch.export.load(tmp_path / "decoder.pt2").module()

@@ -1,4 +1,4 @@
-"""Structured pruning: what adds nothing goes first, and what is left is an ordinary checkpoint."""
+"""Structured pruning removes unused parts first, and the result is an ordinary checkpoint."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def decoder_of(heads: int, groups: int, *, bias: bool) -> Decoder:
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
 def test_channels_that_add_nothing_are_the_ones_that_go(bias: bool) -> None:
-    """Of a layer with five dead channels the decoder without these five computes the same."""
+    """Removing five dead channels per layer does not change the output."""
     decoder = decoder_of(2, 2, bias=bias)
     for layer, dead in zip(decoder.layers, ([0, 3, 7, 8, 19], [1, 2, 3, 4, 5]), strict=True):
         layer["down"].weight[:, dead] = 0
@@ -46,7 +46,7 @@ def test_channels_that_add_nothing_are_the_ones_that_go(bias: bool) -> None:
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (8, 4)])
 @torch.no_grad()
 def test_heads_go_with_their_keys_and_values(heads: int, groups: int) -> None:
-    """Of a layer with a dead group of heads the decoder without it computes the same, grouped or not."""
+    """Removing a dead group of heads per layer does not change the output, with or without grouping."""
     decoder = decoder_of(heads, groups, bias=True)
     width = heads // groups * 6
     for layer, dead in zip(decoder.layers, (0, 2), strict=True):
@@ -60,7 +60,7 @@ def test_heads_go_with_their_keys_and_values(heads: int, groups: int) -> None:
 
 @torch.no_grad()
 def test_what_is_left_is_an_ordinary_checkpoint(tmp_path) -> None:
-    """It is written and read in Hugging Face's layout, with the smaller shape in its config."""
+    """The pruned decoder is saved and loaded in Hugging Face's layout, with the smaller shape in its config."""
     pruned = without_heads(
         without_channels(decoder_of(4, 2, bias=False), CATALOGUE, HISTORIES, 0.5, 50), CATALOGUE, HISTORIES, 0.5, 50
     )

@@ -1,4 +1,4 @@
-"""Training with the engine's numbers: what is computed, what the gradient is, and that the engine then serves exactly what was trained."""
+"""Training with the engine's number formats: computed values, gradients, and equality with the served weights."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def decoder() -> Decoder:
 def test_weights_are_the_engine_s_inside_and_their_own_outside(
     decoder: Decoder, kind: WeightKind, matrix_bits: int, table_bits: int | None
 ) -> None:
-    """Inside, every matrix is what the engine makes of the weights; afterwards they are as before, as bf16 holds them."""
+    """Inside the block, matrices equal the engine's rounded weights; afterwards they are restored in bf16 precision."""
     before = {name: value.clone().bfloat16().float() for name, value in decoder.state_dict().items()}
 
     with engine_numbers(decoder, kind):
@@ -40,7 +40,7 @@ def test_weights_are_the_engine_s_inside_and_their_own_outside(
 
 
 def test_an_engine_in_bf16_has_the_same_codes_as_one_in_fp32(decoder: Decoder) -> None:
-    """After the block both dtypes are quantised to the same numbers, since the weights lie on bf16's grid."""
+    """Afterwards both dtypes quantise to the same numbers, since the weights are representable in bf16."""
     with engine_numbers(decoder, "int4"):
         trained = as_served(decoder).state_dict()
 
@@ -52,7 +52,7 @@ def test_an_engine_in_bf16_has_the_same_codes_as_one_in_fp32(decoder: Decoder) -
 
 
 def test_gradients_pass_the_rounding(decoder: Decoder) -> None:
-    """Every weight gets a gradient, and a step along it lowers the loss of the rounded decoder."""
+    """Every weight gets a gradient, and training lowers the loss of the rounded decoder."""
     tokens = torch.randint(0, 30, (4, 9))
     wanted = torch.randn(36, 40)
 

@@ -1,4 +1,4 @@
-"""Decoders of any family by their `config.json`: parameters against transformers' own models, stored bytes against published checkpoints."""
+"""Decoder shapes from `config.json`: parameters against transformers, stored bytes against published checkpoints."""
 
 import json
 import random
@@ -109,7 +109,7 @@ MORE = [
 
 
 def ours(model_type: str, changes: Raw) -> DecoderShape:
-    """The planner's shape of a config."""
+    """Return the planner's shape of a config."""
     return shape_from_config({"model_type": model_type} | changes, "x")
 
 
@@ -120,7 +120,7 @@ def ours(model_type: str, changes: Raw) -> DecoderShape:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_parameters_and_windows_are_those_of_transformers(model_type: str, changes: Raw) -> None:
-    """To the last bias, for absent keys too; and as many layers have a sliding window."""
+    """Parameter counts equal transformers', including absent keys, and so do the numbers of windowed layers."""
     transformers: Any = pytest.importorskip("transformers")
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
@@ -136,7 +136,7 @@ def test_parameters_and_windows_are_those_of_transformers(model_type: str, chang
 
 @pytest.mark.grid
 def test_absent_keys_have_the_families_defaults() -> None:
-    """As in transformers' config classes, and the shape says which were assumed."""
+    """Defaults equal the defaults of transformers' config classes, and the shape's notes name assumed values."""
     mapping: Any = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     known = [name for name in FAMILIES if name in mapping]
     differing = {
@@ -152,7 +152,7 @@ def test_absent_keys_have_the_families_defaults() -> None:
 
 
 def test_served_families_have_the_shape_of_our_own_decoder(tmp_path: Path) -> None:
-    """Sizes, parameters and windows, read by both readers."""
+    """Both config readers give the same sizes, parameters and windows."""
     for model_type, changes in (
         ("llama", {"rope_theta": 5e5}),
         ("mistral", {"sliding_window": 64, "attention_sinks": 4}),
@@ -197,7 +197,7 @@ PUBLISHED: list[tuple[float, Raw]] = [
     ("billions", "raw"), PUBLISHED, ids=lambda value: str(value) if isinstance(value, float) else ""
 )
 def test_published_models_have_their_published_parameters(billions: float, raw: Raw) -> None:
-    """By the sizes of their files: names of GPT-2, Falcon, MPT and others, nested configs, experts, latent attention."""
+    """Parameter counts equal the published file sizes for different key names, nested configs, experts and MLA."""
     assert shape_from_config(raw, "x").num_parameters / 1e9 == pytest.approx(billions, abs=0.0006)
 
 
@@ -211,7 +211,7 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "s
 
 
 def compressed(weights: Raw, **others: Any) -> Raw:
-    """A config of compressed-tensors with one group."""
+    """Build a compressed-tensors config with a single group."""
     group = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "config_groups": group, "ignore": ["lm_head"]} | others
 
@@ -239,7 +239,7 @@ def compressed(weights: Raw, **others: Any) -> Raw:
 def test_stored_weights_are_those_of_published_checkpoints(
     model: Raw, quantization: Raw | None, gigabytes: float
 ) -> None:
-    """Linear layers in their bits with scales, embeddings, head and skipped modules in 16 bits: sizes of the files on the model hub."""
+    """Linear layers take their bits plus scales, all other weights 16 bits, as in files on the model hub."""
     shape = shape_from_config(model | ({"quantization_config": quantization} if quantization else {}), "x")
 
     assert shape.weight_bytes / 1e9 == pytest.approx(gigabytes, abs=0.006)
@@ -259,12 +259,12 @@ def test_stored_weights_are_those_of_published_checkpoints(
 def test_a_contexts_keys_and_values_follow_windows_and_latent_vectors(
     model: Raw, length: int, gigabytes: float
 ) -> None:
-    """A windowed layer holds its window, latent attention 576 numbers a layer, the others every token."""
+    """Windowed layers hold their window, latent attention 576 numbers per layer, all other layers every token."""
     assert kv_bytes(shape_from_config(model, "x"), length) / 1e9 == pytest.approx(gigabytes, abs=0.001)
 
 
 def test_a_token_passes_its_own_experts() -> None:
-    """Published: 12.9 of 46.7 billion for Mixtral-8x7B, 3.3 of 30.5 for Qwen3-30B-A3B, 37 of 671 for DeepSeek-V3, embeddings with them."""
+    """Active parameters match the published numbers of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3."""
     for raw, total, active in ((MISTRAL | {"model_type": "mixtral"}, 46.7, 12.9), (QWEN_MOE, 30.5, 3.3), ({"model_type": "deepseek_v3"}, 671.0, 37.6)):  # fmt: skip
         shape = shape_from_config(raw, "x")
 
@@ -273,7 +273,7 @@ def test_a_token_passes_its_own_experts() -> None:
 
 
 def test_the_text_decoder_of_a_model_of_images_is_planned() -> None:
-    """With the quantisation of the outer config; the other towers are named."""
+    """The text decoder uses the outer config's quantization, and the ignored towers are named."""
     outer = {
         "model_type": "llava",
         "text_config": LLAMA_3,
@@ -288,7 +288,7 @@ def test_the_text_decoder_of_a_model_of_images_is_planned() -> None:
 
 
 def test_keys_that_are_not_read_are_listed() -> None:
-    """A key that may change bytes is named, one that cannot is not; an unknown family is planned by its sizes, and says so."""
+    """Unread keys that may affect bytes are named; an unknown family is planned by its sizes with a note."""
     notes = ours("llama", SMALL | {"side_adapter_rank": 8, "rope_theta": 1e4, "attention_dropout": 0.1}).notes
     unknown = ours("newformer", SMALL)
 
@@ -328,7 +328,7 @@ def test_keys_that_are_not_read_are_listed() -> None:
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_be_planned_is_refused_by_its_key(tmp_path: Path, changes: Raw, key: str) -> None:
-    """An impossible size, an encoder, layers of several kinds, an unknown method."""
+    """The error names the key of an impossible size, an encoder, mixed layer kinds or an unknown method."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | SMALL | changes))
 
     with pytest.raises(CheckpointError, match=f"config.json: .*{key.rsplit('.', maxsplit=1)[-1]}"):
@@ -349,7 +349,7 @@ def test_a_config_that_cannot_be_planned_is_refused_by_its_key(tmp_path: Path, c
     ],
 )
 def test_missing_or_contradicting_sizes_are_refused_by_their_option(arguments: tuple[Any, ...], field: str) -> None:
-    """With the options to give instead."""
+    """The error names the option and the options to use instead."""
     with pytest.raises(TailraceError) as caught:
         shape_from(*arguments)
 
@@ -358,7 +358,7 @@ def test_missing_or_contradicting_sizes_are_refused_by_their_option(arguments: t
 
 
 def mutations(rng: random.Random) -> Raw:
-    """A config of some family with keys removed, swapped, or of other types and magnitudes."""
+    """Build a config of some family with keys removed, swapped, or of other types and magnitudes."""
     values: list[Callable[[], Any]] = [
         lambda: rng.choice([None, True, False, "", "auto", "fp8", [], {}, [None], {"a": {}}]),
         lambda: rng.choice([0, -1, 1, 2, 3, 7, 64, 4_096, 2**24, 2**63, 10**300, 0.5, 1e400, float("nan")]),

@@ -1,4 +1,4 @@
-"""The table of accelerators, and how one is named."""
+"""The table of accelerators, and parsing of their names."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from pipelines.planner.step_time import group_link
 
 
 def test_the_table_loads_without_torch_and_numpy() -> None:
-    """A profiler or a command that only needs peaks does not wait for them."""
+    """The table loads without importing torch or numpy."""
     script = "import sys, pipelines.planner.devices; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -43,7 +43,7 @@ def test_the_table_loads_without_torch_and_numpy() -> None:
     ],
 )
 def test_gpus_are_a_number_and_a_name(text: str, name: str, number: int) -> None:
-    """In any capitals, with the spellings of published tables."""
+    """Names are parsed in any case and in the spellings of published tables."""
     found = parse_gpus(text)
 
     assert (found.device.name, found.number) == (name, number)
@@ -53,7 +53,7 @@ def test_gpus_are_a_number_and_a_name(text: str, name: str, number: int) -> None
     "text", ["", "8x", "0xh100", "8xh1000", "-1xh100", "h100x8", "a100-41", "l4-24-24", f"{10**9}xh100"]
 )
 def test_other_gpus_are_refused_by_the_option(text: str) -> None:
-    """The message says what to give instead."""
+    """The error states the valid values."""
     with pytest.raises(InvalidRequest, match=r"--gpus: .*; give "):
         parse_gpus(text)
 
@@ -74,14 +74,14 @@ def test_other_gpus_are_refused_by_the_option(text: str) -> None:
     ],
 )
 def test_a_drivers_name_leads_to_its_row(name: str, device: str | None) -> None:
-    """The longest beginning counts, and L4 does not begin L40S."""
+    """The longest matching prefix counts, and L4 does not match L40S."""
     found = device_of_driver(name)
 
     assert (found.name if found else None) == device
 
 
 def test_a_row_is_complete() -> None:
-    """Each has a source, and each figure has its kind's magnitude."""
+    """Each row has a source, and figures of a plausible magnitude."""
     for device in DEVICES:
         assert device.source, device.name
         assert 0.5 < device.flops_per_s["bf16"] / 300e12 < 10 or device.flops_per_s["bf16"] < 200e12, device.name
@@ -91,7 +91,7 @@ def test_a_row_is_complete() -> None:
 
 
 def test_a_bridge_joins_two_gpus_only() -> None:
-    """Two cards with a bridge use it, four use PCIe."""
+    """Two GPUs with a bridge use it, four use PCIe."""
     gpus = parse_gpus("4xa6000")
 
     assert group_link(gpus, size=2, span=2) == ("NVLink bridge", 56.25e9)

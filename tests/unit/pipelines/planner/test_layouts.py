@@ -1,4 +1,4 @@
-"""Which layouts are chosen, and why others are not."""
+"""Selection of layouts, and reasons against all others."""
 
 from itertools import product
 
@@ -15,13 +15,13 @@ from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M, g
 
 
 def test_the_bubble_of_eight_stages_and_32_micro_batches() -> None:
-    """21.9 % of the ideal time, 17.9 % of the step."""
+    """The bubble is 21.9 % of the ideal time and 17.9 % of the step."""
     assert round(100 * bubble_of_ideal(8, 32), 1) == 21.9
     assert round(100 * bubble_of_step(8, 32), 1) == 17.9
 
 
 def test_a_step_with_its_bubble_is_so_much_longer() -> None:
-    """The planner's own pipeline has that share of idle time, but for the optimizer and what crosses links."""
+    """The planned pipeline has this idle fraction, apart from optimizer and communication."""
     plan = plan_training(llama(num_layers=32), parse_gpus("8xa100-80"), 32, 2_048, number=100)
     (made,) = [one for one in plan.best if one.layout.pipeline == 8]
 
@@ -41,7 +41,7 @@ def test_a_step_with_its_bubble_is_so_much_longer() -> None:
 def test_what_does_not_fit_is_refused_by_what_does_not(
     shape: Shape, gpus: str, length: int, words: tuple[str, ...]
 ) -> None:
-    """The states that each GPU would hold, or one row, with what would train it and is not offered."""
+    """The refusal states the size of the states per GPU or of a row, and unsupported alternatives."""
     plan = plan_training(shape, parse_gpus(gpus), 32, length)
 
     assert plan.best == ()
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused_by_what_does_not(
 
 
 def test_resnet_50_on_four_gpus_is_ddp() -> None:
-    """Its states are small: sharding gains nothing. No other kind of parallelism is considered."""
+    """A small model is planned as DDP, and only data parallelism and sharding are considered."""
     resnet = plain_shape(25.6e6, 8.2e9)
 
     for batch in (16, 256, 1_024):
@@ -60,7 +60,7 @@ def test_resnet_50_on_four_gpus_is_ddp() -> None:
 
 
 def test_a_model_that_fits_on_each_gpu_is_not_sharded_over_slow_links() -> None:
-    """8 billion do not fit on one GPU and are sharded; a small one on two GPUs needs no tensor parallelism."""
+    """A model of 8 billion parameters is sharded; a small model on two GPUs gets no tensor parallelism."""
     large = best_layouts(LLAMA_3_8B, parse_gpus("8xh100"), 64, 4_096)
     small = best_layouts(SMOLLM2_135M, parse_gpus("2xl4"), 32, 1_024)
 
@@ -69,7 +69,7 @@ def test_a_model_that_fits_on_each_gpu_is_not_sharded_over_slow_links() -> None:
 
 
 def test_130_billion_on_128_gpus_are_sharded_or_tensor_and_pipeline_parallel() -> None:
-    """FSDP2, or TP with PP and DP: all three best are one of these, and DDP cannot hold it."""
+    """The best layouts use FSDP2 or tensor parallelism over all GPUs, and DDP does not fit."""
     plan = plan_training(gpt(70, 12_288, 96, 50_304), parse_gpus("128xa100-80"), 1_024, 2_048)
 
     assert len(plan.best) == 3
@@ -93,7 +93,7 @@ def test_130_billion_on_128_gpus_are_sharded_or_tensor_and_pipeline_parallel() -
 def test_every_layout_uses_all_gpus_for_the_whole_batch_within_the_memory(
     shape: Shape, gpus: str, batch: int, length: int
 ) -> None:
-    """The three best differ in their mesh, fit, and come in the order of their time, but for what simplicity is worth."""
+    """The three best layouts have different meshes, fit into memory, and are ordered by cost."""
     found = parse_gpus(gpus)
     plan = plan_training(shape, found, batch, length)
     meshes = {(one.layout.data, one.layout.shard, one.layout.tensor, one.layout.pipeline) for one in plan.best}
@@ -107,7 +107,7 @@ def test_every_layout_uses_all_gpus_for_the_whole_batch_within_the_memory(
 
 
 def test_the_best_is_no_slower_than_any_other_that_fits() -> None:
-    """Against all meshes and micro-batches by brute force, within what a simpler layout and a larger micro-batch are worth."""
+    """The best layout is within 5 % of the fastest by brute force, because simplicity counts."""
     gpus, batch = parse_gpus("8xa100-40"), 32
     times = []
     for shard, tensor, micro_batch, kept in product(
@@ -134,7 +134,7 @@ def test_the_best_is_no_slower_than_any_other_that_fits() -> None:
 
 @pytest.mark.parametrize("text", ["tp2,pp2,fsdp2", "TP2 PP2 DP2", "pp4+tp2,full", "fsdp8,mb2,selective"])
 def test_a_layout_that_is_asked_about_is_planned_only(text: str) -> None:
-    """Its mesh, and its micro-batch and checkpointing where they are given."""
+    """Only the given mesh is planned, with its micro-batch and checkpointing if given."""
     gpus = parse_gpus("8xa100-80")
     asked = layout_asked(text, gpus.number)
     plan = plan_training(LLAMA_3_8B, gpus, 32, 2_048, asked=asked)
@@ -162,7 +162,7 @@ def test_a_layout_that_is_asked_about_is_planned_only(text: str) -> None:
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_by_its_option(text: str, field: str) -> None:
-    """Another number of GPUs, a size twice, heads that it does not divide, a batch that it cannot share."""
+    """The error names the option: GPU count, repeated size, indivisible heads, or batch."""
     number = 6 if "tp3" in text else 8
 
     def plan() -> None:
@@ -177,7 +177,7 @@ def test_a_layout_that_cannot_be_is_refused_by_its_option(text: str, field: str)
 
 
 def test_a_refusal_names_the_gpus_that_would_be_enough() -> None:
-    """The least power of two whose memory holds the states."""
+    """The refusal names the smallest power of two of GPUs whose memory holds the states."""
     plan = plan_training(LLAMA_2_7B, parse_gpus("2xl4"), 32, 2_048)
 
     assert "GPUs would share the states" in plan.refusal
@@ -186,7 +186,7 @@ def test_a_refusal_names_the_gpus_that_would_be_enough() -> None:
 
 @pytest.mark.parametrize(("batch", "length", "field"), [(0, 128, "--batch"), (8, 0, "--length"), (7, 128, "--batch")])
 def test_what_cannot_be_shared_is_refused_by_its_option(batch: int, length: int, field: str) -> None:
-    """A batch that the GPUs of a model without tensor parallelism cannot share, and sizes that are none."""
+    """The error names the option of an invalid size or of a batch that the GPUs cannot share."""
     with pytest.raises(InvalidRequest) as caught:
         plan_training(plain_shape(1e6, 1e9), parse_gpus("4xl4"), batch, length)
 

@@ -1,4 +1,4 @@
-"""The estimates of `tailrace plan load`, calculated by hand from the measurements in the repository."""
+"""The estimates of `tailrace plan load` against hand calculations from the repository's measurements."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def demand(**changes: Any) -> Demand:
 
 @pytest.mark.parametrize("part", ["gateway", "llm", "worker"])
 def test_cores_are_idle_plus_rate_times_cost(part: str) -> None:
-    """Each tier's share of the rate times its cost, and of the events, plus the part's idle cost."""
+    """Cores are the part's idle cost plus the costs of each tier's and the events' rates."""
     request_ms = sum(MIX[tier] * MEASURED["cpu_ms_per_request"][tier].get(part, 0.0) for tier in TIERS)
     event_ms = MEASURED["cpu_ms_per_event"].get(part, 0.0)
 
@@ -45,7 +45,7 @@ def test_cores_are_idle_plus_rate_times_cost(part: str) -> None:
 
 
 def test_each_further_name_takes_an_llm_and_a_bundle_in_each_gateway() -> None:
-    """Where one replica carries the load, three names have three; the gateways are as many, and larger."""
+    """Three names need three LLM replicas, and the same number of gateways with more memory."""
     one, three = ({line.part: line for line in plan(demand(rate=1.0, names=names), MEASURED).lines} for names in (1, 3))
 
     bundle_mb = LOADED_TIMES * MEASURED["bundle"]["student_bytes"] / 2**20
@@ -55,7 +55,7 @@ def test_each_further_name_takes_an_llm_and_a_bundle_in_each_gateway() -> None:
 
 
 def test_kv_blocks_hold_whole_prompts() -> None:
-    """Keys and values of each layer, and no block is shared by two users' ends."""
+    """Blocks hold keys and values of each layer, and users do not share a prompt's last block."""
     assert kv_block_bytes({"layers": 2, "kv_heads": 2, "head_dim": 32}) == 2 * 2 * 2 * 32 * 4 * 16
     assert kv_blocks(10, prompt_tokens=17) == 20
     assert kv_blocks(1) == 13
@@ -63,7 +63,7 @@ def test_kv_blocks_hold_whole_prompts() -> None:
 
 
 def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
-    """Users and events have their measured sizes, items have no rows; estimates beyond the measured catalogue and rate are noted."""
+    """Users and events take their measured sizes, items no rows; extrapolations are noted."""
     kinds = MEASURED["store"]["by_kind"]
     one, many = (plan(demand(users=users), MEASURED).memory_gb for users in (1, 1 + 2**20))
     no_lists = [
@@ -94,7 +94,7 @@ def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
     ],
 )
 def test_an_impossible_demand_is_refused(make: Callable[[], object], option: str) -> None:
-    """The error names the option and the fix; a tier that is given twice is refused, too."""
+    """The error names the option and the fix, also for a repeated tier."""
     with pytest.raises(ConfigError, match=f"--{option}: .*; "):
         make()
 
@@ -113,12 +113,12 @@ def test_an_impossible_demand_is_refused(make: Callable[[], object], option: str
     ],
 )
 def test_every_option_changes_the_estimate(changes: dict[str, Any]) -> None:
-    """In cores, memory or a note."""
+    """Each option changes cores, memory or a note."""
     assert plan(demand(**changes), MEASURED) != plan(demand(), MEASURED)
 
 
 def test_a_mix_names_tiers() -> None:
-    """A tier that is not named has no share."""
+    """A tier that is not listed has fraction 0."""
     assert parse_mix("llm=0.3, student=0.7") == {"precomputed": 0, "llm": 0.3, "student": 0.7, "popular": 0}
 
 
@@ -136,7 +136,7 @@ def test_a_mix_names_tiers() -> None:
     ],
 )
 def test_another_file_is_not_a_basis(tmp_path: Path, content: object) -> None:
-    """An absent file, that of another benchmark, one without a measurement, and one of other types are refused."""
+    """A missing file, another benchmark's file, and missing or mistyped measurements are rejected."""
     path = tmp_path / "basis.json"
     if content is not None:
         path.write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Memory by component: sums that are published, and the rules of sharding."""
+"""Memory by component: published totals, and the rules of sharding."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B
 
 
 def test_llama_3_8b_with_eight_contexts_of_8192_takes_26_7_gb() -> None:
-    """Weights 16.06, keys and values 8.59, the framework 2: usually rounded to 28."""
+    """Weights take 16.06 GB, keys and values 8.59 GB, the framework 2 GB: usually rounded to 28 GB."""
     memory = serving_memory(LLAMA_3_8B, rows=8, length=8_192)
 
     assert {name: round(size / 1e9, 2) for name, size in memory.parts.items()} == {
@@ -26,7 +26,7 @@ def test_llama_3_8b_with_eight_contexts_of_8192_takes_26_7_gb() -> None:
 
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
-    """As many bytes as the pool itself has for a token."""
+    """Bytes per token equal the engine's KV pool."""
     config = attention_shape(4, 2, 16, layers=3)
     cache = KvCache(config, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 
@@ -34,7 +34,7 @@ def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
 
 
 def test_int8_halves_the_matrices_alone() -> None:
-    """The vocabulary's tables stay in bf16."""
+    """int8 applies only to the layers' matrices; the vocabulary tables stay in bf16."""
     plain, packed = (
         serving_memory(LLAMA_3_8B, rows=0, length=1, weight_kind=kind).parts["weights"] for kind in ("model", "int8")
     )
@@ -43,7 +43,7 @@ def test_int8_halves_the_matrices_alone() -> None:
 
 
 def test_a_pipelines_first_stage_holds_a_micro_batch_for_each_stage() -> None:
-    """1F1B: as many on their way as there are stages, of its own share of the layers."""
+    """1F1B keeps a micro-batch per stage in flight, each with the stage's fraction of the layers."""
     whole = training_memory(LLAMA_2_7B, Layout(data=1), 2_048).parts["activations"]
     staged = training_memory(LLAMA_2_7B, Layout(pipeline=4, accumulation=16), 2_048).parts["activations"]
     short = training_memory(LLAMA_2_7B, Layout(pipeline=4, accumulation=1), 2_048).parts["activations"]
@@ -53,7 +53,7 @@ def test_a_pipelines_first_stage_holds_a_micro_batch_for_each_stage() -> None:
 
 
 def test_tensor_parallelism_splits_the_inner_width_alone() -> None:
-    """Heads and feed-forward rows are shared; the residual stream and the tables are on every GPU."""
+    """Heads and feed-forward rows are sharded; the residual stream and the tables are on every GPU."""
     one, four = (training_memory(LLAMA_2_7B, Layout(tensor=size), 2_048).parts for size in (1, 4))
     matrices = LLAMA_2_7B.num_layers * LLAMA_2_7B.layer_weights
 

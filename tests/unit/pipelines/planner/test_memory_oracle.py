@@ -1,4 +1,4 @@
-"""The components of a training step's memory against torch's own tracker, which follows every tensor of the step on fake tensors."""
+"""A training step's memory by component against torch's tracker, which follows every tensor on fake tensors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from tests.support.engine.attention_shapes import attention_shape
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A decoder, the rows and tokens of its batch, and what the forward pass keeps."""
+    """A decoder, its batch's rows and tokens, and the checkpointing mode."""
 
     name: str
     config: DecoderConfig
@@ -45,7 +45,7 @@ PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_
 
 
 def decoder(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **others: Any) -> DecoderConfig:
-    """A decoder of these sizes whose heads share the hidden size."""
+    """Build a decoder config of these sizes whose heads share the hidden size."""
     head_dim, sizes = others.pop("head_dim", hidden // heads), {"vocab_size": vocab, "hidden_size": hidden}
     return attention_shape(
         heads, kv, head_dim, layers, intermediate_size=ffn, max_position_embeddings=8_192, **sizes, **others
@@ -78,7 +78,7 @@ QUICK = {
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A training step as the tracker saw it: bytes by kind at the beginning of the backward pass and after the step."""
+    """A tracked training step: bytes by kind at the start of the backward pass and after the step."""
 
     model: Decoder
     tracker: MemTracker
@@ -86,15 +86,15 @@ class Tracked:
     after: dict[Any, int]
 
     def kept_by_last_layer(self) -> dict[Any, int]:
-        """Return what is kept when the last layer was computed again, which is when most is."""
+        """Return the bytes held after the last layer was recomputed, which is the peak."""
         (last,) = list(self.model.layers[-1].children())
         (kept,) = (snapshot[CPU] for snapshot in self.tracker.memory_tracking[last].snapshots[_ModState.POST_FW_AC])
         return kept
 
 
 def tracked(case: Case, prepare: Callable[[Decoder], object], *, autocasts: bool = True) -> Tracked:
-    """Follow a step of a decoder that was prepared so."""
-    periods.cache_clear()  # of real tensors, which do not mix with fake ones
+    """Track a step of a decoder after applying `prepare`."""
+    periods.cache_clear()  # cached tensors are real and do not mix with fake tensors
     tracker = MemTracker()
     with FakeTensorMode():
         model = Decoder(case.config)
@@ -116,18 +116,19 @@ def tracked(case: Case, prepare: Callable[[Decoder], object], *, autocasts: bool
 
 
 def as_it_is(_model: Decoder) -> None:
-    """Keep everything."""
+    """Leave the decoder unchanged."""
 
 
 def checkpoint(model: Decoder, **how: Any) -> None:
-    """Wrap each layer, so that it is computed again."""
+    """Wrap each layer for recomputation."""
     model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer, **how) for layer in model.layers)
 
 
 def planned(case: Case) -> tuple[dict[str, float], float]:
-    """The same by the planner, on a device that does not fuse norms, with activations alone of what is kept; and what is kept beside them.
+    """Return the planner's sizes without fused norms, with activations only, and the additional kept bytes.
 
-    That are the copies of weights and the loss's part; when a layer is computed again, the loss is done and the other layers' copies are gone.
+    The additional bytes are copies of weights and the loss. While a layer is recomputed, the loss and the other layers'
+    copies have been freed.
     """
     layout = Layout(micro_batch=case.rows, checkpointing=case.checkpointing)
     shape = shape_of(case.config, case.name)
@@ -142,7 +143,7 @@ def planned(case: Case) -> tuple[dict[str, float], float]:
     [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.grid) for case in CASES],
 )
 def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
-    """Weights, gradients, Adam's moments, activations."""
+    """Weights, gradients, Adam's moments and activations are within a tenth of the tracker's."""
     is_whole = case.checkpointing == "none"
     step, (sizes, beside) = tracked(case, as_it_is if is_whole else checkpoint, autocasts=case.is_bf16), planned(case)
     found = {name: step.after[kind] for name, kind in KINDS.items()}
@@ -154,7 +155,7 @@ def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
 
 
 def kept_selectively(layers: int) -> tuple[float, float]:
-    """Bytes that a forward pass keeps with selective checkpointing, by the tracker and by the planner."""
+    """Return the bytes kept with selective checkpointing, by the tracker and by the planner."""
     case = Case("selective", decoder(layers, 128, 4, 2, 512, 1_700), 8, 200)
     keeping = partial(create_selective_checkpoint_contexts, PRODUCTS)
     step = tracked(case, partial(checkpoint, context_fn=keeping))
@@ -164,7 +165,7 @@ def kept_selectively(layers: int) -> tuple[float, float]:
 
 
 def test_a_layer_checkpointed_selectively_keeps_what_the_tracker_finds() -> None:
-    """Its input, and what products and attention made: two layers more keep as much more, within a tenth."""
+    """The additional bytes of two more layers agree within a tenth."""
     (few, planned_few), (more, planned_more) = kept_selectively(2), kept_selectively(4)
 
     assert planned_more - planned_few == pytest.approx(more - few, rel=0.1)
@@ -172,14 +173,14 @@ def test_a_layer_checkpointed_selectively_keeps_what_the_tracker_finds() -> None
 
 @pytest.fixture
 def four_gpus() -> Iterator[DeviceMesh]:
-    """A mesh of four ranks of which this process is one; the others do nothing."""
+    """A mesh of four ranks on a fake process group."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield init_device_mesh("cpu", (4,))
     dist.destroy_process_group()
 
 
 def test_sharded_components_are_the_trackers_within_a_tenth(four_gpus: DeviceMesh) -> None:
-    """FSDP2 over four ranks, weights in bf16 and gradients added up in fp32: a quarter of the states, and activations without copies for each product."""
+    """FSDP2 over four ranks holds a quarter of the states, and activations without weight copies."""
     case = Case("ours, sharded", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 

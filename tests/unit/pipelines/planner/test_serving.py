@@ -1,4 +1,4 @@
-"""Serving: concurrency of a load, and replicas against shards."""
+"""Serving: concurrency under a load, and replicas versus shards."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ LOAD = Load(rate=20, prompt=1_024, output=256)
 
 
 def ways(gpus: str, load: Load = LOAD) -> tuple[Sharding, ...]:
-    """The ways to use these GPUs for Llama-3-8B."""
+    """Return the ways to use these GPUs for Llama-3-8B."""
     return plan_serving(LLAMA_3_8B, parse_gpus(gpus), load).ways
 
 
 def test_replicas_win_for_a_small_model() -> None:
-    """Its shards wait for all-reduces: output tokens a GPU fall from one GPU to eight, as published runs of small models find."""
+    """Shards of a small model wait for all-reduces, so tokens per GPU fall with the number of shards."""
     plan = plan_serving(
         llama(num_kv_heads=8, num_layers=16, hidden_size=2_048, ffn_size=8_192, num_heads=32, head_dim=64),
         parse_gpus("8xh100"),
@@ -34,7 +34,7 @@ def test_replicas_win_for_a_small_model() -> None:
 
 
 def test_a_model_that_does_not_fit_on_one_gpu_needs_shards() -> None:
-    """Which this engine does not offer; where no number of them is enough, that is said."""
+    """The verdict says that the engine does not offer shards, or that no number of shards suffices."""
     large = llama(num_layers=80, hidden_size=8_192, num_heads=64, num_kv_heads=8, ffn_size=28_672, vocab_size=128_256)
 
     assert "needs 2 shards, which this engine does not offer" in plan_serving(large, parse_gpus("8xh100"), LOAD).verdict
@@ -42,7 +42,7 @@ def test_a_model_that_does_not_fit_on_one_gpu_needs_shards() -> None:
 
 
 def test_decode_reads_bytes_and_prefill_computes() -> None:
-    """A token of few rows is bound by the weights' bytes, a long prompt by its FLOPs, and a tiny model by the host."""
+    """Decode of few rows is bound by weight bytes, a long prompt by FLOPs, and a tiny model by overhead."""
     device = parse_gpus("1xh100").device
 
     assert decode(LLAMA_3_8B, device, LOAD, rows=8).bound == "memory"
@@ -51,7 +51,7 @@ def test_decode_reads_bytes_and_prefill_computes() -> None:
 
 
 def test_beams_share_their_context() -> None:
-    """A level of 32 beams reads the context once, and computes for all of them."""
+    """A level of 32 beams reads the context once and computes for all beams."""
     plan = plan_serving(LLAMA_3_8B, parse_gpus("1xh100"), replace(LOAD, beams=32))
     beams, one = plan.phases[-1], decode(LLAMA_3_8B, plan.gpus.device, replace(LOAD, output=1), rows=1)
 
@@ -60,7 +60,7 @@ def test_beams_share_their_context() -> None:
 
 
 def test_concurrency_is_what_the_memory_holds() -> None:
-    """Weights, framework and the most whole contexts within the usable memory."""
+    """Concurrency is the number of whole contexts that fit next to weights and framework."""
     (way,) = ways("1xh100")
     row = (LOAD.prompt + LOAD.output) * kv_bytes_per_token(LLAMA_3_8B)
     usable = 0.95 * parse_gpus("1xh100").device.memory_bytes
@@ -69,7 +69,7 @@ def test_concurrency_is_what_the_memory_holds() -> None:
 
 
 def test_running_requests_follow_littles_law() -> None:
-    """Requests that are decoded at a time are the arrivals of a request's time, at any rate that is borne."""
+    """The number of decoding requests is the arrival rate times the decode time."""
     for rate in (1.0, 5.0, 10.0):
         (way,) = ways("1xh100", replace(LOAD, rate=rate))
 
@@ -79,7 +79,7 @@ def test_running_requests_follow_littles_law() -> None:
 
 
 def test_more_load_takes_longer_until_it_is_refused_with_the_gpus_that_bear_it() -> None:
-    """Steps and the first token come later; beyond the prefills that a GPU can do, as many GPUs as the error names bear the load."""
+    """Latency grows with load; an infeasible load is rejected with the number of GPUs that can serve it."""
     times = [ways("1xh100", replace(LOAD, rate=rate))[0].ttft_s for rate in (1, 10, 20)]
 
     with pytest.raises(InvalidRequest) as caught:
@@ -94,7 +94,7 @@ def test_more_load_takes_longer_until_it_is_refused_with_the_gpus_that_bear_it()
 
 
 def test_a_smaller_cache_holds_more_requests() -> None:
-    """fp8 keys and values: nearly twice as many."""
+    """fp8 keys and values allow nearly twice the concurrency."""
     plain, packed = (ways("1xh100", replace(LOAD, kv_kind=kv_kind_named(kind)))[0] for kind in ("model", "fp8"))
 
     assert 1.8 < packed.concurrency / plain.concurrency < 2
@@ -105,7 +105,7 @@ def test_a_smaller_cache_holds_more_requests() -> None:
     [({"rate": 0.0}, "--rate"), ({"prompt": 0}, "--prompt"), ({"output": 0}, "--output"), ({"beams": 0}, "--beams")],
 )
 def test_a_load_that_is_none_is_refused_by_its_option(changes: dict[str, float], field: str) -> None:
-    """With what to give."""
+    """The error names the option and a valid value."""
     with pytest.raises(InvalidRequest) as caught:
         replace(LOAD, **changes)
 
@@ -113,7 +113,7 @@ def test_a_load_that_is_none_is_refused_by_its_option(changes: dict[str, float],
 
 
 def test_only_decoders_are_served() -> None:
-    """Another model is refused by the option, and so is an unknown cache."""
+    """Other models and unknown cache kinds are rejected by option."""
     with pytest.raises(InvalidRequest, match="--serve"):
         plan_serving(plain_shape(1e6, 1e9), parse_gpus("1xl4"), LOAD)
     with pytest.raises(InvalidRequest, match=r"--kv: .*'int4'.* model, int8, fp8"):

@@ -1,4 +1,4 @@
-"""The sizes of a model, read or given."""
+"""The sizes of a model, read from a config or given."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def config_file(folder: Path, **changes: Any) -> Path:
-    """Write a config and return it."""
+    """Write a config and return its path."""
     path = folder / "config.json"
     path.write_text(json.dumps(CONFIG | changes))
     return path
@@ -38,7 +38,7 @@ def config_file(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "qkv_bias": True, "qk_norm": True}])
 def test_parameters_are_the_decoders_own(changes: dict[str, bool]) -> None:
-    """To the last norm and bias, as torch counts them."""
+    """Parameter counts equal torch's, including norms and biases."""
     config = replace(SMALL, **changes)
     with torch.device("meta"):
         own = sum(parameter.numel() for parameter in Decoder(config).parameters())
@@ -47,14 +47,14 @@ def test_parameters_are_the_decoders_own(changes: dict[str, bool]) -> None:
 
 
 def test_published_models_have_their_published_sizes() -> None:
-    """By their cards: 6.74, 8.03 and 0.1345 billion."""
+    """Llama-2-7B, Llama-3-8B and SmolLM2-135M have 6.74, 8.03 and 0.1345 billion parameters."""
     sizes = [shape.num_parameters / 1e9 for shape in (LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M)]
 
     assert [round(size, 4) for size in sizes] == [6.7384, 8.0303, 0.1345]
 
 
 def test_flops_are_counted_as_the_trainer_counts_them() -> None:
-    """So that a planned MFU and a measured one are the same quantity, except for half a token of a row's attention."""
+    """Planned and measured MFU use the same FLOPs, except for half a token of attention per row."""
     planned, trained = (
         shape_of(SMALL, "x").training_flops(4 * 512, 512),
         training_flops(SMALL, [512] * 4, 4 * 512 * 1_000),
@@ -64,7 +64,7 @@ def test_flops_are_counted_as_the_trainer_counts_them() -> None:
 
 
 def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
-    """Named after the folder."""
+    """A config file and its folder give the same shape, named after the folder."""
     path = config_file(tmp_path)
 
     assert read_shape(path) == read_shape(tmp_path)
@@ -72,7 +72,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_decoder_keeps_what_is_given() -> None:
-    """A sample's kept bytes are a guess unless given."""
+    """The activation bytes of a sample are a guess unless given."""
     given, guessed = (shape_from(None, 25.6e6, 8.2e9, size) for size in (1e8, None))
 
     assert not isinstance(given, DecoderShape)

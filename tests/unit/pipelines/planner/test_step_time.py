@@ -1,4 +1,4 @@
-"""The time of a step: published runs that no constant was fitted to, and what each part must do."""
+"""The time of a step: published runs that were not used in the fit, and the required behaviour of each part."""
 
 from dataclasses import replace
 
@@ -11,14 +11,14 @@ from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, fitted, gr
 from tests.support.planned_models import LLAMA_2_7B, SMOLLM2_135M, gpt
 
 CLOSE = {"Narayanan", "torchtitan", "Llama"}
-"""First words of the sources whose runs lie within a quarter of the prediction. Megatron-LM's smallest had no fused attention."""
+"""First words of sources with runs within a quarter of the prediction; Megatron-LM's smallest lacks fused attention."""
 
 
 @pytest.mark.parametrize(
     "run", CITED_RUNS, ids=lambda run: f"{run.source.split()[0]} {run.shape.name} {run.layout.name}"
 )
 def test_cited_runs_lie_within_the_interval(run: CitedRun) -> None:
-    """With the techniques of their trainers; the large ones of known chips within a quarter of the prediction, too."""
+    """Cited runs lie within the interval, and large runs on known chips within a quarter of the prediction."""
     planned = predict_cited(run)
 
     assert planned.low < run.tokens_per_s < planned.high
@@ -27,7 +27,7 @@ def test_cited_runs_lie_within_the_interval(run: CitedRun) -> None:
 
 
 def test_llama_405b_on_512_gpus_is_planned_as_torchtitan_runs_it() -> None:
-    """100 tokens a second and GPU with 1F1B, 128 with two interleaved stages a rank; this trainer's own way would be slower."""
+    """1F1B reaches 100 tokens per second and GPU, two interleaved stages per rank 128; this trainer is slower."""
     runs = [run for run in CITED_RUNS if run.layout.pipeline > 1 and run.source == TITAN]
     ours = predict_cited(replace(runs[0], execution=Execution())).mfu
 
@@ -48,7 +48,7 @@ def test_llama_405b_on_512_gpus_is_planned_as_torchtitan_runs_it() -> None:
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, part: str) -> None:
-    """And says that the interval is that of other trainers' runs."""
+    """The technique reduces its part of the step, and the interval comes from other trainers' runs."""
     layout = Layout(shard=2, tensor=4, pipeline=2, accumulation=8, checkpointing="full")
     gpus = parse_gpus("16xh100")
     plain, faster = (step_time(LLAMA_2_7B, layout, 2_048, gpus, execution=way) for way in (Execution(), execution))
@@ -59,7 +59,7 @@ def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, pa
 
 @pytest.mark.parametrize(("micro_batch", "percent"), [(1, 40), (2, 47), (4, 51), (8, 53)])
 def test_130_billion_on_128_gpus_reach_40_to_53_percent(micro_batch: int, percent: int) -> None:
-    """A regression: an earlier fit's values by micro-batch, for FSDP with gradients in bf16, lie within the interval."""
+    """Regression: the values of an earlier FSDP fit with bf16 gradients lie within the interval."""
     gpus, shape = parse_gpus("128xa100-80"), gpt(70, 12_288, 96, 50_304)
     layout = Layout(shard=128, micro_batch=micro_batch, checkpointing="full")
 
@@ -70,7 +70,7 @@ def test_130_billion_on_128_gpus_reach_40_to_53_percent(micro_batch: int, percen
 
 
 def test_a_device_without_runs_says_so_and_widens() -> None:
-    """It has the efficiency of the nearest chip. H200 and H800 carry the chip of the H100, which has runs."""
+    """A device without fitted runs uses the nearest chip's efficiency with a wider interval."""
     steps = {
         name: step_time(LLAMA_2_7B, Layout(shard=8), 2_048, parse_gpus(f"8x{name}"))
         for name in ("h100", "h200", "h800", "a6000")
@@ -84,7 +84,7 @@ def test_a_device_without_runs_says_so_and_widens() -> None:
 
 
 def test_no_step_is_faster_than_the_peak_allows() -> None:
-    """Not even at the fast end of a wide interval."""
+    """The MFU stays at most 1 even at the fast end of a wide interval."""
     for name in ("b200", "l4", "a100-80"):
         gpus = parse_gpus(f"8x{name}")
         layout = Layout(data=8, micro_batch=64, accumulation=8)
@@ -94,7 +94,7 @@ def test_no_step_is_faster_than_the_peak_allows() -> None:
 
 
 def test_collectives_are_counted_by_rings() -> None:
-    """DDP: twice the gradients' 4 bytes, by (n - 1) / n; FSDP2: weights in bf16 twice and gradients in fp32 once, for each micro-batch."""
+    """DDP and FSDP2 collectives have the byte counts of ring algorithms."""
     gpus, held = parse_gpus("8xh100"), LLAMA_2_7B.num_parameters
     ddp = step_time(LLAMA_2_7B, Layout(data=8, accumulation=3), 2_048, gpus).collectives
     fsdp = step_time(LLAMA_2_7B, Layout(shard=8, accumulation=3), 2_048, gpus).collectives
@@ -105,7 +105,7 @@ def test_collectives_are_counted_by_rings() -> None:
 
 
 def test_a_group_over_nodes_uses_the_network_cards_of_its_members() -> None:
-    """All eight of a node give 400 GB/s, beneath NVLink's 450; a group with one member in each node has one card."""
+    """A group uses the network cards of its members in a node: 400 GB/s for eight GPUs, 50 GB/s for one."""
     gpus = parse_gpus("16xh100")
 
     assert group_link(gpus, size=8, span=8) == ("NVLink 4", 450e9)
@@ -114,7 +114,7 @@ def test_a_group_over_nodes_uses_the_network_cards_of_its_members() -> None:
 
 
 def test_a_small_step_waits_for_its_launches() -> None:
-    """A micro-batch of a few tokens takes as long as its kernels take to start, and a larger one is nearly free."""
+    """A small micro-batch takes the launch time of its kernels, so a slightly larger one costs no more."""
     gpus = parse_gpus("1xh100")
     few, more = (step_time(SMOLLM2_135M, Layout(micro_batch=size), 16, gpus) for size in (1, 4))
     floor = SMOLLM2_135M.num_layers * LAUNCHES_PER_LAYER * LAUNCH_S
@@ -124,7 +124,7 @@ def test_a_small_step_waits_for_its_launches() -> None:
 
 
 def test_checkpointing_computes_the_forward_pass_again() -> None:
-    """A third more in the products of layers, and two of seven of fused attention; the model's own FLOPs, and so the MFU's numerator, stay."""
+    """Layer products take a third more and fused attention 2/7 more, while the model's own FLOPs do not change."""
     gpus = parse_gpus("8xa100-80")
     plain, again = (
         step_time(LLAMA_2_7B, Layout(shard=8, micro_batch=4, checkpointing=kept), 2_048, gpus)

@@ -1,6 +1,6 @@
-"""Files with anything in them: read, judged and printed, or refused by InvalidRequest.
+"""Fuzzed trace files are either read, analysed and printed, or rejected with InvalidRequest.
 
-`pytest -m grid tests/unit/pipelines/profiler/test_fuzzed_traces.py` runs 100,000 of them.
+`pytest -m grid tests/unit/pipelines/profiler/test_fuzzed_traces.py` runs 100,000 files.
 """
 
 import gzip
@@ -93,7 +93,7 @@ def flipped(draw: random.Random, content: bytes) -> bytes:
 
 
 def a_json(draw: random.Random, template: Path, path: Path) -> None:
-    """Write a trace with odd values, or with odd bytes, packed or not."""
+    """Write a trace with odd values or bytes, compressed or not."""
     del template
     content = json.dumps(changed(draw, {**ABOUT, "traceEvents": EVENTS})).encode()
     content = flipped(draw, content) if draw.random() < 0.3 else content
@@ -102,7 +102,7 @@ def a_json(draw: random.Random, template: Path, path: Path) -> None:
 
 
 def cell(draw: random.Random) -> str | bytes | float | None:
-    """Return a value of a type of SQLite."""
+    """Return a value of an SQLite type."""
     found = odd(draw)
     if isinstance(found, float | None):
         return found
@@ -117,7 +117,7 @@ def a_report(draw: random.Random, template: Path, path: Path) -> None:
             table = draw.choice(TABLES)
             columns = [row[1] for row in base.execute(f"PRAGMA table_info({table})")]
             column = draw.choice(columns)
-            with suppress(sqlite3.Error):  # such as a key of another type
+            with suppress(sqlite3.Error):  # for example a key of another type
                 if draw.random() < 0.9:
                     base.execute(f"UPDATE OR IGNORE {table} SET {column} = ?", (cell(draw),))
                 else:
@@ -131,7 +131,7 @@ def a_damaged_report(draw: random.Random, template: Path, path: Path) -> None:
 
 
 def is_read(path: Path, *, judges: bool) -> bool:
-    """Read a file, and judge and print it; whether it was read. Any other exception than InvalidRequest is a fault."""
+    """Read a file, optionally analyse and print it; return whether it was read. Only InvalidRequest is caught."""
     try:
         traces = read_traces([path])
     except InvalidRequest:
@@ -146,13 +146,13 @@ def is_read(path: Path, *, judges: bool) -> bool:
 
 
 def run(make: Callable[[random.Random, Path, Path], None], numbers: range, tmp_path: Path, judged: int = 1) -> int:
-    """Try so many files, and judge each of `judged`; return how many were read."""
+    """Try a file per number and analyse every `judged`-th; return how many were read."""
     template, path, num_read = nsys_report(tmp_path / "template"), tmp_path / "fuzzed", 0
     for number in numbers:
         make(random.Random(number), template, path)
         try:
             num_read += is_read(path, judges=number % judged == 0)
-        except Exception as error:  # the seed makes the file again
+        except Exception as error:  # the seed recreates the file
             raise AssertionError(f"{make.__name__} {number}: {type(error).__name__}: {error}") from error
     return num_read
 
@@ -164,7 +164,7 @@ NUM_WHOLE = 3_000
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_file_with_anything_in_it_is_judged_or_refused(tmp_path: Path, make) -> None:
-    """A sample of each kind; some of them are read."""
+    """A sample of each kind runs without unexpected exceptions, and some files are readable."""
     assert run(make, range(60), tmp_path) > 0
 
 

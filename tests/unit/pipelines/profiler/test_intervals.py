@@ -1,4 +1,4 @@
-"""Unions, intersections and differences of intervals, beside sets of whole microseconds."""
+"""Unions, intersections and differences of intervals, against sets of whole microseconds."""
 
 import numpy as np
 from hypothesis import given
@@ -12,13 +12,13 @@ PAIRS = st.lists(
 
 
 def moments(pairs) -> set[int]:
-    """The whole microseconds within any of these intervals."""
+    """Return the whole microseconds within any of these intervals."""
     return {moment for start, end in pairs for moment in range(int(start), int(end))}
 
 
 @given(PAIRS)
 def test_a_union_holds_each_moment_once_in_order(pairs) -> None:
-    """The result is sorted and disjoint, and nothing is lost or added."""
+    """The result is sorted and disjoint, and covers the same microseconds."""
     found = union_of(pairs)
 
     assert moments(found) == moments(pairs)
@@ -28,7 +28,7 @@ def test_a_union_holds_each_moment_once_in_order(pairs) -> None:
 
 @given(PAIRS, PAIRS)
 def test_intersection_and_difference_are_those_of_sets(left, right) -> None:
-    """Each moment of the left is in exactly one of both."""
+    """Intersection and difference equal the set operations."""
     one, other = union_of(left), union_of(right)
 
     assert moments(intersect(one, other)) == moments(left) & moments(right)

@@ -1,4 +1,4 @@
-"""The kind of work of kernels by name: names from traces and code of each library, and what only a launching operation tells."""
+"""The work of kernels by name, from traces and code of each library; ambiguous names need the launching operation."""
 
 import pytest
 
@@ -216,12 +216,12 @@ NAMES = {
         ),
     ),
 }
-"""By library: kernels whose work grows faster than their data, then kernels bound by memory."""
+"""By library: kernels whose work grows faster than their data, then memory-bound kernels."""
 
 
 @pytest.mark.parametrize("library", NAMES)
 def test_kernels_have_the_work_of_their_names(library: str) -> None:
-    """Attention and products are no memory-bound kernels, and their helpers are no products."""
+    """Attention and products are not classified as memory-bound, nor their helper kernels as products."""
     products, others = NAMES[library]
 
     assert [name for name in products if work_of(name) is not Work.PRODUCT] == []
@@ -229,7 +229,7 @@ def test_kernels_have_the_work_of_their_names(library: str) -> None:
 
 
 def test_a_name_of_no_library_is_unknown() -> None:
-    """Nothing is guessed of it; every row of the table has a source."""
+    """Unknown names are not guessed, and every row of the table has a source."""
     assert work_of("my_project_step_42") is Work.UNKNOWN
     assert all(row.source for row in TABLE)
 
@@ -248,5 +248,5 @@ def test_a_name_of_no_library_is_unknown() -> None:
     ],
 )
 def test_a_name_tells_the_operands_dtype_or_nothing_does(name: str, dtype: str | None) -> None:
-    """No dtype is assumed."""
+    """A dtype is reported only if the name contains it."""
     assert dtype_in(name) == dtype

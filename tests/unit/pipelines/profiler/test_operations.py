@@ -1,4 +1,4 @@
-"""FLOPs from shapes beside torch's own counter, bytes by hand, the roofline, and the operations that took the longest."""
+"""FLOPs from shapes against torch's counter, bytes by hand, the roofline, and the most expensive operations."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ MEASURED = {"dtype": "fp32", "flops_per_s": 3e11, "bytes_per_s": 2e10, "operatio
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Trace]:
-    """Write events as a trace with these facts, and read it."""
+    """Return a function that writes events as a trace with these facts and reads it."""
 
     def trace_of(*events: dict[str, Any], **about: Any) -> Trace:
         (trace,) = read_traces([write(tmp_path / "it.json", list(events), **about)])
@@ -32,7 +32,7 @@ def read(tmp_path: Path) -> Callable[..., Trace]:
 
 
 def cost_in(trace: Trace) -> Cost | None:
-    """The cost of a trace's one operation."""
+    """Return the cost of a trace's only operation."""
     (one,) = trace.of(Kind.OPERATION)
     return cost_of(one)
 
@@ -47,7 +47,7 @@ def recorded(step, tmp_path: Path) -> Trace:
 
 
 def layers() -> None:
-    """Products of two, three and batched dimensions, forward and backward."""
+    """Run products of two, three and batched dimensions, forward and backward."""
     net = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False))
     net(torch.randn(5, 7, 24)).sum().backward()
     torch.bmm(torch.randn(3, 5, 6), torch.randn(3, 6, 7))
@@ -55,7 +55,7 @@ def layers() -> None:
 
 
 def test_flops_of_products_are_those_of_torch_s_counter(tmp_path: Path) -> None:
-    """Counted once, whatever calls them, forward and backward."""
+    """Products are counted once, forward and backward, under any caller."""
     with FlopCounterMode(display=False) as counter:
         layers()
 
@@ -67,7 +67,7 @@ def test_flops_of_products_are_those_of_torch_s_counter(tmp_path: Path) -> None:
 
 
 def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> None:
-    """Two products forward and five backward, of whole squares."""
+    """Attention counts two products forward and five backward, over full squares."""
     shape = (2, 4, 48, 32)
 
     def attention() -> None:
@@ -96,7 +96,7 @@ def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> Non
     ],
 )
 def test_bytes_are_each_input_once_and_the_output(read, name: str, dims, types, flops, num_bytes) -> None:
-    """By the recorded types; an element of anything that is no product counts one FLOP."""
+    """Bytes follow the recorded types; an element of an operation that is not a product counts one FLOP."""
     cost = cost_in(read(operation(name, 0, 1, **{"Input Dims": dims, "Input type": types})))
 
     assert cost is not None
@@ -106,14 +106,14 @@ def test_bytes_are_each_input_once_and_the_output(read, name: str, dims, types, 
 
 @pytest.mark.parametrize("dims", [None, [], [[]], "nonsense", [["a"]], [[-1, 2], [2, 2]], [[2, 3]]])
 def test_without_usable_shapes_there_is_no_cost(read, dims) -> None:
-    """Rather none than a wrong one."""
+    """Without usable shapes the cost is None."""
     about = {"Input Dims": dims, "Input type": ["float", "float"]}
 
     assert cost_in(read(operation("aten::mm", 0, 1, **about))) is None
 
 
 def test_kernels_count_for_the_operation_that_launched_them(read) -> None:
-    """By the correlation with a call inside it; its share of the roofline is the least time of its work on the data sheet over that of its kernels."""
+    """Kernels belong to the operation that launched them, and the roofline fraction uses the data sheet's limits."""
     shapes = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
     events = [
         operation("aten::linear", 0, 30),
@@ -152,7 +152,7 @@ SQUARES = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "
 def test_only_a_known_operation_explains_its_kernels(
     read, launcher: str, name: str, bound: str, has_roofline: bool
 ) -> None:
-    """A compiled region's shapes say nothing of its work; a kernel of unknown name is what the operation that launched it is."""
+    """Compiled regions do not explain their kernels; a kernel of unknown name takes its operation's kind."""
     events = [
         operation(launcher, 0, 20, **SQUARES),
         operation("cudaLaunchKernel", 5, 5, category="cuda_runtime", correlation=1),
@@ -166,7 +166,7 @@ def test_only_a_known_operation_explains_its_kernels(
 
 
 def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
-    """The shapes then do not say what the kernels did."""
+    """If the FLOPs exceed the device's peak, the shapes are wrong and the roofline fraction is None."""
     trace = read(operation("aten::mm", 0, 100, **SQUARES), tailrace=MEASURED)
 
     (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(Kind.OPERATION)])
@@ -175,7 +175,7 @@ def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
 
 
 def test_the_rows_of_attention_come_before_its_heads_in_some_operations(read) -> None:
-    """`_flash_attention_forward` takes (batch, rows, heads, size), `scaled_dot_product` (batch, heads, rows, size): the FLOPs are the same."""
+    """Operations with (batch, rows, heads, size) and (batch, heads, rows, size) give the same FLOPs."""
     rows_first, heads_first = [[2, 512, 8, 64]] * 3, [[2, 8, 512, 64]] * 3
     types = ["c10::BFloat16"] * 3
     costs = [
@@ -200,7 +200,7 @@ def test_the_rows_of_attention_come_before_its_heads_in_some_operations(read) ->
     ],
 )
 def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per_s: float | None) -> None:
-    """What our recorder notes is of the very machine; an unknown device has none."""
+    """Measured limits take precedence over the data sheet; an unknown device has no limits."""
     limits = limits_of(read(kernel("k", 0, 1), **about))
 
     assert (limits and limits.bytes_per_s) == bytes_per_s
@@ -282,6 +282,6 @@ def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per
     ],
 )
 def test_what_a_name_says(is_one: Callable[[str], bool], these: Sequence[str], others: Sequence[str]) -> None:
-    """Products by their libraries' names: cuBLAS, CUTLASS, cuDNN, Tensile, flash attention, Triton, and torch's own. Ranges of input by all their words: a name with a word of its own is no loader's."""
+    """Products are recognised by library names, collectives, input ranges and waiting frames by their words."""
     assert [name for name in these if not is_one(name)] == []
     assert [name for name in others if is_one(name)] == []

@@ -1,4 +1,4 @@
-"""The whole way from a file to what is printed and written, over traces in which anything may stand anywhere."""
+"""The path from a file to terminal and written output, with arbitrary values in the trace."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.booleans(
 
 
 def profiles_or_refusal(path: Path) -> list[RankProfile] | str:
-    """Return what a file shows, or why it is refused."""
+    """Return the profiles of a file, or the error message."""
     try:
         return [profile_of(one) for one in read_traces([path])]
     except InvalidRequest as refused:
@@ -52,7 +52,7 @@ def profiles_or_refusal(path: Path) -> list[RankProfile] | str:
 @given(changes=CHANGES, about=st.dictionaries(st.sampled_from(sorted(ABOUT)), ODD, max_size=2))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_whatever_stands_in_a_field_is_accounted_for_or_refused(tmp_path: Path, events, changes, about) -> None:
-    """No traceback: the parts and shares add up, or an error names the file."""
+    """Either parts and fractions add up, or an error names the file."""
     changed = copy.deepcopy(events)
     for place, field, in_args, value in changes:
         one = changed[place % len(changed)]

@@ -1,4 +1,4 @@
-"""Parts and shares of a span, beside a loop over whole microseconds that knows no intervals."""
+"""Parts and fractions of a span, against a loop over whole microseconds."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ ACTIVITIES = st.lists(
 
 
 def marked(activities) -> dict[str, int]:
-    """Mark each microsecond of the span by the first of the kinds that runs in it, and count."""
+    """Assign each microsecond of the span to the first kind that runs in it, and count."""
     first = min(start for _, start, _, _ in activities)
     last = max(start + length for _, start, length, _ in activities)
     counts = dict.fromkeys(
@@ -60,7 +60,7 @@ def marked(activities) -> dict[str, int]:
 @given(ACTIVITIES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parts_are_those_of_marked_microseconds(tmp_path: Path, activities) -> None:
-    """On any streams, in any order: computing goes before communicating before copying before nothing, and the parts add up."""
+    """Compute takes precedence over communication, copies and idle time, and the parts add up."""
     events = [MAKERS[kind](1_000 + start, length, stream) for kind, start, length, stream in activities]
 
     (trace,) = read_traces([write(tmp_path / "random.json", events)])
@@ -75,7 +75,7 @@ def test_the_parts_are_those_of_marked_microseconds(tmp_path: Path, activities) 
 
 
 def test_what_runs_beside_a_collective_hides_it(tmp_path: Path) -> None:
-    """The time in which both run is its own share; computing alone is cut by what bounds it."""
+    """Overlapped communication is a separate fraction, and compute is split by its bound."""
     events = [kernel(GEMM, 0, 40), kernel(SUM, 30, 40, stream=20), kernel(ADD, 60, 40)]
 
     (trace,) = read_traces([write(tmp_path / "overlap.json", events)])
@@ -96,14 +96,14 @@ def test_what_runs_beside_a_collective_hides_it(tmp_path: Path) -> None:
     ],
 )
 def test_collectives_of_every_library_are_communication(tmp_path: Path, name: str) -> None:
-    """By NCCL's names, old and new, RCCL's, and those of custom all-reduces."""
+    """Collectives are recognised by the old and new names of NCCL, by RCCL's, and by names of custom all-reduces."""
     (trace,) = read_traces([write(tmp_path / "it.json", [kernel(name, 0, 10)])])
 
     assert parts_of(activity_of(trace)).communication_exposed_us == 10
 
 
 def test_gaps_are_launches_waits_for_data_or_the_host(tmp_path: Path) -> None:
-    """Short ones are launches; in a loader's range a wait for data; a long one in which the host works, or nothing says why, is the host's."""
+    """Short gaps are launches, gaps in a loader's range data waits, and long unexplained gaps host time."""
     events = [
         kernel(GEMM, 0, 100),
         kernel(GEMM, 150, 100),  # a gap of 50
@@ -142,7 +142,7 @@ LOADER = "torch/utils/data/dataloader.py(733): __next__"
 )
 @pytest.mark.parametrize("has_correlations", [True, False])
 def test_only_the_launching_thread_explains_a_gap(tmp_path: Path, frames, share: str, has_correlations: bool) -> None:
-    """A loader, a writer or a monitor that waits on a thread of its own is no evidence, and the innermost telling frame counts."""
+    """Waiting loaders, writers or monitors on other threads do not count; the innermost informative frame does."""
     events = []
     for step in range(4):
         number = {"correlation": step} if has_correlations else {}
@@ -161,7 +161,7 @@ def test_only_the_launching_thread_explains_a_gap(tmp_path: Path, frames, share:
 
 
 def test_a_loader_on_another_thread_hides_no_work(tmp_path: Path) -> None:
-    """On a CPU it prepares the next batch while this thread computes; on a GPU it waits while the device idles for another reason."""
+    """A loader on another thread does not turn compute or idle time into data wait."""
     loader = operation(
         "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 9_000, thread=9, category="user_annotation"
     )
@@ -182,7 +182,7 @@ def test_a_loader_on_another_thread_hides_no_work(tmp_path: Path) -> None:
 
 
 def test_several_devices_in_one_file_are_a_rank_with_a_row_each(tmp_path: Path) -> None:
-    """The rank computes when any of its devices does."""
+    """A rank with several devices computes if any device computes."""
     events = [kernel(GEMM, 0, 40), kernel(GEMM, 20, 60, device=1), memcpy(90, 10)]
 
     (trace,) = read_traces([write(tmp_path / "two.json", events)])
@@ -194,7 +194,7 @@ def test_several_devices_in_one_file_are_a_rank_with_a_row_each(tmp_path: Path) 
 
 
 def test_on_a_cpu_the_innermost_operation_works_and_wrappers_do_not(tmp_path: Path) -> None:
-    """A node of autograd that waits computes nothing; what a loader does in its range is a wait; a collective beside work is hidden."""
+    """Waiting wrappers do not compute, work in a loader's range is data wait, and overlapped collectives are hidden."""
     events = [
         operation("ProfilerStep#1", 0, 10_000, category="user_annotation"),
         operation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 3_000, category="user_annotation"),
@@ -216,7 +216,7 @@ def test_on_a_cpu_the_innermost_operation_works_and_wrappers_do_not(tmp_path: Pa
 
 
 def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
-    """A single step that waits first: the profiler's own span begins before it."""
+    """The profiler's own span starts before the first operation, so a wait before it counts."""
     rows = torch.randn(64, 64)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         time.sleep(0.2)
@@ -231,7 +231,7 @@ def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
 
 
 def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
-    """Above them stands the bottleneck that most of them share."""
+    """The overall bottleneck is that of most ranks."""
     lost = [kernel(GEMM, 0, 2_000), kernel(SUM, 2_000, 8_000)]
     paths = [write(tmp_path / f"{rank}.json", lost, distributedInfo={"rank": rank}) for rank in range(2)]
     paths.append(write(tmp_path / "2.json", [kernel(GEMM, 0, 10_000)], distributedInfo={"rank": 2}))

@@ -1,4 +1,4 @@
-"""Traces as they are found: compressed, cut, odd, old, of several ranks, and those of nsys."""
+"""Real-world traces: compressed, truncated, odd, old, of several ranks, and from nsys."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ from tests.support.profiler.traces import kernel, memcpy, memset, operation, wri
 
 
 def test_a_compressed_trace_is_read_by_its_content(tmp_path: Path) -> None:
-    """The name does not decide: a gzip file without the suffix is read too."""
+    """Compression is detected by content, so a gzip file without the suffix is read."""
     packed = write(tmp_path / "one.json.gz", [kernel("k", 5, 3)])
     renamed = packed.rename(tmp_path / "one.json")
 
@@ -27,7 +27,7 @@ def test_a_compressed_trace_is_read_by_its_content(tmp_path: Path) -> None:
 
 
 def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
-    """Before torch 1.12 they were written in another case and with other names, and ranges among the operations."""
+    """Categories from before torch 1.12 have other names and case, and list ranges as operations."""
     events = [
         kernel("k", 0, 1) | {"cat": "Kernel"},
         memcpy(1, 1) | {"cat": "Memcpy"},
@@ -45,7 +45,7 @@ def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
 
 
 def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> None:
-    """torch.autograd.profiler alone writes no categories."""
+    """torch.autograd.profiler without Kineto writes no categories."""
     with torch.autograd.profiler.profile(use_kineto=False) as recorded:
         torch.ones(3) + 1
     recorded.export_chrome_trace(str(tmp_path / "plain.json"))
@@ -56,7 +56,7 @@ def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> No
 
 
 def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -> None:
-    """Missing, endless and negative times, and what is no event at all, cost themselves only."""
+    """Events with missing, infinite or negative times, and non-events, are skipped and counted."""
     odd = [
         kernel("no time", 0, 1) | {"ts": None},
         kernel("no number", float("nan"), 1),
@@ -82,7 +82,7 @@ def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -
 
 
 def test_begin_and_end_are_matched_within_their_thread(tmp_path: Path) -> None:
-    """Chrome's pairs of B and E nest; an end without a begin is nothing."""
+    """B and E events nest per thread, and an E without a B is ignored."""
     lane = {"cat": "cpu_op", "pid": 1, "tid": 1}
     events = [
         {"ph": "E", "ts": 0, **lane},
@@ -104,7 +104,7 @@ def test_begin_and_end_are_matched_within_their_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.999])
 def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: float) -> None:
-    """A copy that broke off is no traceback."""
+    """A truncated file gives an error with a fix instead of a traceback."""
     path = write(tmp_path / f"cut.{suffix}", [kernel(f"kernel {number * 7919}", number, 1) for number in range(200)])
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
@@ -127,7 +127,7 @@ def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: fl
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes | None, why: str) -> None:
-    """The error names the option, the file and what to give."""
+    """The error names the option, the file and the fix."""
     path = tmp_path / "it.json"
     if content is not None:
         path.write_bytes(content)
@@ -139,7 +139,7 @@ def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: byt
 
 
 def test_ranks_come_by_their_number_and_else_in_order(tmp_path: Path) -> None:
-    """The file says which rank it is; where two say the same, the order given decides."""
+    """Ranks come from the files; if two files have the same rank, the given order counts."""
     first, second = (
         write(tmp_path / f"{rank}.json", [kernel("k", 0, rank)], distributedInfo={"rank": rank}) for rank in (2, 1)
     )
@@ -153,7 +153,7 @@ PROCESS = 0x0001_0000_4200_0000
 
 
 def nsys_report(path: Path) -> Path:
-    """Write two processes with a kernel each, as NVIDIA's schema reference names tables and columns."""
+    """Write two processes with a kernel each, with tables and columns of NVIDIA's schema reference."""
     base = sqlite3.connect(path)
     on_device = "start INT, end INT, deviceId INT, contextId INT, streamId INT, correlationId INT, globalPid INT"
     base.executescript(f"""
@@ -179,7 +179,7 @@ def nsys_report(path: Path) -> Path:
 
 
 def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
-    """Nanoseconds become microseconds, names come from the table of strings, and NVTX ranges of torch are operations."""
+    """Times are converted to microseconds, names resolved from the string table, torch's NVTX ranges are operations."""
     first, second = read_traces([nsys_report(tmp_path / "report.sqlite")])
 
     assert [(one.kind, one.name, one.start_us, one.end_us) for one in first.events] == [
@@ -225,7 +225,7 @@ GENERATED = (
     ],
 )
 def test_an_nsys_report_may_hold_anything(tmp_path: Path, script: str, why: str | None) -> None:
-    """Views are not read, functions of SQLite do not run, and a cell of another type costs its row at most."""
+    """Views are not read, SQLite functions do not run, and a cell of another type costs at most its row."""
     path = nsys_report(tmp_path / "odd.sqlite")
     with closing(sqlite3.connect(path)) as base:
         base.executescript(script)
@@ -240,7 +240,7 @@ def test_an_nsys_report_may_hold_anything(tmp_path: Path, script: str, why: str 
 
 
 def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
-    """The steps of SQLite's machine are bounded by the file's size."""
+    """SQLite's steps are limited by the file's size, so cyclic pages terminate."""
     path = tmp_path / "pages.sqlite"
     with closing(sqlite3.connect(path)) as base:
         base.executescript(
@@ -253,7 +253,7 @@ def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
     places = [start + 12 + 2 * number for number in range(children)]
     cells = [start + int.from_bytes(pages[place : place + 2], "big") for place in places]
     leaf = pages[cells[0] : cells[0] + 4]
-    for level in range(6):  # a chain of interior pages, each of which leads to the next by every cell
+    for level in range(6):  # a chain of interior pages; every cell leads to the next page
         target = leaf if level == 5 else (int.from_bytes(leaf, "big") + level + 1).to_bytes(4, "big")
         page = start if level == 0 else (int.from_bytes(leaf, "big") + level - 1) * 4_096
         pages[page : page + 4_096] = pages[start : start + 4_096]
@@ -271,7 +271,7 @@ def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
 def test_a_trace_has_a_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, filler: bytes, limit: str
 ) -> None:
-    """Bytes, objects and numbers are counted before they become objects of Python; gzip is unpacked up to the limit."""
+    """Bytes, objects and numbers are limited before they become Python objects, also while decompressing."""
     monkeypatch.setattr(trace_module, limit, 1_000)
     content = (
         b'{"traceEvents": ["' + filler * 2_000 + b'"]}'
@@ -286,7 +286,7 @@ def test_a_trace_has_a_size(
 
 
 def test_numbers_and_names_of_any_length_are_read(tmp_path: Path) -> None:
-    """5,000 digits, lone surrogates, escapes of a terminal and endless names cost nothing but themselves."""
+    """Huge numbers, lone surrogates, terminal escapes and long names are handled."""
     digits = "9" * 5_000
     path = write(tmp_path / "long.json", [kernel("\ud800\x1b[2J" + "n" * 9_000, 0, 2_000), kernel("k", 2, 1)])
     path.write_text(
@@ -302,7 +302,7 @@ def test_numbers_and_names_of_any_length_are_read(tmp_path: Path) -> None:
 
 
 def test_an_nsys_report_without_a_device_names_the_command(tmp_path: Path) -> None:
-    """Only what ran on a device is a rank."""
+    """Only processes with device activity become ranks."""
     path = tmp_path / "empty.sqlite"
     base = sqlite3.connect(path)
     base.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")

@@ -1,4 +1,4 @@
-"""One sentence from shares, and plants that the profiler has not recorded: plain torch in a process of its own."""
+"""The summary sentence from time fractions, and bottlenecks planted in plain torch in a separate process."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ PARTS = ("compute", "memory", "communication_exposed", "communication_hidden", "
 
 
 def shares(**given: float) -> Shares:
-    """Shares of which the rest is computing that hides communication, which is nothing to repair."""
+    """Build fractions; the rest is compute that hides communication, which needs no fix."""
     return Shares(**{**dict.fromkeys(PARTS, 0.0), "communication_hidden": 1 - sum(given.values()), **given})
 
 
@@ -43,7 +43,7 @@ def shares(**given: float) -> Shares:
     ],
 )
 def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float], expected: Bottleneck) -> None:
-    """A device bound by its work is named only where one kind of work takes nearly all of the time."""
+    """Device-bound work is named only if one kind of work takes nearly all of the time."""
     verdict = verdict_of(shares(**given), ABOUT)
 
     assert verdict.bottleneck is expected
@@ -54,7 +54,7 @@ def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float],
 
 
 def test_what_nothing_explains_is_named_later_and_hides_no_other() -> None:
-    """Gaps without a record come from other programs too: below their own threshold they take no part."""
+    """Unexplained gaps may come from other programs, so they have a higher threshold."""
     about = replace(ABOUT, is_unrecorded=True)
 
     assert verdict_of(shares(compute=0.8, data_wait=0.2), about).bottleneck is Bottleneck.COMPUTE
@@ -63,7 +63,7 @@ def test_what_nothing_explains_is_named_later_and_hides_no_other() -> None:
 
 
 def test_interruptions_take_no_part() -> None:
-    """A launch-bound step on a busy processor is one."""
+    """Interruptions are excluded: a launch-bound step on a busy processor is still launch-bound."""
     about = replace(ABOUT, interrupted=0.6)
 
     assert verdict_of(shares(launch=0.35, host=0.65), about).bottleneck is Bottleneck.LAUNCH
@@ -78,7 +78,7 @@ def test_interruptions_take_no_part() -> None:
     ],
 )
 def test_half_of_the_time_lost_in_several_ways_is_named(given: dict[str, float], expected: Bottleneck) -> None:
-    """Losses are summed before each is compared with its own threshold: the largest is the bottleneck, the next one stands beside it."""
+    """Losses are summed before they are compared with thresholds, and the two largest are named."""
     verdict = verdict_of(shares(**given), ABOUT)
 
     assert verdict.bottleneck is expected
@@ -97,7 +97,7 @@ def test_half_of_the_time_lost_in_several_ways_is_named(given: dict[str, float],
     ],
 )
 def test_too_little_evidence_is_no_verdict(about: dict[str, Any], is_enough: bool) -> None:
-    """A few tiny kernels, launches without kernels, or kernels that nothing describes: the sentence says what is missing."""
+    """With few tiny kernels, missing kernels or unknown kernels, the sentence states the missing evidence."""
     verdict = verdict_of(shares(memory=0.9), replace(ABOUT, **about))
 
     assert verdict.bottleneck is (Bottleneck.MEMORY if is_enough else Bottleneck.UNKNOWN)
@@ -107,14 +107,14 @@ def test_too_little_evidence_is_no_verdict(about: dict[str, Any], is_enough: boo
 @pytest.mark.parametrize("kind", ["compute", "memory"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8", None])
 def test_advice_invents_no_dtype(kind: str, dtype: str | None) -> None:
-    """bf16 is advised where the trace shows fp32."""
+    """bf16 is advised only if the trace shows fp32."""
     verdict = verdict_of(shares(**{kind: 0.95}), replace(ABOUT, dtype=dtype))
 
     assert ("bf16" in verdict.sentence) == (dtype == "fp32")
 
 
 def test_cards_without_bf16_get_another_advice(tmp_path: Path) -> None:
-    """A V100 multiplies fp16 fast; an A100 both."""
+    """The advised dtype is fp16 on V100 and T4, bf16 on A100."""
     for name, half in (("Tesla V100-SXM2-32GB", "fp16"), ("Tesla T4", "fp16"), ("NVIDIA A100-SXM4-80GB", "bf16")):
         about = {"deviceProperties": [{"id": 0, "name": name}]}
 
@@ -127,7 +127,7 @@ def test_cards_without_bf16_get_another_advice(tmp_path: Path) -> None:
     ("copies", "advice"), [("HtoD", "pinned"), ("DtoH", "results"), ("DtoD", "clones"), ("", "pinned")]
 )
 def test_advice_of_copies_is_of_their_direction(copies: str, advice: str) -> None:
-    """Pinned memory helps no copy within a device."""
+    """The advice depends on the copy direction: pinned memory does not help copies within a device."""
     assert advice in verdict_of(shares(copy=0.5), replace(ABOUT, copies=copies)).sentence
 
 
@@ -139,7 +139,7 @@ PLANTS = {
     "communication": ("data_parallel", "steps"),
     "none": ("transformer", "plain"),
 }
-"""By kind: a variant, and how it is recorded."""
+"""Variant and recording style, by kind."""
 RECORD = (
     "import json, sys; from tests.support.profiler import plants; [plants.main(each) for each in json.load(sys.stdin)]"
 )
@@ -147,7 +147,7 @@ RECORD = (
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each kind, recorded one after another in a process of their own, and collectives in two that nothing else has used."""
+    """A folder with a recording of each kind, made in separate processes; collectives get their own process."""
     root = tmp_path_factory.mktemp("plants")
     commands = []
     for kind, (variant, style) in PLANTS.items():
@@ -164,7 +164,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", PLANTS)
 def test_a_plant_is_named(planted: Path, kind: str) -> None:
-    """One of each kind; `python -m benchmarks.profile` runs them all."""
+    """A planted bottleneck of each kind is named; `python -m benchmarks.profile` runs all plants."""
     _, style = PLANTS[kind]
 
     found = profile_of(read_traces([planted / kind / f"{style}.json"])[0])

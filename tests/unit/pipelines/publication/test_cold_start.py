@@ -1,4 +1,4 @@
-"""A bundle of items alone: what it holds, who may read what of it, and what a first training still needs."""
+"""A bundle of items without models: its content, readers, and the first training."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,14 +28,14 @@ ITEMS = pl.DataFrame(
 
 @pytest.fixture
 def store(tmp_path: Path) -> BundleStore:
-    """A store in which a bundle of the items is live."""
+    """A store with a live bundle of the items."""
     store = BundleStore(tmp_path / "bundles")
     publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW, lambda _: None)
     return store
 
 
 def test_it_holds_the_items_and_for_each_the_nearest_by_text(store: BundleStore) -> None:
-    """In the order of their ids, without an event; what shares no word is not similar."""
+    """Items are ordered by id without events, and items without a common word are not similar."""
     bundle = store.live()
     bundle.verify()
     catalogue = bundle.catalogue()
@@ -49,7 +49,7 @@ def test_it_holds_the_items_and_for_each_the_nearest_by_text(store: BundleStore)
 
 
 def test_its_models_are_missing_by_name(store: BundleStore) -> None:
-    """Whoever asks for them is told that it has none yet, and not that it is damaged; it is no reference for later trainings."""
+    """Requests for the models raise BundleUntrained, and the bundle is not a reference for later trainings."""
     bundle = store.live()
 
     assert not bundle.is_trained
@@ -60,7 +60,7 @@ def test_its_models_are_missing_by_name(store: BundleStore) -> None:
 
 
 def test_a_first_training_is_compared_with_nothing(store: BundleStore, tmp_path: Path) -> None:
-    """Also of other items: nothing that was learned is replaced."""
+    """A first training is not compared, even with other items, since no trained model is replaced."""
     pl.DataFrame({"item_id": ["z"], "title": ["other"]}).write_parquet(tmp_path / "items.parquet")
     ingested = StageOutput("ingest", "key", tmp_path, skipped=False, seconds=0.0)
 
@@ -68,13 +68,13 @@ def test_a_first_training_is_compared_with_nothing(store: BundleStore, tmp_path:
 
 
 def test_items_are_not_added_to_models_that_are_not_there(store: BundleStore) -> None:
-    """The refusal says how they get in."""
+    """The error names the command to use."""
     with pytest.raises(ConfigError, match="tailrace pipeline --items"):
         append_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW)
 
 
 def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
-    """One that went live meanwhile stays."""
+    """A bundle that went live in the meantime is not replaced."""
     live = store.live_version()
     with pytest.raises(BundleMoved):
         publish_items(store, ItemTable(Frame(ITEMS.head(3), "items.csv")), NOW, lambda _: None)
@@ -83,12 +83,12 @@ def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
 
 
 def test_one_item_is_no_shop(tmp_path: Path) -> None:
-    """The error names the table."""
+    """A single item is rejected, and the error names the table."""
     with pytest.raises(DataError, match=r"1 items of items\.csv"):
         publish_items(BundleStore(tmp_path), ItemTable(Frame(ITEMS.head(1), "items.csv")), NOW, lambda _: None)
 
 
 @pytest.mark.parametrize("texts", [["", ""], ["a red hat", ""], ["one", "two", "three"]])
 def test_items_without_common_words_are_similar_to_none(texts: list[str]) -> None:
-    """Nothing is better than anything."""
+    """Items without common words have no neighbours."""
     assert (similar_by_text(texts).neighbours_VN == -1).all()

@@ -1,4 +1,4 @@
-"""Which live bundle a run is to replace, by the items of both."""
+"""The live bundle that a run will replace, matched by items."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +18,19 @@ COMMAND = "tailrace pipeline --events shop/events.csv --items shop/items.csv"
 
 
 def items(*numbers: int, title: str = "Item {}") -> pl.DataFrame:
-    """Items named as those of the test catalogue."""
+    """Build items named like in the test catalogue."""
     return pl.DataFrame({"item_id": [f"i{n}" for n in numbers], "title": [title.format(n) for n in numbers]})
 
 
 def ingested(folder: Path, table: pl.DataFrame) -> StageOutput:
-    """The output of the stage `ingest`, its items alone."""
+    """Build the output of the stage `ingest` with items only."""
     table.write_parquet(folder / "items.parquet")
     return StageOutput("ingest", "key", folder, skipped=False, seconds=0.0)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> BundleStore:
-    """A live bundle of 30 items."""
+    """A store with a live bundle of 30 items."""
     (tmp_path / "source").mkdir()
     build_catalogue(30).save(tmp_path / "source" / "catalogue.parquet")
     return live_store(tmp_path / "bundles", tmp_path / "source", "v1", {"dataset": "ml-100k"})
@@ -51,13 +51,13 @@ def store(tmp_path: Path) -> BundleStore:
     ],
 )
 def test_data_is_known_by_its_items(table: pl.DataFrame, words: str | None) -> None:
-    """A part of the catalogue, a larger one and one that was mostly replaced are the same shop's; numbers that two shops share are not."""
+    """Subsets, supersets and mostly replaced catalogues match; equal ids with other titles do not."""
     assert describe_other(table, build_catalogue(30)) == words
 
 
 @pytest.mark.parametrize("options", [OWN, replace(OWN, events=Path("renamed.csv")), replace(OWN, replace_live=True)])
 def test_the_live_bundle_of_the_same_data_is_compared_whatever_the_table_is_called(store, tmp_path, options) -> None:
-    """An option left over from the day on which other data was replaced does not open the gate."""
+    """The live bundle of the same data is compared, even with a leftover --replace-live option."""
     live = live_of(store, "v1", ingested(tmp_path, items(*range(30))), options, COMMAND)
 
     assert live is not None
@@ -65,7 +65,7 @@ def test_the_live_bundle_of_the_same_data_is_compared_whatever_the_table_is_call
 
 
 def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store: BundleStore, tmp_path: Path) -> None:
-    """Unless that option is given, or the run ends before the gate or publishes nothing."""
+    """Other data is rejected unless --replace-live is given or the run does not publish."""
     other = ingested(tmp_path, items(*range(100, 140)))
 
     with pytest.raises(StageFailed) as refused:
@@ -79,7 +79,7 @@ def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store
 
 
 def test_a_live_bundle_that_cannot_be_read_can_be_replaced(store: BundleStore, tmp_path: Path) -> None:
-    """Its manifest still bounds the volume; without one there is nothing to compare with."""
+    """With a manifest, an unreadable live bundle still limits the volume; without a manifest it is not compared."""
     table = ingested(tmp_path, items(*range(30)))
     (tmp_path / "bundles" / "v1" / "catalogue.parquet").write_bytes(b"")
 
@@ -92,7 +92,7 @@ def test_a_live_bundle_that_cannot_be_read_can_be_replaced(store: BundleStore, t
 
 
 def test_why_nothing_is_compared_with_a_reference_is_said(store: BundleStore, tmp_path: Path) -> None:
-    """There is none, it is of other data, or its folder is damaged; otherwise the sentence has which it is."""
+    """The reason states a missing, foreign or unreadable reference, or which version is the reference."""
     own, other = ingested(tmp_path, items(*range(30))).path, tmp_path / "other"
     other.mkdir()
     ingested(other, items(*range(100, 140)))

@@ -1,4 +1,4 @@
-"""The report of a bundle for readers."""
+"""The model card of a bundle."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ ROWS = st.lists(st.tuples(VALUES, VALUES, VALUES).map(sorted), min_size=1, max_s
 
 @pytest.fixture
 def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
-    """The manifest of what was trained, published by force."""
+    """The manifest of the trained models, published by force."""
     catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
     held_out = HeldOut(built.trained.tokenized, tmp_path, "tailrace pipeline --force")
     held_out.open("evaluation of new models")
@@ -59,7 +59,7 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str, Any]) -> None:
-    """Every model with its interval, every slice, the routing, the comparison, the checks, the openings of the test set and the lineage."""
+    """The card has models with intervals, slices, routing, comparison, checks, test-set openings and lineage."""
     report = read_report(built.assembled / "bundle")
 
     page = render("v2", manifest, report)
@@ -93,7 +93,7 @@ def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str,
 
 
 def test_the_page_is_in_the_bundle_and_under_its_hash(built: Built, manifest: dict[str, Any], tmp_path: Path) -> None:
-    """A changed report is found out like a changed model."""
+    """The card is listed in the manifest with its hash, like the models."""
     store = BundleStore(tmp_path / "bundles")
 
     published = publish(store, built.assembled / "bundle", "v2", manifest, {CARD: "# Bundle v2\n"})
@@ -105,7 +105,7 @@ def test_the_page_is_in_the_bundle_and_under_its_hash(built: Built, manifest: di
 
 @given(rows=ROWS, zero=st.booleans())
 def test_a_plot_keeps_the_order_of_its_values(rows: list[list[float]], *, zero: bool) -> None:
-    """For any intervals: as many columns in each row, `o` within its dashes, and of two values the larger is never left of the smaller."""
+    """For any intervals, rows have equal width, `o` lies within its dashes, and larger values are not further left."""
     named = [(f"row{number}", *row) for number, row in enumerate(rows)]
 
     _, *lines, scale, _ = interval_plot(named, zero=zero).splitlines()  # type: ignore[arg-type]

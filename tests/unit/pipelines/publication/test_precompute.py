@@ -44,7 +44,7 @@ def ranker(built: Built) -> BatchRanker:
 def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
     built: Built, ranker: BatchRanker, tmp_path: Path
 ) -> None:
-    """The oracle: dense attention over the prompt, all scores, seen items out, sorted; "all" has two items left. A replica's own loading, masks and engine return the same."""
+    """Lists equal sorted dense scores without seen items, and a replica's engine returns the same lists."""
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
 
     catalogue = ranker.catalogue
@@ -74,7 +74,7 @@ def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
 
 
 def test_key_changes_with_any_user_s_row_and_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more event of one user makes the lists stale; a list of other code is made again, also for the version that stays live."""
+    """A user's new event, another version, or changed code invalidates the lists."""
     before, changed = key("v1", HISTORIES, OPTIONS), [*HISTORIES[:-1], history_row("new", ("i01",), 2)]
 
     assert before not in {key("v1", changed, OPTIONS), key("v2", HISTORIES, OPTIONS)}
@@ -85,7 +85,7 @@ def test_key_changes_with_any_user_s_row_and_with_the_code(monkeypatch: pytest.M
 
 
 def test_busiest_users_are_those_with_the_most_events_of_late() -> None:
-    """The newest month counts first, the whole life second, the id last."""
+    """Users are ordered by events in the newest month, then by all events, then by id."""
     now = datetime(2026, 6, 1, tzinfo=UTC)
     days_ago = [("old", 90), ("old", 91), ("old", 92), ("bob", 1), ("bob", 60), ("ann", 2), ("new", 0), ("new", 1)]
     times = [now - timedelta(days=days) for _, days in days_ago]

@@ -1,4 +1,4 @@
-"""What serves learns from all events after the gate; what the gate judged is kept, and alone is compared and started from."""
+"""The refit trains the served pair on all events; comparisons and warm starts use the judged pair."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ RECIPE = Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT)
 
 @pytest.fixture(scope="module")
 def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ring's pair after a refit."""
+    """The folder of the ring's models after a refit."""
     folder = tmp_path_factory.mktemp("refit")
     refit(built.trained, RECIPE, folder, checkpoints_in(folder / "saved"), silent)
     return folder
@@ -47,7 +47,7 @@ def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """It, published and live."""
+    """The refitted bundle, published and live."""
     folder = tmp_path_factory.mktemp("published")
     assemble(serving_pair(built.trained, refitted), built.evaluated, built.similar, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
@@ -56,12 +56,12 @@ def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """All weights of a model, one after another."""
+    """Return all weights of a model as a flat tensor."""
     return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 def test_the_refit_learns_every_event_and_the_judged_pair_the_same_as_ever(built: Built) -> None:
-    """Of twelve events of a user ten are learned before the gate and twelve after it; popularity follows, and codes do not change."""
+    """The refit uses twelve events per user instead of ten, popularity follows, and codes do not change."""
     tokens = built.trained.tokenized
     events = pl.read_parquet(tokens.parent / "ingest" / "events.parquet")
     catalogue, before = (load_catalogue(folder / "catalogue.parquet") for folder in (tokens / REFIT, tokens))
@@ -76,7 +76,7 @@ def test_the_refit_learns_every_event_and_the_judged_pair_the_same_as_ever(built
 
 
 def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(built: Built, refitted: Path) -> None:
-    """Both models, by the file that the check and the report read."""
+    """After the refit both models predict the newest events better, with mostly the same lists."""
     found = read_found(refitted)
 
     refuse(found)
@@ -90,7 +90,7 @@ def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(b
 
 
 def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built, refitted, tmp_path) -> None:
-    """With the other choice on file the student that serves is another one, and the decoder the same."""
+    """If the judged student used the decoder's targets, so does the refit; the decoder does not depend on it."""
     students = tmp_path / "students"
     shutil.copytree(built.trained.students_dir, students)
     about = json.loads((students / "distillation.json").read_text())
@@ -117,7 +117,7 @@ def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built,
     ],
 )
 def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any], words: str) -> None:
-    """The message names the model, what was found, and how to publish the judged pair."""
+    """The error names the model, the finding, and the way to publish the judged pair."""
     sound = {"newest_loss": 2.0, "newest_loss_judged": 3.0, "in_common": 0.6, "is_finite": True}
     found = {"models": {"decoder": sound, "student": sound | change}, "least_in_common": 0.3}
 
@@ -137,19 +137,19 @@ def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any]
     ],
 )
 def test_a_quarter_of_the_epochs_or_enough_steps(num_events, num_known, batch, epochs, share, start_share) -> None:
-    """A quarter of small data's steps would leave a model worse; more than the recipe's epochs are never done. The mean with the start is taken where a nightly start keeps up with the new events; of more, it would know half."""
+    """Small data gets more epochs than a quarter, and weights are averaged with the start only for few new events."""
     found = onward(num_events, num_known, batch, epochs)
 
     assert (found.epochs, found.start_share) == (share, start_share)
 
 
 def test_lists_are_compared_by_their_items() -> None:
-    """In any order, and a list of fewer by its own length."""
+    """Overlap ignores the order and is relative to the shorter list."""
     assert refitting.in_common([np.array([1, 2]), np.array([3])], [np.array([2, 9]), np.array([3])]) == 0.75
 
 
 def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refitted, bundle) -> None:
-    """Root and `judged/` hold the same files, and the report names both; the catalogue's popularity is of all events."""
+    """The bundle root has the refitted pair and `judged/` the judged pair; the report describes the refit."""
     served, judged = load_pair(bundle.path, CPU), load_pair(bundle.judged_dir, CPU)
     files = {name for name in bundle.manifest["files"] if name.startswith(JUDGED)}
 
@@ -163,7 +163,7 @@ def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refi
 
 
 def test_the_champion_is_the_judged_pair(built: Built, bundle: Bundle, tmp_path: Path) -> None:
-    """It ranks the labels as its gate saw it; the weights that serve, which have learned them, rank them better."""
+    """The champion is the judged pair, since the served weights have seen the labels."""
     held_out = HeldOut(built.trained.tokenized, tmp_path, "tailrace pipeline")
 
     rows = compare(built.trained, held_out, built.evaluated, bundle)
@@ -172,7 +172,7 @@ def test_the_champion_is_the_judged_pair(built: Built, bundle: Bundle, tmp_path:
 
 
 def test_a_nightly_start_is_the_judged_pair(built: Built, bundle: Bundle) -> None:
-    """Decoder and student begin with weights that know no label of the next gate."""
+    """A warm start uses weights that have not seen the next gate's labels."""
     catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
     decoder = new_decoder(catalogue, SMALL_DECODER)
     student = new_student(catalogue, decoder, SMALL_STUDENT)

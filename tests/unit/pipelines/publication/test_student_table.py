@@ -1,4 +1,4 @@
-"""A large catalogue's student is served by a table: made at publication, proven on real histories, and extended by new items."""
+"""Serving a large catalogue's student with a table: creation, recall on real histories, and new items."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,13 @@ from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built, learn_t
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a table for the ring's thirty items, of which few rows may be scored."""
+    """Use a table for the ring's thirty items with few scored rows."""
     monkeypatch.setattr(student_table, "_MAX_SCORED_WHOLE", 10)
     monkeypatch.setattr(student_table, "_LEAST_SCORED", 4)
 
 
 def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path) -> None:
-    """The share that the report and the table name is what the served student finds of the trained one's ten best, at least 97 %."""
+    """Report and table name the measured recall of the trained student's ten best items, at least 97 %."""
     assemble(built.trained, built.evaluated, built.similar, MADE_AT, tmp_path)
     bundle = tmp_path / "bundle"
 
@@ -56,7 +56,7 @@ def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path
 
 @pytest.fixture
 def clustered() -> tuple[StudentModel, list[np.ndarray]]:
-    """A student whose 2,000 items are in forty groups, and whose states are near its histories' items; and sixty histories."""
+    """A student with 2,000 items in forty clusters, and sixty histories whose states are near their items."""
     rng = np.random.default_rng(0)
     student = random_student(num_items=2_000)
     rows_VD = np.repeat(2 * rng.standard_normal((40, 16)), 50, axis=0) + rng.standard_normal((2_000, 16))
@@ -71,7 +71,7 @@ def clustered() -> tuple[StudentModel, list[np.ndarray]]:
 
 
 def test_fewer_rows_suffice_where_items_are_in_cells(clustered, tmp_path: Path) -> None:
-    """The search scores a part of a clustered catalogue, and all of a long list is found too."""
+    """The search scores a part of a clustered catalogue, and a long list is still complete."""
     table = student_table.export_student(*clustered, tmp_path)
 
     assert table is not None
@@ -82,7 +82,7 @@ def test_fewer_rows_suffice_where_items_are_in_cells(clustered, tmp_path: Path) 
 
 
 def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(clustered, tmp_path, monkeypatch) -> None:
-    """The aim cannot be reached, so the fewest rows are scored that lose no more than the margin on what all rows find."""
+    """If the target recall is unreachable, the fewest rows within a margin of full scoring are used."""
     monkeypatch.setattr(student_table, "_AIM", 1.1)
     student, histories = clustered
 
@@ -99,7 +99,7 @@ def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(clu
 
 
 def test_a_table_that_finds_too_little_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the graph scores all items exactly, as of a small catalogue."""
+    """With too little recall, the exported graph scores all items exactly."""
     monkeypatch.setattr(student_table, "_LEAST", 1.1)
 
     table = student_table.export_student(random_student(), [np.array([1, 2, 3])], tmp_path)
@@ -110,8 +110,8 @@ def test_a_table_that_finds_too_little_is_not_used(tmp_path: Path, monkeypatch: 
 
 
 def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appended to a live bundle with a table, an item is in it by the row that its codes give it, and can be returned; a damaged table is refused."""
-    monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave scores that are nearly alike
+    """An item appended to a bundle enters the table by its codes and can be returned; a corrupt table is rejected."""
+    monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave almost equal scores
     shorter = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=2, validate_every=2))
     bundle = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)).assembled / "bundle"
     before, store = load_table(bundle / TABLE), live_store(tmp_path / "bundles", bundle, "first", {"num_items": 30})

@@ -1,4 +1,4 @@
-"""Lists of many users hold what the engine ranks for each alone, and a killed run goes on."""
+"""Bulk lists equal the engine's ranking for each user, and a killed run resumes."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ OPTIONS = ListOptions(k=5)
 
 
 def history(number: int, item_ids: tuple[str, ...], disliked: tuple[str, ...] = ()) -> UserHistory:
-    """A user's row."""
+    """Build a user's row."""
     position = LogPosition("t", 0, number)
     return UserHistory(
         user_id=f"u{number}",
@@ -41,7 +41,7 @@ def history(number: int, item_ids: tuple[str, ...], disliked: tuple[str, ...] = 
 
 
 def read_some(user_ids: Any) -> dict[str, UserHistory]:
-    """Users with a few items of the ring; of the first two one has no row, and one items that are gone."""
+    """Return rows with a few items of the ring; u0 has no row, and u1 only unknown items."""
     rows = {"u1": history(1, ("gone",))}
     for number in range(2, NUM_USERS):
         items = tuple(f"i{(number + place) % 30:02}" for place in range(1 + number % 4))
@@ -59,7 +59,7 @@ def ranker(built: Built) -> BatchRanker:
 
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of users, which take several batches."""
+    """A file of users that takes several batches."""
     monkeypatch.setattr(user_lists, "_BATCH", 5)
     path = tmp_path / "users.txt"
     path.write_text("".join(f"u{number}\n\n" for number in range(NUM_USERS)))
@@ -67,19 +67,19 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(ranker: BatchRanker, users: Path, out: Path, options: ListOptions = OPTIONS, progress: Any = silent) -> int:
-    """Write the lists; nothing is hidden."""
+    """Write the lists with all items available."""
     return write_lists(
         ranker, np.ones(len(ranker.catalogue.item_ids), dtype=bool), users, read_some, options, out, progress
     )
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file."""
+    """Return the rows of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_list_is_what_the_engine_ranks_for_the_user_alone(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
-    """In the order of the file; without seen and disliked items; users without known items get the most popular ones."""
+    """Lists follow the file's order, without seen and disliked items; users without known items get popular items."""
     out, catalogue = tmp_path / "lists.jsonl", ranker.catalogue
     assert write(ranker, users, out) == NUM_USERS
 
@@ -99,11 +99,11 @@ def test_a_list_is_what_the_engine_ranks_for_the_user_alone(ranker: BatchRanker,
 
 
 def killed_in_the_second_batch(ranker: BatchRanker, users: Path, out: Path) -> None:
-    """Write in a process that is killed once two batches are on the disk."""
+    """Write lists in a process that is killed after two batches."""
     user_lists._BATCH = 5
 
     def kill(done: int, _total: int, _words: str) -> None:
-        """End this process."""
+        """End this process after two batches."""
         if done == 10:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -111,7 +111,7 @@ def killed_in_the_second_batch(ranker: BatchRanker, users: Path, out: Path) -> N
 
 
 def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
-    """Nothing stands under the file's name before it is whole; other options, another bundle or other users are refused by name; half a row after the last batch is cut off, and the result is that of one run."""
+    """The file appears only when complete; a resumed run needs equal inputs and gives the result of a single run."""
     whole, out = tmp_path / "whole.jsonl", tmp_path / "lists.jsonl"
     write(ranker, users, whole)
     child = multiprocessing.get_context("spawn").Process(target=killed_in_the_second_batch, args=(ranker, users, out))
@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Pat
 
 
 def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
-    """Hidden and excluded items are in no list, whoever ranks; seen ones are where they are asked for."""
+    """Unavailable and excluded items are never listed; seen items are listed if requested."""
     out, hidden = tmp_path / "lists.jsonl", ranker.catalogue.item_ids[0]
     available = np.array([item_id != hidden for item_id in ranker.catalogue.item_ids])
     options = ListOptions(k=20, exclude_item_ids=("i07",), with_seen=True)
@@ -172,7 +172,7 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
     ],
 )
 def test_a_file_of_users_is_decoded_as_tables_are(content: bytes, users: list[str] | None, tmp_path: Path) -> None:
-    """One id a line or a column of a table, in any encoding; a file without users is refused by its option."""
+    """Ids are read from lines or a table column in any encoding; a file without users is rejected by option."""
     path = tmp_path / "users.txt"
     path.write_bytes(content)
     if users is not None:

@@ -1,4 +1,4 @@
-"""The counts of a stage against a slow count of all its records, whatever their order, repeats and lateness."""
+"""The counts of a stage against a slow count of all records, for any order, repeats and lateness."""
 
 import math
 from collections import defaultdict
@@ -29,12 +29,12 @@ ITEMS = [f"i{number}" for number in range(4)]
 
 
 def is_candidate(user_id: str) -> bool:
-    """Whether the user is the candidate's."""
+    """Return whether the user belongs to the candidate."""
     return place_of("s", user_id) < 0.5
 
 
 def shown(number: int, **changes: Any) -> Impression:
-    """Build an impression that the right version made."""
+    """Build an impression by the user's assigned version."""
     user_id = changes.get("user_id", "u0")
     fields: dict[str, Any] = {
         "request_id": f"r{number}",
@@ -79,7 +79,7 @@ clicks = st.builds(
 
 
 def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[bool, dict[str, dict[str, float]]]:
-    """Count the slow way: each list once, each event once, each click searched for among all lists."""
+    """Count slowly: each list once, each event once, each click searched among all lists."""
     distinct = {(one.request_id, one.user_id, one.shown_time_ms): one for one in reversed(lists)}
     first = {one.event_id: one for one in sorted(events, key=lambda one: -one.event_time_ms)}
     clicked = set()
@@ -114,7 +114,7 @@ def sums(users: dict[str, dict[str, float]], total: str) -> UserSums:
 
 
 def near(one: UserSums, other: UserSums) -> bool:
-    """Whether two sums are equal but for rounding."""
+    """Return whether two sums are equal up to rounding."""
     pairs = ((getattr(one, name), getattr(other, name)) for name in UserSums.__dataclass_fields__)
     return all(math.isclose(left, right, abs_tol=1e-6) for left, right in pairs)
 
@@ -124,7 +124,7 @@ def near(one: UserSums, other: UserSums) -> bool:
 def test_counts_are_those_of_all_records(
     lists: list[Impression], events: list[Interaction], draw: Any, num_repeats: int
 ) -> None:
-    """Records in any order, some of them repeated, with looks in between, make the counts of one slow pass over all."""
+    """Records in any order, with repeats and intermediate looks, give the counts of a single slow pass."""
     counts = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=GRACE_MS)
     distinct = list({(one.request_id, one.user_id, one.shown_time_ms): one for one in lists}.values())
     sent: list[Impression | Interaction] = [*distinct, *events, *(distinct + events)[:num_repeats]]
@@ -154,7 +154,7 @@ def test_counts_are_those_of_all_records(
 @settings(max_examples=40)
 @given(st.lists(impressions, max_size=25), st.lists(clicks, max_size=25, unique_by=lambda one: one.event_id))
 def test_closed_impressions_keep_their_counts(lists: list[Impression], events: list[Interaction]) -> None:
-    """In order of time, with a look every 70 seconds that closes what is old, the counts are those without closing. Ids of clicks are kept as long as the clicks: one that comes again has its time."""
+    """Closing old impressions at regular looks does not change the counts."""
     distinct = list({(one.request_id, one.user_id, one.shown_time_ms): one for one in lists}.values())
     closing = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=GRACE_MS)
     open_ones = StageCounts("default", CANARY, "old", window_ms=WINDOW_MS, grace_ms=10**12)
@@ -177,7 +177,7 @@ def test_closed_impressions_keep_their_counts(lists: list[Impression], events: l
 
 
 def test_foreign_impressions_are_left_out() -> None:
-    """Visitors, other names, other versions and what was shown before the stage do not count; an absent name is the default one."""
+    """Visitors, other names and versions, and earlier impressions are ignored; a missing name means the default."""
     counts = StageCounts("default", CANARY, "old")
     counts.add(
         [
@@ -195,7 +195,7 @@ def test_foreign_impressions_are_left_out() -> None:
 
 
 def test_the_version_that_should_not_have_answered_is_noticed() -> None:
-    """Lists of the candidate's users that the live version made stay with the candidate, and their part is stated."""
+    """Lists of the candidate's users made by the live version count for the candidate, with their fraction."""
     user = next(one for one in USERS if is_candidate(one))
     counts = StageCounts("default", CANARY, "old")
     counts.add([shown(n, user_id=user, bundle_version="old" if n < 3 else "new") for n in range(12)], [])
@@ -206,7 +206,7 @@ def test_the_version_that_should_not_have_answered_is_noticed() -> None:
 
 
 def test_variety_is_what_the_list_before_of_another_user_did_not_hold() -> None:
-    """Two of four items that another user's list had before make a variety of a half; after an own list there is none."""
+    """Variety is the fraction of items not in another user's previous list; a user's own previous list is skipped."""
     one, other = [user for user in USERS if is_candidate(user)][:2]
     counts = StageCounts("default", CANARY, "old")
     lists = [("abcd", one), ("abef", other), ("wxyz", other)]
@@ -219,7 +219,7 @@ def test_variety_is_what_the_list_before_of_another_user_did_not_hold() -> None:
 
 
 def test_memory_is_bounded_by_leaving_users_out() -> None:
-    """Beyond the bounds a random half of the larger version's users is left out; the share of the candidate is that of those who are left."""
+    """Beyond the limits, users of the larger version are dropped at random, and the candidate's fraction adjusts."""
     canary = replace(CANARY, stages=(Stage(0.2, 600.0),))
     counts = StageCounts("default", canary, "old", max_rows=1_000, max_users=400)
     for start in range(0, 20_000, 1_000):
@@ -235,7 +235,7 @@ def test_memory_is_bounded_by_leaving_users_out() -> None:
 
 @pytest.mark.parametrize("part", [0.3, 0.03])
 def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> None:
-    """A candidate that fails a part of its users' requests is rolled back, though all that it answers is well; an equal one is not, and nobody is missing."""
+    """A candidate that fails 3 % of its requests is withdrawn; an equal candidate is not, and no user is missing."""
     draw, releasing = np.random.default_rng(3), replace(CANARY, stages=(Stage(0.5, 600.0), Stage(1.0, 0.0)))
     outcomes = {}
     for failing in (0.0, part):
@@ -260,7 +260,7 @@ def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> 
 
 
 def test_failures_are_told_from_refusals_and_empty_lists() -> None:
-    """Each by its users, beside the control's; variety passes over what was not shown."""
+    """Failures, refusals and empty lists are counted separately by user."""
     user = next(user for user in USERS if is_candidate(user))
     other = next(one for one in USERS if is_candidate(one) and one != user)
     counts = StageCounts("default", CANARY, "old")

@@ -1,4 +1,4 @@
-"""What is decided of a canary, and what its record then says."""
+"""Decisions of the canary analysis, and their records."""
 
 import json
 from dataclasses import replace
@@ -31,13 +31,13 @@ LATER_MS = CANARY.since_ms + 700_000
 
 
 def means(candidate: float, control: float, num: int) -> Means:
-    """Users with four lists each, of this mean, and a spread of a tenth."""
+    """Build users with four lists each, with this mean and a spread of a tenth."""
     spread = np.tile([0.9, 1.1], num // 2) * 4
     return Means(*(UserSums.of(spread * one, np.full(num, 4.0)) for one in (candidate, control)))
 
 
 def rare(candidate: int, control: int, num: int = 5_000) -> Affected:
-    """Something that happened to so many of each version's users, once to each."""
+    """Build counts of a rare outcome that affects this many users of each version once."""
     hit = (np.arange(num) < one for one in (candidate, control))
     return Affected(candidate, control, Means(*(UserSums.of(one.astype(float), np.full(num, 4.0)) for one in hit)))
 
@@ -61,7 +61,7 @@ def seen(num: int = 5_000, **changes: Any) -> Seen:
 
 
 def test_equal_goes_on_and_after_the_last_stage_live() -> None:
-    """An equal candidate moves on once its stage's time is over; a tier that hardly answers is not waited for; with all users it goes live after that stage's time."""
+    """An equal candidate moves on after its stage's time without waiting for rare tiers, and is finally promoted."""
     found = decide(CANARY, seen(), LATER_MS)
     assert (found.act, found.verdict and found.verdict.outcome) == (Act.MOVE_ON, Outcome.NO_WORSE)
 
@@ -71,7 +71,7 @@ def test_equal_goes_on_and_after_the_last_stage_live() -> None:
 
 
 def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
-    """Before the stage's time is over, and in a release by hand, what is worse is withdrawn with the guard as the reason."""
+    """A worse candidate is withdrawn before the stage ends, also in a manual release, with the guard as reason."""
     for canary in (CANARY, replace(CANARY, by_hand=True)):
         found = decide(canary, seen(latency=means(26.0, 20.0, 5_000)), CANARY.since_ms + 1_000)
 
@@ -81,14 +81,14 @@ def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
 
 @pytest.mark.parametrize("guard", ["errors", "refusals", "missing"])
 def test_what_gets_no_list_counts(guard: str) -> None:
-    """A request that failed, was refused or got an empty list: 30 % and 3 % of the candidate's users are enough."""
+    """Failures, refusals or empty lists for 30 % or 3 % of the candidate's users lead to withdrawal."""
     for hit in (1_500, 150):
         found = decide(CANARY, seen(**{guard: rare(hit, 0)}), LATER_MS)
         assert (found.act, guard in found.reason) == (Act.WITHDRAW, True)
 
 
 def test_an_analysis_that_lost_users_stays() -> None:
-    """Fewer users of the candidate than the hash gives it: nothing is promoted, and what is measured as worse is still withdrawn."""
+    """With users missing from the candidate, it is not promoted, but a measured loss still withdraws it."""
     lost = {"num_new": (4_500, 5_000), "new_share": 0.5}
 
     stays = decide(CANARY, seen(**lost), LATER_MS)
@@ -98,18 +98,18 @@ def test_an_analysis_that_lost_users_stays() -> None:
 
 
 def test_the_last_stage_asks_for_requests_that_do_not_fail() -> None:
-    """With all users there is no control: a candidate whose requests fail stays short of its promotion."""
+    """The last stage lacks a control, but failing requests still prevent the promotion."""
     last = replace(CANARY, stage=1)
 
     assert decide(last, seen(errors=rare(1_500, 0)), LATER_MS).act is Act.STAY
 
 
 def test_equal_candidates_are_seldom_stopped_and_lost_users_are_found() -> None:
-    """A look after each of 200 batches of users: the test of the ratio holds its budget over all looks together, and finds 10 % of users lost."""
+    """Over 200 looks, the ratio test rarely stops an equal release, and detects lost users."""
     draw, equal = np.random.default_rng(7), seen()
 
     def stopped(kept: float) -> bool:
-        """Whether any look stops a release that loses the rest of the candidate's users."""
+        """Return whether any look stops a release that keeps this fraction of the candidate's users."""
         mine = draw.binomial(20, 0.5, 200)
         candidate, control = np.cumsum(draw.binomial(mine, kept)), np.cumsum(20 - mine)
         looks = zip(candidate.tolist(), control.tolist(), strict=True)
@@ -120,7 +120,7 @@ def test_equal_candidates_are_seldom_stopped_and_lost_users_are_found() -> None:
 
 
 def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
-    """The budget of latency is that of latency by tier too."""
+    """A latency budget also applies to latency by tier."""
     slower: dict[str, Any] = {name: means(23.0, 20.0, 5_000) for name in ("latency", "latency:llm")}
 
     assert decide(CANARY, seen(**slower), LATER_MS).act is Act.WITHDRAW
@@ -138,7 +138,7 @@ def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
     ],
 )
 def test_what_is_not_known_stays_and_is_named(changes: dict[str, Any], now_ms: int, lacking: str) -> None:
-    """Too few users, none at all, another version's answers, time left, or failures that are too few to tell and too many to tolerate."""
+    """Too few users, foreign answers, remaining time and inconclusive failures keep the stage, with the reason."""
     found = decide(CANARY, seen(**changes), now_ms)
 
     assert found.act is Act.STAY
@@ -146,7 +146,7 @@ def test_what_is_not_known_stays_and_is_named(changes: dict[str, Any], now_ms: i
 
 
 def test_clicks_and_variety_are_waited_for_where_there_are_any() -> None:
-    """Without any click in the control, and where all lists are the same, the others decide."""
+    """Without clicks in the control or without variety, the other guards decide."""
     none = means(0.0, 0.0, 5_000)
 
     assert decide(CANARY, seen(clicks=none, variety=none), LATER_MS).act is Act.MOVE_ON
@@ -154,14 +154,14 @@ def test_clicks_and_variety_are_waited_for_where_there_are_any() -> None:
 
 
 def test_by_hand_it_stays_with_the_next_command() -> None:
-    """A release by hand with its verdict names the command that goes on."""
+    """A manual release stays and names the command to continue."""
     found = decide(replace(CANARY, by_hand=True), seen(), LATER_MS)
 
     assert (found.act, "tailrace release --next" in found.reason) == (Act.STAY, True)
 
 
 def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
-    """What a stage must show grows smaller with the root of its share; the budget stays."""
+    """Required effects shrink with the root of the stage's traffic fraction; budgets do not change."""
     canary = replace(CANARY, stages=(Stage(0.01, 60.0), Stage(0.25, 60.0), Stage(1.0, 0.0)))
     first, second = (
         {guard.name: guard for guard in guards_of(replace(canary, stage=stage), seen())} for stage in (0, 1)
@@ -174,7 +174,7 @@ def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
 
 
 def test_stages_share_the_false_alarms() -> None:
-    """With more stages each needs more evidence: what one stage finds worse, one of five may not yet."""
+    """With more stages, each stage needs more evidence."""
     few = seen(errors=rare(11, 0))
     five = replace(CANARY, stages=(*(Stage(0.1 * one, 1.0) for one in range(1, 5)), Stage(0.5, 1.0)), stage=4)
 
@@ -183,7 +183,7 @@ def test_stages_share_the_false_alarms() -> None:
 
 
 def test_a_report_has_a_row_for_each_guard_and_is_read_again() -> None:
-    """Whatever the numbers, the record's text is strict JSON; a bound that is not finite is None."""
+    """The report is strict JSON for any numbers, with non-finite bounds as None."""
     text = decide(CANARY, seen(errors=rare(1, 0)), LATER_MS).report.encode()
 
     report = ReleaseReport.decode(text)
@@ -196,7 +196,7 @@ def test_a_report_has_a_row_for_each_guard_and_is_read_again() -> None:
 
 
 def test_budgets_name_guards() -> None:
-    """Each guard but those by tier can have a budget; others are refused with the list."""
+    """Guards other than those by tier accept budgets; unknown guards are rejected with the list."""
     check_budgets(dict.fromkeys(MEANINGS, 0.5))
     assert {guard.name.partition(":")[0] for guard in GUARDS} == set(MEANINGS)
     with pytest.raises(ConfigError, match="the guards are errors, refusals, missing, deadline_misses"):
@@ -207,7 +207,7 @@ def test_budgets_name_guards() -> None:
 
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(400, 5_000))
 def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit: int, other: int, num: int) -> None:
-    """A guard of something rare is worse where the ratio of users is, whatever is tolerated; and no worse only where the lists have hardly more of it, or the ratio shows it."""
+    """A rare guard is worse if the user ratio is; no worse requires close list rates or evidence in the ratio."""
     found = judge(CANARY, seen(errors=rare(hit, other, num)), LATER_MS)
     errors = found.readings[0]
 
@@ -217,7 +217,7 @@ def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit:
 
 
 def test_a_worse_candidate_is_found_within_ten_minutes_of_traffic() -> None:
-    """At 50 requests a second with half of the users: failing calls and fewer clicks are found by the guards of a release, and an equal candidate is not refused."""
+    """At 50 requests per second with half of the users, losses are found and an equal candidate is not."""
     traffic = Traffic(rate=50, minutes=10)
     one_stage = replace(CANARY, stages=(Stage(0.5, 600.0),))
 

@@ -1,4 +1,4 @@
-"""The analysis of one name on a real store: what a person moves while it reads the topics stays."""
+"""The analysis of a name on a real store keeps a person's changes made while it reads the topics."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ NOW_MS = 1_900_000_000_000
 
 
 class Reading:
-    """A topic with one list of the candidate, during whose reading something happens."""
+    """A topic with a list of the candidate that runs a callback during the read."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self.happens = happens
 
     def read(self) -> Iterator[Batch]:
-        """Yield it."""
+        """Yield the list."""
         self.happens()
         yield [shown(1, bundle_version="new")], []
 
@@ -33,7 +33,7 @@ class Reading:
 
 @pytest.mark.parametrize(("stops", "live"), [(False, "new"), (True, "old")])
 def test_a_stop_while_the_topics_are_read_is_kept(tmp_path: Path, stops: bool, live: str) -> None:
-    """In the last stage the candidate goes live after its time, unless somebody has stopped the release since the look began."""
+    """In the last stage the candidate is promoted, unless a person stopped the release during the analysis."""
     store = BundleStore(tmp_path / "bundles")
     for version in ("old", "new"):
         (tmp_path / version).mkdir()

@@ -1,4 +1,4 @@
-"""One pipeline at a time works in a folder."""
+"""Only one pipeline at a time works in a folder."""
 
 import io
 import subprocess
@@ -23,7 +23,7 @@ with run_lock_if_free(Path(sys.argv[1])) as is_free:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that works in the folder until its input ends."""
+    """Another process that holds the folder's lock until its input ends."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "pipeline")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -34,7 +34,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_another_process_holds_the_lock_until_it_ends(tmp_path: Path, holder: subprocess.Popen[str], end: str) -> None:
-    """The lock is refused while the other process holds it, and granted when that has ended, also by SIGKILL."""
+    """The lock is denied while the other process holds it, and granted after that process ends, also by SIGKILL."""
     with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert not is_free
 
@@ -47,10 +47,10 @@ def test_another_process_holds_the_lock_until_it_ends(tmp_path: Path, holder: su
 
 
 def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """The console names the folder, and the work begins when the other run has ended."""
+    """The console names the folder, and work begins when the other run has ended."""
 
     class Ends(io.StringIO):
-        """Ends the other run once the waiting has been announced."""
+        """Ends the other run once the wait is announced."""
 
         def write(self, words: str) -> int:
             """Write, and release the lock after the announcement."""
@@ -61,7 +61,7 @@ def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: sub
     console = Console(file=Ends(), width=160)
 
     with run_lock(tmp_path / "pipeline", console), run_lock_if_free(tmp_path / "pipeline") as is_free:
-        assert not is_free  # it is ours
+        assert not is_free  # held by this process
 
     assert isinstance(console.file, Ends)
     assert str(tmp_path / "pipeline") in console.file.getvalue().replace("\n", "")

@@ -1,4 +1,4 @@
-"""The stage cache: equal keys share an output, and failed work leaves nothing."""
+"""The stage cache: equal keys share an output, and failed work leaves no output."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pipelines.training import train_decoder
 
 
 def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
-    """Return work that leaves a file and notes that it ran."""
+    """Return work that writes a file and records that it ran."""
 
     def work(out: Path) -> None:
         calls.append(out)
@@ -23,7 +23,7 @@ def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
 
 
 def test_done_stage_is_skipped(tmp_path: Path) -> None:
-    """Equal key, equal output: the work runs once."""
+    """With an equal key the work runs once."""
     calls: list[Path] = []
     stages = StageCache(tmp_path)
 
@@ -36,7 +36,7 @@ def test_done_stage_is_skipped(tmp_path: Path) -> None:
 
 
 def test_failed_work_leaves_its_checkpoints_alone(tmp_path: Path) -> None:
-    """What breaks in the middle is not seen; what it kept is found under the same key by the next run, which starts over, and gone once that has finished."""
+    """Failed work leaves only its checkpoints, which the next run with the key finds and removes when finished."""
 
     def breaks(out: Path) -> None:
         (out / "half.txt").write_text("half")
@@ -58,7 +58,7 @@ def test_failed_work_leaves_its_checkpoints_alone(tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
-    """The second to finish finds the place taken and uses that: equal key, equal output."""
+    """The run that finishes second uses the existing output."""
 
     def overtaken(out: Path) -> None:
         StageCache(tmp_path / "elsewhere").run("train", "k1", write("first", [])).path.rename(tmp_path / "train" / "k1")
@@ -71,7 +71,7 @@ def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
 
 
 def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> None:
-    """Five stay beside those of this run, counted by their last use; other stages and what a killed run left are their own."""
+    """The five most recently used outputs stay in addition to this run's; other stages are not affected."""
     for age_s, key in enumerate(("used", "k6", "k5", "k4", "k3", "k2", "k1")):
         output = StageCache(tmp_path).run("train", key, write(key, []))
         os.utime(output.path, (1_000 + age_s, 1_000 + age_s))
@@ -86,7 +86,7 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
 
 def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
-    """A changed loss, mask or attention is another training, though the stage's own file is the same."""
+    """The key covers all modules of a stage, such as losses, masks and attention."""
     names = {module.__name__ for module in sources([train_decoder])}
 
     wanted = {"training.train_decoder", "training.target.softmax", "training.fit.batches", "scoring.metrics"}
@@ -96,7 +96,7 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
 
 
 def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:
-    """Each of the three changes the key; the order of parameters does not."""
+    """Each of the three inputs changes the key; the order of parameters does not."""
     key = content_key({"a": 1, "b": 2}, ["in"], [examples])
 
     assert key == content_key({"b": 2, "a": 1}, ["in"], [examples])

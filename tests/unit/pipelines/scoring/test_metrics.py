@@ -13,7 +13,7 @@ SCORES = st.one_of(st.integers(-2, 3).map(float), st.sampled_from([np.nan, -np.i
 
 @given(scores=st.lists(SCORES, min_size=1, max_size=12), data=st.data())
 def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: st.DataObject) -> None:
-    """Whatever ties, has no score, is seen once or twice, or is the label itself: a tie's rank is the mean of its places, NaN below all scores."""
+    """Ranks equal pairwise comparison: ties get the mean position, and NaN ranks below all scores."""
     item = st.integers(0, len(scores) - 1)
     target, history = data.draw(item), data.draw(st.lists(item))
 
@@ -28,7 +28,7 @@ def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: 
 
 
 def test_the_bootstrap_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many draws are in memory at once changes no bit of the interval."""
+    """The interval does not depend on the number of draws in memory."""
     values = np.random.default_rng(1).random(101)
     whole = interval(values, seed=0)
     monkeypatch.setattr("pipelines.scoring.metrics._DRAWN_AT_ONCE", 700)
@@ -48,7 +48,7 @@ def test_metrics_of_known_ranks() -> None:
 
 
 def test_masking_removes_the_history_and_only_the_history() -> None:
-    """Masked, the label moves up by the seen items above it; one that repeats the history can only be missed."""
+    """Masking removes seen items above the label; a label that repeats the history is always missed."""
     cases = Cases(("u", "v"), (np.array([0, 1]), np.array([2])), np.array([2, 2]), np.zeros(2))
 
     ranks = rank_labels(lambda histories: np.tile([9.0, 8.0, 7.0, 6.0], (len(histories), 1)), cases)

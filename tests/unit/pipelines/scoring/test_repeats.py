@@ -1,4 +1,4 @@
-"""Whether seen items are left out is found by which of both loses less, and not by how many labels repeat."""
+"""Seen items are excluded if that scores better, regardless of how many labels repeat."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ NUM_ITEMS = 100
 
 
 def cases(histories: list[list[int]], targets: list[int]) -> Cases:
-    """Validation cases of so many users."""
+    """Build validation cases of these users."""
     users = tuple(f"u{number}" for number in range(len(targets)))
     return Cases(users, tuple(map(np.array, histories)), np.array(targets), np.full(len(targets), np.nan))
 
 
 def test_few_repeats_that_are_predicted_well_are_learned() -> None:
-    """One label of twenty repeats, and always follows the item before it: masks lose that one and gain nothing elsewhere."""
+    """Masks lose the single predictable repeat among twenty labels and improve no other label."""
     sequences = [np.array([1, 2, 1])] * 3
     histories, targets = [[1, 2], *([[50 + user, 70 + user] for user in range(19)])], [1, *range(3, 22)]
 
@@ -30,7 +30,7 @@ def test_few_repeats_that_are_predicted_well_are_learned() -> None:
 
 
 def test_many_repeats_that_nothing_predicts_are_left_out() -> None:
-    """A quarter of the labels repeats, far down the list; of the others each has a seen item above it, which masks take away."""
+    """Repeats that rank low are worth less than the labels that masks lift."""
     sequences = [np.array([0, 1, 2, 1])] * 2 + [np.array([9, 2, 3])]
     histories, targets = [[30, 1, 2], [31, 1, 2], [32, 1, 2], [33, 1, 2]], [30, 3, 3, 3]
 
@@ -43,7 +43,7 @@ def test_many_repeats_that_nothing_predicts_are_left_out() -> None:
 
 @pytest.mark.parametrize(("histories", "targets"), [([[1, 2], [3, 4]], [3, 1]), ([], [])])
 def test_without_a_repeat_nothing_is_ranked(histories: list[list[int]], targets: list[int]) -> None:
-    """Masks then only lift labels."""
+    """Without repeated labels masks can only help, so no ranking is needed."""
     found = find_repeats([np.array([1, 2])], cases(histories, targets), NUM_ITEMS)
 
     assert found == {"repeats": False, "masked_ndcg10": None, "unmasked_ndcg10": None}

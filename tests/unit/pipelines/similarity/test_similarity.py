@@ -1,4 +1,4 @@
-"""Co-visits equal their slow definition, the nearest items those of all cosines, and the mix is the one that held-out items choose."""
+"""Co-visits against a slow definition, nearest items against all cosines, and the mix chosen by held-out items."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), min_size=1, max_siz
 
 
 def slow_co_visits(sequences: list[list[int]], weights: list[list[float]]) -> dict[int, Counter[int]]:
-    """Each pair of events of a user at most ten places apart, one after another."""
+    """Count pairs of a user's events at most ten positions apart."""
     counts: dict[int, Counter[int]] = {item: Counter() for item in range(NUM_ITEMS)}
     for items, own in zip(sequences, weights, strict=True):
         for first in range(len(items)):
@@ -36,7 +36,7 @@ def slow_co_visits(sequences: list[list[int]], weights: list[list[float]]) -> di
 @given(SEQUENCES, st.integers(0, 3), st.booleans())
 @settings(max_examples=40)
 def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int, is_bounded: bool) -> None:
-    """Whatever the weights, and however few pairs are held at once."""
+    """The counts equal the definition for any weights and any limit on pairs in memory."""
     rng = np.random.default_rng(seed)
     weights = [rng.choice([0.5, 1.0, 2.0], len(items)).tolist() for items in sequences]
     before = co_visits._PAIRS_AT_ONCE
@@ -59,7 +59,7 @@ def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int,
 
 
 def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of items in groups the search by clusters finds at least nine of ten of the exact ones, never an item itself."""
+    """For clustered items, the search finds at least 90 % of the exact neighbours and never the item itself."""
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.standard_normal((40, 16)), 50, axis=0) + 0.4 * rng.standard_normal((2_000, 16))
     exact = nearest(rows, 10)
@@ -77,7 +77,7 @@ def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.Mon
 
 
 def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
-    """Sources in which each item has one candidate of each kind, well supported."""
+    """Build sources that give each item a well-supported candidate of each kind."""
     figures = np.full((len(visits), 1), 50.0)
     return Sources(
         Candidates(visits[:, None].astype(np.int32), figures),
@@ -88,7 +88,7 @@ def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
 
 @pytest.mark.parametrize("next_is", ["visits", "near"])
 def test_what_predicts_held_out_items_is_chosen(next_is: str) -> None:
-    """Where users go on to co-visited items these have most of the weight, and where they go on to near ones vectors have."""
+    """The source that predicts the held-out items gets most of the weight."""
     items = np.arange(NUM_ITEMS)
     kinds = {"visits": (items + 1) % NUM_ITEMS, "near": (items + 5) % NUM_ITEMS}
     cases = Cases(
@@ -108,7 +108,7 @@ def test_what_predicts_held_out_items_is_chosen(next_is: str) -> None:
 
 
 def test_items_that_nobody_used_are_near_by_their_texts() -> None:
-    """A new row has learned nothing; the texts of others are not touched."""
+    """An item without events gets neighbours by text; other items keep theirs."""
     texts = ["red shoe for running", "blue kettle of steel", "running shoe red and light", "steel kettle"]
     before = Candidates(np.array([[1], [0], [1], [0]], dtype=np.int32), np.full((4, 1), 0.5, dtype=np.float32))
 
@@ -118,7 +118,7 @@ def test_items_that_nobody_used_are_near_by_their_texts() -> None:
 
 
 def test_a_cart_sums_its_items_neighbours() -> None:
-    """An item that is near to both is before one that is nearest to one; ties are by index."""
+    """An item near both cart items ranks before the nearest item of one; ties are ordered by index."""
     table = SimilarTable(
         np.array([[2, 3, NONE], [4, 3, NONE], *[[NONE] * 3] * 4], dtype=np.int32),
         np.array([[0.6, 0.5, 0], [0.6, 0.5, 0], *[[0] * 3] * 4], dtype=np.float16),
@@ -131,7 +131,7 @@ def test_a_cart_sums_its_items_neighbours() -> None:
 
 
 def test_a_table_of_another_catalogue_is_refused(tmp_path: Path) -> None:
-    """One that is cut, of another size, or that names items beyond the catalogue; without a folder there are no neighbours."""
+    """A truncated table, or a table of another size, is rejected; without a table the neighbours are empty."""
     SimilarTable(np.array([[1], [2]], dtype=np.int32), np.ones((2, 1), dtype=np.float16)).save(tmp_path / "similar")
 
     for num_items in (2, 3):

@@ -1,4 +1,4 @@
-"""Published formats are read without an edit, by the options that the errors name. The samples have the formats' layout and our own values."""
+"""Published formats are read unchanged with the options named by errors. The samples' values are made up."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ MAX_TRIES = 4
 
 
 def read_by_its_errors(name: str, folder: Path) -> tuple[list[tuple[object, ...]], Findings, list[str]]:
-    """Read a sample by both commands, with the options of one error after the other; return the options too."""
+    """Read a sample with both commands, adding the options of each error; return the options too."""
     given: dict[str, list[str]] = {"column": [], "header": []}
     read = items_of if name.endswith((".item", "movies.dat", "products.csv")) else events_of
     for _ in range(MAX_TRIES):
@@ -35,7 +35,7 @@ def read_by_its_errors(name: str, folder: Path) -> tuple[list[tuple[object, ...]
 
 
 def expected() -> dict[str, tuple[int, list[str], tuple[object, ...]]]:
-    """By sample: how many rows are read, by which options, and the first of them, without its time."""
+    """Return for each sample the number of rows, the options, and the first row without its time."""
     header = "--header events="
     return {
         "recbole.inter": (10, [], ("1", "12", "interaction", 1.0)),
@@ -74,7 +74,7 @@ def expected() -> dict[str, tuple[int, list[str], tuple[object, ...]]]:
 
 @pytest.mark.parametrize("name", expected())
 def test_a_published_format_is_read_by_the_options_that_its_errors_name(name: str, tmp_path: Path) -> None:
-    """By both commands alike; columns that no field has are named with the option that would read them."""
+    """Both commands agree, and unread columns are named with the option that would read them."""
     num_rows, options, first = expected()[name]
     rows, _, given = read_by_its_errors(name, tmp_path)
 
@@ -85,7 +85,7 @@ def test_a_published_format_is_read_by_the_options_that_its_errors_name(name: st
 
 
 def test_what_is_ignored_is_named_with_the_option_that_reads_it(tmp_path: Path) -> None:
-    """Types and values of the formats are read by the options of the notes."""
+    """Types and values of the formats are read with the options named by notes."""
     notes = {
         "recbole.inter": "--column rating=value",
         "recbole.item": "--column movie_title=title",
@@ -102,7 +102,7 @@ def test_what_is_ignored_is_named_with_the_option_that_reads_it(tmp_path: Path) 
 
 
 def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tmp_path: Path) -> None:
-    """Of MIND: clicks and impressions by their suffix; the history of a user's first row just before it, once."""
+    """MIND rows become clicks and impressions by suffix, after the user's history, which is added once."""
     options = table_options(header=["events=_,user_id,event_time,history,impressions"])
     (rows, _), _ = events_of(FORMATS / "mind-behaviors.tsv", options, tmp_path)
 
@@ -116,7 +116,7 @@ def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tm
 
 
 def test_options_that_two_tables_share_go_to_the_one_that_has_the_column(tmp_path: Path) -> None:
-    """One command line reads events and items of other names."""
+    """A single command line can rename columns of both events and items."""
     options: TableOptions = table_options(["movie_title=title", "class=categories", "rating=value"])
     items, events = open_tables(
         Source(FORMATS / "recbole.inter", FORMATS / "recbole.item", (), tables=options), tmp_path

@@ -1,4 +1,4 @@
-"""Whatever a file holds, the reader accepts rows, sets rows aside or refuses the file by name: no other exception."""
+"""For any file, the reader accepts or rejects rows, or rejects the file by name, without other exceptions."""
 
 import gzip
 import random
@@ -41,7 +41,7 @@ NUM_QUICK, NUM_WHOLE = 300, 3_000
 
 
 def made(draw: random.Random) -> bytes:
-    """Return a file: a good one with bytes or cells replaced, taken away or doubled, or cells at random."""
+    """Return a valid file with bytes or cells replaced, removed or doubled, or a file of random cells."""
     if draw.random() < 0.3:
         sign = draw.choice([",", ";", "\t", "|", "::"])
         names = draw.sample(
@@ -69,7 +69,7 @@ def made(draw: random.Random) -> bytes:
 
 
 def read_all(path: Path) -> list[str]:
-    """Read a file as events, items and ids; return by whom it was accepted."""
+    """Read a file as events, items and ids; return the accepting readers."""
     accepted = []
     for kind, table in (("events", EventTable), ("items", ItemTable)):
         try:
@@ -87,7 +87,7 @@ def read_all(path: Path) -> list[str]:
 
 
 def assert_counted(num_rows: int, found: Findings) -> None:
-    """Every row is accepted, set aside, a duplicate, or merged into another."""
+    """Assert that every row is accepted, rejected, a duplicate, or merged into another row."""
     assert num_rows
     assert found.num_set_aside <= found.num_rows
     assert all(str(note) for note in found.notes)

@@ -1,4 +1,4 @@
-"""Every command reads a table alike: the same file gives the pipeline and the import the same rows, counts and notes."""
+"""Both commands read a table alike: pipeline and import get the same rows, counts and notes."""
 
 import gzip
 import io
@@ -34,14 +34,14 @@ ITEMS = "item_id,title,categories\n"
 
 @dataclass(frozen=True)
 class Case:
-    """A file and what is read of it.
+    """A file and its expected content.
 
     Args:
         content: The file's content.
-        rows: What is expected of each row that is accepted, by column.
-        aside: The numbers of the rows that are set aside, by reason.
-        notes: Parts of notes, each of which one note has.
-        options: The options of the command.
+        rows: Expected values of each accepted row, by column.
+        aside: Row numbers of rejected rows, by reason.
+        notes: Texts that must each occur in a note.
+        options: The command's options.
     """
 
     content: str | bytes
@@ -78,7 +78,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     assert table is not None
     columns = ("user_id", "item_id", "event_time", "event_type", "value")
     read = table.read().sort("event_time", "row", maintain_order=True)
-    read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # as the stream has it
+    read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # the stream's resolution
     piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
     sent: list[Any] = []
     run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
@@ -97,7 +97,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
 
 
 def found(case: Case, read: Callable[..., list[tuple[Any, Findings]]], folder: Path) -> list[tuple[Any, Findings]]:
-    """Read the file of a case by both commands, which find the same."""
+    """Read a case's file with both commands and assert that the results agree."""
     outcomes = read(written(folder, case), case.options, folder)
     (rows, piped), (others, imported) = outcomes
     assert rows == others
@@ -107,7 +107,7 @@ def found(case: Case, read: Callable[..., list[tuple[Any, Findings]]], folder: P
 
 
 def parquet(**columns: Any) -> bytes:
-    """Return two good events as Parquet, with columns replaced."""
+    """Return two valid events as Parquet, with columns replaced."""
     good = {"user_id": ["u", "v"], "item_id": ["a", "a"], "event_time": [1_780_000_000, 1_780_000_001]}
     buffer = io.BytesIO()
     pq.write_table(pa.table(good | columns), buffer)
@@ -115,13 +115,13 @@ def parquet(**columns: Any) -> bytes:
 
 
 def lines(*rows: dict[str, Any] | str) -> str:
-    """Return JSON Lines of events, with fields replaced; text is a line as it is."""
+    """Return JSON Lines of events with fields replaced; a string is used as the line."""
     good = {"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}
     return "".join(f"{row if isinstance(row, str) else json.dumps(good | row)}\n" for row in rows)
 
 
 def user(text: str) -> str:
-    """Return a table with an event of this user, and one of user 8."""
+    """Return a table with an event of this user, and an event of user 8."""
     return f"{HEADER}{text},a,1780000000,buy,1\n8,a,1780000001,buy,1\n"
 
 
@@ -144,7 +144,7 @@ IDS = {
 
 @pytest.mark.parametrize("text", IDS)
 def test_an_id_is_read_alike_however_it_is_written(text: str, tmp_path: Path) -> None:
-    """Whole numbers lose what a tool added; a word for a missing value, and a number without all its digits, is no id."""
+    """Whole numbers lose formatting added by tools; placeholders and truncated numbers are not valid ids."""
     users, aside, notes = IDS[text]
     (rows, findings), _ = found(Case(user(text), []), events_of, tmp_path)
 
@@ -178,7 +178,7 @@ TIMES = {
 
 @pytest.mark.parametrize("text", TIMES)
 def test_a_time_is_read_alike_however_it_is_written(text: str, tmp_path: Path) -> None:
-    """In any unit and form that says which moment is meant; another one is set aside."""
+    """Any unambiguous unit and format is accepted; other times are rejected."""
     content = f'user_id,item_id,event_time\nu,a,"{text}"\nv,a,2026-05-28T21:00:01Z\n'
     (rows, findings), _ = found(Case(content, []), events_of, tmp_path)
 
@@ -203,7 +203,7 @@ VALUES = {
 
 @pytest.mark.parametrize("text", VALUES)
 def test_a_value_that_is_no_number_costs_the_value(text: str, tmp_path: Path) -> None:
-    """It is counted, where the cell was not empty."""
+    """Values that are not numbers are dropped, and counted unless the cell was empty."""
     (rows, findings), _ = found(Case(f'{HEADER}u,a,1780000000,buy,"{text}"\n', []), events_of, tmp_path)
 
     assert [row[4] for row in rows] == [VALUES[text]]
@@ -348,7 +348,7 @@ EVENTS = {
 
 
 def check(case: Case, outcome: tuple[Any, Findings]) -> None:
-    """Compare what was read with what a case expects."""
+    """Compare the rows and findings with the case's expectations."""
     rows, findings = outcome
     assert rows == case.rows
     assert {reason: group.rows for reason, group in findings.set_aside.items()} == case.aside
@@ -358,7 +358,7 @@ def check(case: Case, outcome: tuple[Any, Findings]) -> None:
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_events_are_read_alike_by_all_commands(name: str, tmp_path: Path) -> None:
-    """Encodings, separators, quotes, ragged rows, types: the right rows, and each other row by its number and reason."""
+    """For all encodings, separators, quotes and types, rows are read as expected or rejected by number."""
     check(EVENTS[name], found(EVENTS[name], events_of, tmp_path)[0])
 
 
@@ -384,7 +384,7 @@ CATEGORIES = {
 
 @pytest.mark.parametrize("text", CATEGORIES)
 def test_lists_are_read_as_tools_print_them(text: str, tmp_path: Path) -> None:
-    """JSON, Python, numpy, Postgres, bars and semicolons; a comma may be part of a name, so it is noted."""
+    """Lists of JSON, Python, numpy, Postgres, bars and semicolons are split; commas are only noted."""
     (rows, findings), _ = found(Case(cell(text), []), items_of, tmp_path)
 
     assert rows == [("p1", "Lamp", CATEGORIES[text])]
@@ -444,12 +444,12 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_items_are_read_alike_by_all_commands(name: str, tmp_path: Path) -> None:
-    """One broken row costs that row, and rows of one item are one item."""
+    """A broken row costs only that row, and rows of the same item are merged."""
     check(TABLES[name], found(TABLES[name], items_of, tmp_path)[0])
 
 
 def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, Any], Findings]:
-    """Import items, and return their attributes by id."""
+    """Import items, and return their states by id."""
     sent: list[Any] = []
     path = written(tmp_path, Case(content, []))
     run = Run(
@@ -466,7 +466,7 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
 
 
 def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
-    """A missing price, a text that is too long and a name of ours are counted; the items stay."""
+    """Missing prices, long texts and reserved names are counted, and the items are kept."""
     rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,no\n"
     states, findings = states_of(f"item_id,price,popularity,description,available\n{rows}", tmp_path, number=["price"])
 
@@ -524,7 +524,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_path: Path) -> None:
-    """Both commands refuse it with the same words, before anything is sent."""
+    """Both commands reject the table with the same message before sending rows."""
     content, options, words = REFUSED[name]
     path, said = written(tmp_path, Case(content, [])), []
     (tmp_path / "items.csv").write_text("item_id\na\n")
@@ -551,7 +551,7 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
 
 
 def test_an_item_id_is_that_of_the_items(tmp_path: Path) -> None:
-    """Where the items show that ids have fractions, 2.0 of the events is the item 2.0; where none joins, the error has ids of both."""
+    """Events match items whose ids have fractions; if no id matches, the error shows ids of both tables."""
     (tmp_path / "items.csv").write_text("item_id\n2.0\n3.1\nusb\n")
     for item, expected in (("2.0", ["2.0"]), ("cable", None)):
         path = written(tmp_path, Case(f"user_id,item_id,event_time\nu,{item},1\n", []))

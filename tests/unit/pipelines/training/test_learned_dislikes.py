@@ -1,4 +1,4 @@
-"""What some users dislike becomes less likely for users alike who never saw it, in decoder and student, and nothing changes where nobody dislikes."""
+"""Dislikes lower an item's probability for similar users in both models, and data without dislikes is unaffected."""
 
 import hashlib
 import shutil
@@ -36,7 +36,7 @@ DECODER, STUDENT = replace(SMALL_DECODER, fit=LONGER), replace(SMALL_STUDENT, fi
 
 
 def events(kind: str) -> pl.DataFrame:
-    """Eighty users come to the items 0, 1, 2. Then each takes the one or the other of two items; before that, half of them have an event of this type with the first."""
+    """Eighty users share items 0, 1, 2, then take one of two items; half first have a `kind` event with the first."""
     rng, rows = np.random.default_rng(0), []
     for user in range(80):
         own = rng.permutation(np.arange(6, 30))
@@ -58,7 +58,7 @@ def events(kind: str) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Learned:
-    """Probability of each item by the mean of users alike, of both models, and the hash of all weights."""
+    """Mean item probabilities of both models for similar users, and the hash of all weights."""
 
     decoder: np.ndarray
     student: np.ndarray
@@ -73,7 +73,7 @@ def learn(
     student: DistillOptions = STUDENT,
     start: WarmStart | None = None,
 ) -> Learned:
-    """Train both on these events, as the stages do, and ask for new users who come to the items 0, 1, 2."""
+    """Train both models on these events, and score new users with items 0, 1, 2."""
     ingested, tokens, out = folder / "ingest", folder / "tokens", folder / "out"
     for one in (ingested, tokens, out):
         one.mkdir(parents=True)
@@ -99,7 +99,7 @@ def learn(
     shares = []
     for scorer in scorers:
         scores = np.stack(list(scorer(alike)))
-        np.put_along_axis(scores, np.stack(alike), -np.inf, axis=1)  # of seen items, which are not shown
+        np.put_along_axis(scores, np.stack(alike), -np.inf, axis=1)  # seen items are not recommended
         shares.append(torch.from_numpy(scores).softmax(1).numpy().mean(0))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(out.rglob("*.safetensors"))))
     return Learned(*shares, digest.hexdigest())
@@ -123,7 +123,7 @@ def learn(
 def test_a_disliked_item_falls_for_users_alike_who_never_saw_it(
     depth: int, decoder: TrainOptions, student: DistillOptions, tmp_path: Path
 ) -> None:
-    """Beside the same training without the dislikes, which half of the users have, it loses a fifth of its probability at least, in both models; what they took instead gains."""
+    """With dislikes the item loses at least a fifth of its probability, and the alternative gains."""
     codes = CodesOptions(depth=depth)
 
     without, against = (learn(tmp_path / kind, kind, codes, decoder, student) for kind in ("skip", "dislike"))
@@ -134,7 +134,7 @@ def test_a_disliked_item_falls_for_users_alike_who_never_saw_it(
 
 
 def test_weights_that_go_on_learning_learn_it_too(tmp_path: Path) -> None:
-    """A nightly training, or a refit, starts from models that know nothing of the dislikes: after it the item has fallen beside one that starts alike and has none."""
+    """A warm start from models without the dislikes also lowers the item."""
     learn(tmp_path / "before", "skip", CodesOptions())
     start = WarmStart(tmp_path / "before" / "out", "before", Onward(epochs=0.25, rate=1.0, start_share=0.0))
 
@@ -146,7 +146,7 @@ def test_weights_that_go_on_learning_learn_it_too(tmp_path: Path) -> None:
 
 
 def test_events_that_count_nothing_change_no_bit_of_the_weights(tmp_path: Path) -> None:
-    """Negative ones of weight 0 are as impressions, and as none at all, to both models at depth 2; dislikes are not."""
+    """Negative events of weight 0 give the same weights as impressions in both models; dislikes do not."""
     few = replace(LONGER, epochs=2, validate_every=2)
     fitted = CodesOptions(depth=2), replace(DECODER, fit=few), replace(STUDENT, fit=few)
 

@@ -1,4 +1,4 @@
-"""What the planner predicts for a training's memory, beside what was measured."""
+"""The planner's predicted training memory and the measured memory."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MEGABYTE = 2**20
 
 
 def test_a_training_reports_the_planners_memory_beside_its_own(built: Built, tmp_path: Path) -> None:
-    """By component, for this decoder's batches in fp32; measured is at least the weights, and less than the process."""
+    """The prediction is by component, and the measurement lies between the weights and the process's peak."""
     train(built.trained.tokenized, SMALL_DECODER, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
 
     speed = read_training(tmp_path)["speed"]
@@ -36,7 +36,7 @@ def test_a_training_reports_the_planners_memory_beside_its_own(built: Built, tmp
 
 
 def test_what_others_take_between_is_not_counted() -> None:
-    """64 MB of steps count, 256 MB of a validation between them do not; the process's peak has both."""
+    """Memory of steps counts, memory of a validation in between does not; the process's peak includes both."""
     peak = PeakMemory(CPU)
     torch.ones(64 * MEGABYTE // 4)
     peak.note()
@@ -51,7 +51,7 @@ def test_what_others_take_between_is_not_counted() -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    """Where the kernel has no account of memory."""
+    """The text says if the kernel does not provide memory accounting."""
     memory = {"predicted": {"weights": 4e6, "gradients": 1.0}, "predicted_bytes": 4e6, "measured_bytes": None}
 
     assert describe_memory(memory) == "not measured here, 4 MB predicted (weights 4)"

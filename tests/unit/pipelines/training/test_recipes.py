@@ -1,4 +1,4 @@
-"""Recipes are chosen by the measured size of the data, and a wrong file is refused by the key at fault."""
+"""Recipes are chosen by the size of the data, and an invalid file is rejected by key."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ LARGE = DataSize(events=10**7, items=10**6, mean_length=10.0)
 
 
 def test_the_size_of_the_data_chooses_the_recipe() -> None:
-    """A small catalogue has the defaults and a start from use; a large one computes it over a sample, in both models."""
+    """A small catalogue gets the defaults and a start from usage; a large catalogue samples items in both models."""
     shipped = read_recipes()
 
     small, large = choose(shipped, SMALL), choose(shipped, LARGE)
@@ -25,7 +25,7 @@ def test_the_size_of_the_data_chooses_the_recipe() -> None:
 
 
 def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events() -> None:
-    """By both measures, of each size: without text, or with many events an item, the recipe is the one that knows no text."""
+    """Text is used only if most items have their own text and few events."""
     for size in (replace(SMALL, events=20_000), replace(SMALL, events=20_000, mean_length=7.0), LARGE):
         bare, told = choose(read_recipes(), size), choose(read_recipes(), replace(size, own_texts=0.9))
         many = choose(read_recipes(), replace(size, events=100 * size.items, own_texts=0.9))
@@ -35,7 +35,7 @@ def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events
 
 
 def test_deep_codes_of_short_histories_have_a_teacher() -> None:
-    """And depth 1 has none."""
+    """Short histories with deep codes use a teacher; depth 1 does not."""
     size = replace(SMALL, events=20_000, mean_length=7.0, own_texts=0.9)
 
     flat, deep = (choose(read_recipes(), replace(size, code_depth=depth)).train.teacher_weight for depth in (1, 3))
@@ -44,7 +44,7 @@ def test_deep_codes_of_short_histories_have_a_teacher() -> None:
 
 
 def test_a_recipe_with_text_alone_is_taken_without() -> None:
-    """Where the items have none, and nothing else is given for data of this size."""
+    """If only a text recipe fits but items have no text, it is used without text."""
     own = Recipe(train=TrainOptions(text_size=32, num_layers=3))
 
     assert choose([own], SMALL).train == TrainOptions(num_layers=3)
@@ -52,7 +52,7 @@ def test_a_recipe_with_text_alone_is_taken_without() -> None:
 
 
 def test_seen_items_are_learned_where_users_come_back_to_items() -> None:
-    """By both models, and nothing else changes."""
+    """With repeats, both models learn seen items, and all other options stay the same."""
     without, repeated = choose(read_recipes(), SMALL), choose(read_recipes(), replace(SMALL, repeats=True))
 
     assert (without.train.mask_seen, without.distill.mask_seen) == (True, True)
@@ -61,7 +61,7 @@ def test_seen_items_are_learned_where_users_come_back_to_items() -> None:
 
 
 def test_epochs_and_seed_change_nothing_else() -> None:
-    """Of every recipe, not of the chosen one alone."""
+    """The overrides apply to every recipe and leave all other options unchanged."""
     for before, after in zip(read_recipes(), read_recipes(epochs=3, student_epochs=2, seed=7), strict=True):
         train, distill = before.train, before.distill
         assert after.train == replace(train, seed=7, fit=replace(train.fit, epochs=3))
@@ -69,7 +69,7 @@ def test_epochs_and_seed_change_nothing_else() -> None:
 
 
 def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
-    """Tables within tables, and a whole number where a fraction is usual."""
+    """Nested tables are merged, and integers are accepted for floats."""
     path = tmp_path / "own.toml"
     path.write_text('[[recipe]]\nname = "own"\n[recipe.decoder]\nhidden_size = 128\nfit.descent.learning_rate = 1\n')
 
@@ -96,7 +96,7 @@ NAMED = '[[recipe]]\nname = "a"'
     ],
 )
 def test_a_wrong_file_is_refused_by_its_key(text: str, words: str, tmp_path: Path) -> None:
-    """Before anything is trained."""
+    """The error is raised before training."""
     path = tmp_path / "own.toml"
     path.write_text(text)
 

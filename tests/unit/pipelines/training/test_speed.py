@@ -10,11 +10,11 @@ from tests.support.engine.attention_shapes import attention_shape
 
 
 def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
-    """By hand: 160 weights, windows of 3 and 1 tokens, of which 3 are labels among 10 items; forward and backward pass."""
+    """By hand: 160 weights, windows of 3 and 1 tokens, 3 labels over 10 items, forward and backward."""
     config = attention_shape(2, 2, 2, layers=1, vocab_size=11, hidden_size=4, intermediate_size=8)
     weights = 4 * (4 * 4) + 3 * (4 * 8)
     attention = 2 * 4 * (1 + 2 + 3) + 2 * 4 * 1
-    """Scores and sums of width 4, each token over itself and those before it."""
+    """Scores and sums of width 4, for each token over itself and earlier tokens."""
     softmax = 3 * 10 * 4
     layers = Decoder(config).layers
 
@@ -24,7 +24,7 @@ def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
 
 
 def test_a_cpu_has_a_utilisation_of_what_it_was_measured_to_do() -> None:
-    """That of a data sheet's peak is null without one; the rates are known anyhow, and recomputation raises the hardware's share alone."""
+    """Without a data-sheet peak the MFU is None; recomputation increases only the hardware utilisation."""
     alone, recomputing = Group(), Group(Method(recompute="full"))
 
     speed, again = (

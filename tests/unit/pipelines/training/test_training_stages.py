@@ -11,7 +11,7 @@ from tests.unit.pipelines.conftest import MADE_AT, Built
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
-    """Decoder and student find the next item, popularity cannot; baselines and twin are reported beside them."""
+    """Decoder and student predict the next item, popularity does not; the report has baselines and the twin."""
     report = read_report(built.evaluated)
     ndcg = {name: found["ndcg@10"] for name, found in report["metrics"].items()}
 
@@ -23,7 +23,7 @@ def test_both_models_learn_the_ring(built: Built) -> None:
 
 
 def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated(built: Built) -> None:
-    """The assembled folder is complete, and its student ranks as the one in the report did."""
+    """The assembled folder is complete, and its student ranks like the evaluated student."""
     bundle = built.assembled / "bundle"
     files = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
 
@@ -40,7 +40,7 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated
 
 
 def test_version_names_time_and_content(built: Built) -> None:
-    """Sortable by time, and another content is another name."""
+    """Versions sort by time and depend on the content."""
     version = (built.assembled / "version.txt").read_text()
 
     assert version.startswith("20261121T120000Z-")

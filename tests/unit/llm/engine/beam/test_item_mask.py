@@ -1,4 +1,4 @@
-"""Item masks against the codes of the allowed items: bits, counts, and no state kept from a request."""
+"""Item masks against the codes of the allowed items: bits, counts, and isolation between requests."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ def build(depth: int) -> tuple[ItemMasks, np.ndarray]:
 
 
 def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
-    """Unpack bits."""
+    """Unpack the bits of a mask."""
     return np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool).tolist()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize(("share", "num_excluded"), [(None, 0), (None, 40), (0.01, 0), (0.3, 40), (0.3, 1_000)])
 def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, share) -> None:
-    """Bits and counts of every level follow from the items that are allowed and not excluded, named once or twice."""
+    """Bits and counts of each level follow from the allowed items minus the excluded items, repeated or not."""
     masks, codes = build(depth)
     rng = np.random.default_rng(8)
     allowed = None if share is None else rng.random(NUM_ITEMS) < share
@@ -47,7 +47,7 @@ def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, s
 
 
 def test_exclusions_of_a_request_do_not_affect_the_next() -> None:
-    """Requests share a filter's mask and do not change it, filters evicted from the cache included."""
+    """Requests share a filter's mask without changing it, also for filters evicted from the cache."""
     masks, _ = build(3)
     rng = np.random.default_rng(1)
     filters = [rng.random(NUM_ITEMS) < 0.5 for _ in range(30)]

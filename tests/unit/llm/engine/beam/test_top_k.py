@@ -1,4 +1,4 @@
-"""Selection: exact order by score, then by number, for any scores and any padding."""
+"""Top-k selection: exact order by score, then by number, for any scores and any padding."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SCORES = st.sampled_from([-float("inf"), -1e30, -2.5, -1.0, -1e-30, -0.0, 0.0, 1
 
 @given(st.lists(SCORES, min_size=1, max_size=40), st.data())
 def test_the_order_is_by_score_then_by_number(scores, data) -> None:
-    """Infinities, denormals and both zeros included, the order is that of a stable sort."""
+    """The order equals a stable sort, including infinities, denormals and both zeros."""
     numbers = data.draw(st.permutations(range(len(scores))))
     count = data.draw(st.integers(1, len(scores)))
 
@@ -29,7 +29,7 @@ def test_the_order_is_by_score_then_by_number(scores, data) -> None:
 @pytest.mark.parametrize("skew", [1.0, 6.0])
 @pytest.mark.parametrize("num_beams", [1, 40])
 def test_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> None:
-    """Dense, padded and packed children equal a plain search, which normalises each beam's scores over all children of its node, masked or not."""
+    """The selection equals a plain search that normalises each beam's scores over all children of its node."""
     rng = np.random.default_rng(num_beams)
     codes = (9 * rng.random((2_000, 3)) ** skew).astype(int)
     items = ItemCodes(codes=codes, level_sizes=(9,) * 3, token_offsets=(1, 10, 19))

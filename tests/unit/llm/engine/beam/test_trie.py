@@ -10,7 +10,7 @@ from tests.support.engine.engines import build_items
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_walking_the_trie_spells_exactly_the_catalogue(depth) -> None:
-    """From the root down, every path ends in an item with that code, and every item is reached once."""
+    """Every path from the root ends in the item with that code, and each item is reached once."""
     items = build_items(depth, num_items=300)
     trie = Trie(items, torch.device("cpu"))
     paths = {(0, ())}
@@ -26,7 +26,7 @@ def test_walking_the_trie_spells_exactly_the_catalogue(depth) -> None:
 
 
 def test_a_small_catalogue_in_a_large_code_space_stays_sparse() -> None:
-    """Memory follows the number of items, not the space of codes."""
+    """Memory is proportional to the number of items, not to the code space."""
     codes = np.random.default_rng(0).integers(0, 4_096, (500, 3))
     trie = Trie(ItemCodes(codes=codes, level_sizes=(4_096,) * 3, token_offsets=(1, 4_097, 8_193)), torch.device("cpu"))
 

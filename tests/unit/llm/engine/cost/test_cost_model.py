@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a step equal counts by hand and a sum over rows."""
+"""Bytes and FLOPs of a step equal hand calculations and a sum over rows."""
 
 import dataclasses
 from typing import Any
@@ -20,12 +20,12 @@ MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
 
 
 def text(num_tokens: int, **fields: Any) -> Sequence:
-    """A text request with this many tokens."""
+    """Build a text request with this many tokens."""
     return sequence_of(num_tokens, max_new_tokens=5, **fields)
 
 
 def ranking(num_tokens: int, **fields: Any) -> Sequence:
-    """A ranking of three levels, of which the second has four beams and the third six."""
+    """Build a ranking of three levels, with four beams at the second and six at the third level."""
     return sequence_of(num_tokens, num_levels=3, rows_by_level=(4, 6), **fields)
 
 
@@ -42,7 +42,7 @@ SELECTING = ranking(10, num_levels_done=2, num_computed_tokens=10)
             2 * MATRIX_NUMBERS + (1 + 100) * 8 * 2 + 3 * (10 + 1) * 16,
             2 * MATRIX_NUMBERS + 2 * 8 * 100 + 3 * 10 * 4 * 8,
         ),
-        (  # with a prompt of four tokens beside it
+        (  # with a prompt of four tokens in the same step
             StepPlan(chunks=[WRITING, Chunk(text(4), 0, 4)]),
             StepKind.MIXED,
             2 * MATRIX_NUMBERS + (5 + 100) * 8 * 2 + 3 * (11 + 8) * 16,
@@ -54,13 +54,13 @@ SELECTING = ranking(10, num_levels_done=2, num_computed_tokens=10)
             2 * MATRIX_NUMBERS + 16 * 8 * 2 + 3 * (24 + 16) * 16,
             2 * MATRIX_NUMBERS * 16 + 3 * sum(range(9, 25)) * 4 * 8,
         ),
-        (  # a ranking's prompt reads the first level's rows of the head, not the vocabulary
+        (  # a ranking's prompt reads the first level's rows of the head, not the whole vocabulary
             StepPlan(chunks=[Chunk(ranking(5), 0, 5)]),
             StepKind.PREFILL,
             2 * MATRIX_NUMBERS + (5 + 20) * 8 * 2 + 3 * (5 + 5) * 16,
             2 * MATRIX_NUMBERS * 5 + 2 * 8 * 20 + 3 * sum(range(1, 6)) * 4 * 8,
         ),
-        (  # six beams at the third level: the context once for all, two places of each tail, the level's rows of the head
+        (  # six beams at the third level: context once for all, two tail positions each, the level's head rows
             StepPlan(beam_steps=[SELECTING]),
             StepKind.BEAM,
             2 * MATRIX_NUMBERS + (6 + 40) * 8 * 2 + 3 * 10 * 16 + 6 * 2 * (2 * 3 * 4 * 2),
@@ -70,14 +70,14 @@ SELECTING = ranking(10, num_levels_done=2, num_computed_tokens=10)
     ids=["decode", "mixed", "a chunk in the middle", "a ranking's prompt", "beams"],
 )
 def test_a_step_by_hand(plan, kind, num_bytes, flops) -> None:
-    """What it reads and writes, and what it multiplies."""
+    """The cost counts the bytes read and written, and the FLOPs."""
     cost = CostModel(SHAPE, SIZES, (20, 30, 40)).of(plan)
 
     assert (cost.kind, cost.num_bytes, cost.flops) == (kind, num_bytes, flops)
 
 
 def test_levels_in_one_step_cost_what_they_cost_one_by_one() -> None:
-    """A recorded step of two levels reads matrices and context twice, as two steps do."""
+    """A recorded step of two levels reads matrices and context twice, like two steps."""
     model, at = CostModel(SHAPE, SIZES, (20, 30, 40)), {"num_computed_tokens": 10}
     whole = ranking(10, num_levels_done=1, levels_at_once=3, **at)
     each = [ranking(10, num_levels_done=1, **at), ranking(10, num_levels_done=2, **at)]
@@ -89,7 +89,7 @@ def test_levels_in_one_step_cost_what_they_cost_one_by_one() -> None:
 
 @pytest.mark.parametrize("start", [0, 3, 9, 20])
 def test_a_window_bounds_what_is_seen(start: int) -> None:
-    """Windowed layers see at most window and sinks, as summed row by row."""
+    """Windowed layers attend to at most window and sinks, checked row by row."""
     window = Window(size=6, layers=frozenset({0, 2}), num_sinks=2)
     shape, plan = dataclasses.replace(SHAPE, window=window), StepPlan(chunks=[Chunk(text(50), start, 12)])
 
@@ -100,7 +100,7 @@ def test_a_window_bounds_what_is_seen(start: int) -> None:
 
 
 def test_the_sizes_of_numbers() -> None:
-    """One-byte keys and values have a scale of four bytes for each head; int8 halves the matrices alone, int8_all and int4 the table too, and 4 bits have a byte for each 32."""
+    """Byte sizes follow from the kinds of weights and KV cache, including scales."""
     assert number_sizes(SHAPE, 2, "model").kv_token_layer == 2 * 4 * 2
     assert number_sizes(SHAPE, 2, "int8").kv_token_layer == 2 * (4 + 4)
     sizes = number_sizes(SHAPE, 2, "model", "int8")

@@ -1,4 +1,4 @@
-"""Steps are sized by measured speed, on a simulated device whose step takes a fixed time and a time for each row."""
+"""Steps are sized by measured speed, on a simulated device with a fixed time per step and a time per row."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def run(step_time: StepTime, num_steps: int, *, pass_s: float, row_s: float, num
     ],
 )
 def test_a_step_on_a_slow_device_takes_the_target_at_most(pass_s: float, row_s: float, longest_s: float) -> None:
-    """After decode steps and a few prompts no step takes longer, and none is needlessly short."""
+    """After decode steps and a few prompts, steps stay within the target and are not needlessly short."""
     step_time = StepTime(1.0)
     run(step_time, 5, pass_s=pass_s, row_s=row_s, num_rows=1)
 
@@ -38,7 +38,7 @@ def test_a_step_on_a_slow_device_takes_the_target_at_most(pass_s: float, row_s: 
 
 
 def test_a_fast_device_is_bounded_by_the_configured_limit_only() -> None:
-    """As without a target. One slow step, as of a suspended process, changes nothing."""
+    """A fast device is not limited by the target, and a single slow step does not change that."""
     step_time = StepTime(1.0)
     run(step_time, 3, pass_s=0.01, row_s=0.0004)
     step_time.record(100, 60.0)
@@ -48,7 +48,7 @@ def test_a_fast_device_is_bounded_by_the_configured_limit_only() -> None:
 
 
 def test_a_device_that_becomes_slower_gets_smaller_steps() -> None:
-    """Within a few steps, and larger ones when it is fast again."""
+    """Steps shrink within a few steps when the device slows down, and grow again when it recovers."""
     step_time = StepTime(1.0)
     run(step_time, 10, pass_s=0.01, row_s=0.001)
 

@@ -1,4 +1,4 @@
-// AMX's instructions in plain C++, bit for bit as Intel's manual writes them, so that the kernel over them runs anywhere.
+// AMX instructions in plain C++, bit for bit as specified in Intel's manual, so that the kernel runs on any processor.
 
 #pragma once
 
@@ -61,7 +61,7 @@ inline void emulated_stored(int tile, void* to, int64_t stride) {
         std::memcpy(static_cast<char*>(to) + row * stride, emulated_tiles.data[tile][row], emulated_tiles.bytes[tile]);
 }
 
-// `add(sum, x, w)` for each number of `sum`, its row of x (K words) and its column of w.
+// Calls `add(sum, x, w)` for each element of `sum` with its row of x (K words) and its column of w.
 template <class Add>
 inline void multiply_tiles(int sum, int x, int w, Add add) {
     EmulatedTiles& tiles = emulated_tiles;
@@ -85,7 +85,7 @@ inline float bf16_at(const uint8_t* bytes) {
     return value;
 }
 
-// Even and odd numbers are summed apart, each step a fused multiply-add, then together, then to what was there.
+// Sums even and odd numbers separately with fused multiply-adds, then adds both sums, then adds them to the tile.
 inline void emulated_dpbf16ps(int sum, int x, int w) {
     multiply_tiles(sum, x, w, [](uint8_t* to, const uint8_t* row, const uint8_t (*column)[4], int depth) {
         float even = 0, odd = 0, total;
@@ -102,7 +102,7 @@ inline void emulated_dpbf16ps(int sum, int x, int w) {
     });
 }
 
-// Bytes without a sign times bytes with one, in whole numbers that wrap.
+// Multiplies unsigned bytes by signed bytes, with wrapping integer sums.
 inline void emulated_dpbusd(int sum, int x, int w) {
     multiply_tiles(sum, x, w, [](uint8_t* to, const uint8_t* row, const uint8_t (*column)[4], int depth) {
         uint32_t total;
@@ -113,7 +113,7 @@ inline void emulated_dpbusd(int sum, int x, int w) {
     });
 }
 
-// In place of the compiler's own.
+// Replacements for the compiler's intrinsics.
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored

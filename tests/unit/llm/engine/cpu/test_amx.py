@@ -1,6 +1,6 @@
 """AMX: the micro-kernel with emulated instructions, the real instructions in the compiler's output, and its self-test.
 
-On a processor with AMX the other tests of the library run it natively.
+On a processor with AMX, the library's other tests run it natively.
 """
 
 import logging
@@ -43,7 +43,7 @@ def emulating(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where the libraries of these tests are built."""
+    """The folder for these tests' libraries."""
     return tmp_path_factory.mktemp("emulated")
 
 
@@ -62,7 +62,7 @@ def vectors(folder) -> Library:
 @STEPS
 @given(st.integers(1, 90), st.sampled_from([2, 16, 32, 64, 70, 96, 160]), st.integers(1, 90))
 def test_products_by_tiles_equal_torch(tiles, rows, size, width) -> None:
-    """Rows times a matrix of any shape equal torch's product: whole tiles, parts of tiles, and sizes that no tile has."""
+    """Products of rows and a matrix of any shape equal torch's, for full tiles, partial tiles and odd sizes."""
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, size).bfloat16(), torch.randn(width, size).bfloat16()
 
@@ -95,7 +95,7 @@ def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, deco
     ],
 )
 def test_refused_or_wrong_tiles_are_not_used_and_logged(folder, caplog, cause, amx, line) -> None:
-    """Products are right if the registers are refused or multiply wrongly."""
+    """Products stay correct if tile registers are denied or tiles compute wrong results, and a warning is logged."""
     path = emulating(folder, f"-DTAILRACE_{cause}_TILES")
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(32, 64).bfloat16()
 
@@ -111,7 +111,7 @@ def test_refused_or_wrong_tiles_are_not_used_and_logged(folder, caplog, cause, a
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86's")
 def test_the_real_instructions_are_compiled(tmp_path) -> None:
-    """For a processor with AMX the compiler emits its instructions for bf16 and int8, and releases the registers."""
+    """For a processor with AMX, the compiler emits bf16 and int8 tile instructions and releases the registers."""
     assembly = tmp_path / "forward.s"
     options = ("-O0", "-std=c++17", "-march=sapphirerapids", "-w", "-S", str(SOURCE), "-o", str(assembly))
     try:

@@ -1,4 +1,4 @@
-"""The compiled forward pass against the layer loop over plain torch: same steps, same hidden states, keys and values."""
+"""The compiled forward pass against the layer loop on plain torch: same steps, hidden states, keys and values."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def library() -> Library:
 
 @st.composite
 def decodes(draw) -> StepPlan:
-    """Build a step of many short chunks over contexts of any length, whose blocks before their own tokens they share."""
+    """Build a step of many short chunks with contexts of any length and shared context blocks."""
     blocks = np.random.default_rng(draw(st.integers(0, 99))).permutation(NUM_BLOCKS).tolist()
     plan = StepPlan()
     for order in range(draw(st.integers(1, 12))):
@@ -53,7 +53,7 @@ STEPS = pytest.mark.parametrize("steps", [plans(), decodes()], ids=["any", "many
 
 
 def both(library: Library, decoder: Decoder, plan: StepPlan, dtype: torch.dtype, weight_kind: str = "model"):
-    """Run one step compiled and in torch; return pairs of their results: hidden states, cache, tails."""
+    """Run a step compiled and in torch; return pairs of results: hidden states, cache, tails."""
     weights = join_weights(decoder.to(dtype))
     attention = TorchAttention(8, 16, BLOCK, CPU, weights.config.window)
     compiled = run_step(lambda cache: CpuForward(library, weights, cache, weight_kind), weights, plan)
@@ -74,7 +74,7 @@ def test_fp32_equals_torch_to_rounding(library, steps, decoder, data) -> None:
 @SHAPES
 @given(decoders(), st.data())
 def test_bf16_is_no_further_from_fp32_than_torch(library, steps, decoder, data) -> None:
-    """With weights in bf16 the hidden states are about as near to fp32's as torch's bf16 is, or nearer."""
+    """With bf16 weights, the hidden states are about as close to fp32's as torch's bf16, or closer."""
     plan = data.draw(steps)
     (compiled, plain), *_ = both(library, decoder, plan, torch.bfloat16)
     (_, exact), *_ = both(library, decoder.float(), plan, torch.float32)
@@ -103,7 +103,7 @@ def test_int8_stays_near(library, rows) -> None:
     st.sampled_from(["float32", "bfloat16"]),
 )
 def test_scores_equal_torch(library, rows, size, width, dtype) -> None:
-    """Rows times a matrix of any shape equal torch's product of the same numbers in fp32."""
+    """Products of rows and a matrix of any shape equal torch's product of the same numbers in fp32."""
     torch.manual_seed(rows)
     x, weight = (torch.randn(n, size).to(getattr(torch, dtype)) for n in (rows, width))
 

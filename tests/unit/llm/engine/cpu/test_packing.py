@@ -1,4 +1,4 @@
-"""Weights are moved into pages of 2 MB without a change, and where that cannot be nothing happens."""
+"""Weights are moved to 2 MB pages unchanged."""
 
 import platform
 import re
@@ -17,23 +17,23 @@ MB = 2**20
 
 
 def in_huge_pages_bytes() -> int:
-    """How much of this process's memory lies in such pages."""
+    """Return the bytes of this process's memory in huge pages."""
     found = re.search(r"^AnonHugePages:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) * 1024
 
 
 def fresh_memory(size: int) -> torch.Tensor:
-    """Numbers in memory of their own, straight from the kernel: what was used before may lie in huge pages already."""
+    """Return a tensor in memory fresh from the kernel; reused memory may already be in huge pages."""
     return torch.frombuffer(mmap(-1, 4 * size, flags=MAP_PRIVATE | MAP_ANONYMOUS), dtype=torch.int32)
 
 
 @pytest.mark.skipif(not HAVE.exists() or "[never]" in HAVE.read_text(), reason="the kernel gives no huge pages here")
 @pytest.mark.skipif(KERNEL < (6, 1), reason="an older kernel moves pages only when it finds the time")
 def test_tensors_are_moved_unchanged() -> None:
-    """Many small tensors side by side, and a large one, are in huge pages afterwards, at the same place and with the same numbers.
+    """Many adjacent small tensors and a large tensor move to huge pages without a change of address or content.
 
-    While other processes take the memory, the kernel may find no free page of this size at first.
+    If other processes take the memory, the kernel may not find a free huge page at first.
     """
     small, large = fresh_memory(16 * MB), fresh_memory(8 * MB)
     small.copy_(torch.arange(16 * MB, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""Prebuilt libraries are used without a compiler where they fit, and ignored where they do not."""
+"""Prebuilt libraries are used without a compiler if they match, and ignored otherwise."""
 
 import platform
 import shutil
@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[5]
 
 @pytest.fixture(scope="module")
 def own_target() -> Target:
-    """The least of the targets of this processor, which is found where the better ones are absent, and built soonest."""
+    """The least capable target of this processor: used if better targets are missing, and the fastest to build."""
     found = suitable(platform.machine(), compiler.processor_flags())
     return found[-1] if found else pytest.skip("no target for this processor")
 
 
 def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command in an interpreter of its own."""
+    """Run the prebuild command in a separate interpreter."""
     command = [sys.executable, "-m", "services.llm.engine.cpu.prebuild", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -43,19 +43,19 @@ def built(own_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prebuilt(built: Path, tmp_path: Path) -> Path:
-    """A copy of its folder."""
+    """A copy of the folder of built libraries."""
     return Path(shutil.copytree(built.parent, tmp_path / "prebuilt"))
 
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty PATH."""
+    """Set PATH to an empty folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, prebuilt, tmp_path) -> None:
-    """It is found, loads, computes torch's products, and nothing is written."""
+    """A matching library loads without a compiler, computes torch's products, and writes no files."""
     found = compiler.built_library(tmp_path / "cache", prebuilt)
     x, weight = torch.randn(3, 70), torch.randn(9, 70)
 
@@ -66,7 +66,7 @@ def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, pr
 
 
 def test_torch_s_openmp_counts_beside_another() -> None:
-    """scikit-learn brings an OpenMP runtime of its own: libraries are those for torch's."""
+    """The OpenMP runtime of torch counts, also if scikit-learn has loaded its own."""
     program = """
 import torch, sklearn.cluster
 from services.llm.engine.cpu.compiler import _loaded_openmp
@@ -82,7 +82,7 @@ print(sum("scikit" in line for line in open("/proc/self/maps")) > 0, _loaded_ope
 @pytest.mark.parametrize("difference", ["sources", "openmp", "processor"])
 @pytest.mark.usefixtures("no_compiler")
 def test_one_that_does_not_fit_is_not_used(prebuilt, tmp_path, monkeypatch, difference) -> None:
-    """A library of other sources, for another OpenMP runtime (two thread pools would compete) or for a better processor is ignored."""
+    """A library for other sources, another OpenMP runtime or a better processor is ignored."""
     if difference == "sources":
         sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
         (sources / "row_ops.h").write_text((sources / "row_ops.h").read_text() + "\n// changed\n")

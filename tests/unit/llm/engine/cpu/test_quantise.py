@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: what is stored stands for the rounded numbers, and the library multiplies and looks up exactly these."""
+"""Weights in 8 and 4 bits: stored codes represent the rounded weights, and the library computes with exactly these."""
 
 import platform
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tests.support.engine.steps import BLOCK, CPU, ODD, decoder_of, decoders, pl
 
 SHAPES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TARGETS = compiler.suitable(platform.machine(), compiler.processor_flags())
-"""Classes of processors that this one belongs to, the most capable first: of these every run has the last, beside the library of this processor, which shares no code with it."""
+"""Processor classes of this processor, most capable first. Every run tests the last class and the native build."""
 
 
 @pytest.fixture(
@@ -40,7 +40,7 @@ TARGETS = compiler.suitable(platform.machine(), compiler.processor_flags())
     ],
 )
 def library(request, tmp_path_factory) -> Library:
-    """The library for this processor, and for each class of processors that it belongs to; skipped without a compiler."""
+    """The library for this processor or for a class that it belongs to; skipped without a compiler."""
     try:
         if request.param is None:
             return Library(compiler.built_library(EngineConfig().kernel_cache))
@@ -50,20 +50,20 @@ def library(request, tmp_path_factory) -> Library:
 
 
 def matrix_of(rows: QuantisedRows) -> MatrixStruct:
-    """Point a struct at the tensors of these rows."""
+    """Build a struct that points at the tensors of these rows."""
     multipliers = None if rows.multiplier_NG is None else rows.multiplier_NG.data_ptr()
     return MatrixStruct(rows.codes.data_ptr(), None, rows.scale_N.data_ptr(), rows.sum_N.data_ptr(), multipliers)
 
 
 def quantised_rows(x_RI: Tensor) -> Tensor:
-    """Round activations as the library does: 127 steps each way of the row's peak, halves upwards."""
+    """Round activations like the library: 127 steps each way of the row's peak, halves upwards."""
     step_R1 = x_RI.float().abs().amax(-1, keepdim=True) / 127
     return (x_RI.float() / step_R1 + 0.5).floor() * step_R1
 
 
 @given(st.integers(1, 40), st.integers(1, 200), st.sampled_from([4, 8]), st.floats(1e-3, 1e3))
 def test_what_is_stored_stands_for_the_rounded_weights(rows: int, size: int, bits: int, scale: float) -> None:
-    """For any shape, unpacked codes are the rounded weights, bit for bit, and rounding what is rounded again changes nothing."""
+    """For any shape, unpacked codes equal the rounded weights bit for bit, and rounding is idempotent."""
     torch.manual_seed(rows)
     weight = torch.randn(rows, size) * scale
     weight[0] = 0
@@ -77,7 +77,7 @@ def test_what_is_stored_stands_for_the_rounded_weights(rows: int, size: int, bit
 
 @given(st.integers(1, 30), st.integers(1, 200))
 def test_no_group_is_further_off_than_by_the_finest_step_that_clips_nothing(rows: int, size: int) -> None:
-    """The squared error of each group of 32 is at most that of rounding to whole steps of its peak's seventh, which is rounded up to a whole multiplier."""
+    """Each group of 32 has at most the squared error of rounding with the finest step that does not clip."""
     torch.manual_seed(size)
     weight = torch.randn(rows, size)
     groups = torch.nn.functional.pad(weight, (0, -size % 64)).unflatten(1, (-1, 32))
@@ -91,7 +91,7 @@ def test_no_group_is_further_off_than_by_the_finest_step_that_clips_nothing(rows
 
 
 def test_four_bits_take_four_and_a_quarter() -> None:
-    """The bytes of a matrix are those of its codes and multipliers, and eight a row for scale and sum."""
+    """A matrix takes the bytes of its codes and multipliers, plus eight bytes per row for scale and sum."""
     rows = quantise(torch.randn(96, 384), 4)
 
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in rows if tensor is not None)
@@ -100,7 +100,7 @@ def test_four_bits_take_four_and_a_quarter() -> None:
 
 
 def test_a_decoder_too_wide_for_the_sums_is_refused() -> None:
-    """The error names the field, the width and what to set instead."""
+    """The error names the field, the width and the setting to use instead."""
     wide = attention_shape(4, 2, 20, intermediate_size=70_000)
 
     with pytest.raises(
@@ -122,7 +122,7 @@ def test_a_decoder_too_wide_for_the_sums_is_refused() -> None:
     st.data(),
 )
 def test_products_equal_torch_s_of_the_rounded_numbers(library, rows, size, width, bits, dtype, data) -> None:
-    """Rows times any run of a matrix's rows, for few rows and many, on each class of processors."""
+    """Products equal torch's for any row range of a matrix, few and many input rows, and each processor class."""
     torch.manual_seed(rows + size)
     x, weight = torch.randn(rows, size).to(dtype), torch.randn(width, size)
     first = data.draw(st.integers(0, width - 1))
@@ -135,7 +135,7 @@ def test_products_equal_torch_s_of_the_rounded_numbers(library, rows, size, widt
 
 
 class RoundedOps(TorchOps):
-    """Torch's operations with activations of 8 bits."""
+    """Torch's operations with 8-bit activations."""
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
         """Round the rows, then multiply."""
@@ -143,7 +143,7 @@ class RoundedOps(TorchOps):
 
 
 def rounded_weights(weights: Weights, matrix_bits: int) -> Weights:
-    """Return the weights that a kind stands for: matrices of so many bits, embedding and head of 8."""
+    """Return the rounded weights of a kind: matrices of `matrix_bits`, embedding and head of 8 bits."""
     layers = tuple(
         replace(
             layer,
@@ -165,7 +165,7 @@ def rounded_weights(weights: Weights, matrix_bits: int) -> Weights:
 
 
 def far_apart(library: Library, decoder: Decoder, plan, kind: str, matrix_bits: int) -> float:
-    """Return how far the compiled hidden states are from torch's of the rounded numbers, as a share of their size."""
+    """Return the relative RMS difference of the compiled hidden states from torch's with rounded weights."""
     weights = join_weights(decoder)
     exact = rounded_weights(weights, matrix_bits)
     attention = TorchAttention(8, 16, BLOCK, CPU, weights.config.window)
@@ -178,20 +178,20 @@ def far_apart(library: Library, decoder: Decoder, plan, kind: str, matrix_bits: 
 @SHAPES
 @given(decoders(), plans(), st.sampled_from([("int4", 4), ("int8_all", 8)]))
 def test_steps_equal_torch_s_of_the_rounded_numbers(library, decoder, plan, kind) -> None:
-    """For any family, shape and step, hidden states are those of the rounded weights: a rounding of activations may fall to the other side."""
+    """Hidden states equal torch's with rounded weights, up to activations that round differently."""
     assert far_apart(library, decoder, plan, *kind) < 0.02
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_four_bits_are_not_eight(library, rows) -> None:
-    """The same comparison against another number of bits is far off: the test above can fail."""
+    """The same comparison with another number of bits differs clearly, so the test above can fail."""
     assert far_apart(library, decoder_of(ODD), prompt_of(rows), "int4", 8) > 0.05
 
 
 @pytest.mark.native
 def test_bytes_in_memory_are_those_of_the_kind(library, tmp_path: Path) -> None:
-    """A decoder's 4-bit matrices take 17/32 of its int8 ones, its int8 table a quarter of fp32's; a tied head counts once."""
+    """4-bit matrices take 17/32 of int8 matrices, an int8 table a quarter of fp32; a tied head counts once."""
     sizes = {"vocab_size": 640, "hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True}
     decoder = Decoder(attention_shape(4, 4, 64, **sizes)).eval()
     weights = join_weights(decoder)

@@ -1,4 +1,4 @@
-"""Which of the libraries built ahead a processor takes: a table of processors' flags."""
+"""Selection of a prebuilt library by the processor's flags."""
 
 import pytest
 
@@ -33,7 +33,7 @@ GRAVITON = "fp asimd evtstrm aes sha1 bf16 i8mm"
     ],
 )
 def test_a_processor_takes_the_best_that_it_can_run(machine: str, flags: str, best: str | None) -> None:
-    """The first suitable target requires nothing that the processor lacks, and no better one is suitable."""
+    """The first suitable target is the best whose required flags the processor has."""
     names = [target.name for target in suitable(machine, frozenset(flags.split()))]
 
     assert (names[0] if names else None) == best

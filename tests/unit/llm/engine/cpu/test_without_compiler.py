@@ -1,4 +1,4 @@
-"""Where compiled kernels are not available, the engine runs on plain torch, with one warning."""
+"""Without compiled kernels, the engine runs on plain torch with a single warning."""
 
 import logging
 import shutil
@@ -15,7 +15,7 @@ from tests.support.engine.engines import build_decoder, build_engine, build_item
 
 @pytest.fixture
 def ranked():
-    """Rank with an engine of this configuration."""
+    """Return a function that ranks with an engine of the given configuration."""
 
     def rank(**knobs) -> list[int]:
         items = build_items(3)
@@ -27,7 +27,7 @@ def ranked():
 
 
 def test_without_a_compiler_torch_runs_with_one_warning(ranked, tmp_path, monkeypatch, caplog) -> None:
-    """With no compiler on the path the ranking is the same, and the log names once what is missing."""
+    """Without a compiler the ranking is the same, and the log states the missing part once."""
     wanted = ranked(cpu_kernels="torch")
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -44,7 +44,7 @@ def test_without_a_compiler_torch_runs_with_one_warning(ranked, tmp_path, monkey
 def test_torch_computes_bf16_weights_in_fp32_where_the_processor_has_no_bf16(
     has_bf16, tmp_path, monkeypatch, caplog
 ) -> None:
-    """A laptop without AVX-512 and without a compiler served bf16 text, the default, some eighty times slower than in fp32."""
+    """Without bf16 instructions, torch computes in fp32; bf16 was about eighty times slower there."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
     decoder = build_decoder(build_items(1)).to(torch.bfloat16)
@@ -64,7 +64,7 @@ def test_torch_computes_bf16_weights_in_fp32_where_the_processor_has_no_bf16(
     ],
 )
 def test_what_the_compiled_kernels_cannot_do_is_logged(ranked, caplog, knobs, line) -> None:
-    """Other kinds of keys and values run on torch, and so does a cache folder that cannot be created, by its name."""
+    """Unsupported KV kinds and an unwritable cache folder fall back to torch with a log message."""
     with caplog.at_level(logging.WARNING):
         assert len(ranked(**knobs)) == 10
 
@@ -73,7 +73,7 @@ def test_what_the_compiled_kernels_cannot_do_is_logged(ranked, caplog, knobs, li
 
 @pytest.mark.native
 def test_a_library_is_built_once(tmp_path, monkeypatch) -> None:
-    """Of starts at the same time one builds it, of other sources another one; later ones find it; no scratch files are left."""
+    """Concurrent starts build a library once, other sources build another library, and no scratch files remain."""
     sources, cache, build, built = tmp_path / "sources", tmp_path / "cache", compiler._build, []
     sources.mkdir()
     (sources / "short.cpp").write_text('extern "C" int one() { return 1; }\n')
@@ -99,7 +99,7 @@ def test_a_library_is_built_once(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.native
 def test_a_damaged_library_is_rebuilt(ranked, tmp_path, monkeypatch, caplog) -> None:
-    """A file that does not load, as after a power loss, is replaced at the next start."""
+    """A library that does not load, for example after a power loss, is rebuilt at the next start."""
     try:
         good = compiler.built_library(EngineConfig().kernel_cache)
     except compiler.BuildFailedError as why:

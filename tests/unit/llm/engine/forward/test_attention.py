@@ -1,4 +1,4 @@
-"""Attention over pages and tails against dense attention over the same keys, whatever the tiling."""
+"""Attention over pages and tails against dense attention over the same keys, for any tiling."""
 
 from itertools import pairwise, product
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def build_context(length: int, heads: int, kv_heads: int, seed: int):
-    """Build a cache whose block numbers are shuffled, filled with one context per call."""
+    """Build a cache with shuffled block ids, filled with a single context."""
     torch.manual_seed(seed)
     config = attention_shape(heads, kv_heads, 8)
     cache = KvCache(config, 64, BLOCK, torch.float32, CPU)
@@ -55,7 +55,7 @@ WINDOWS = [
 @pytest.mark.parametrize("tile_tokens", [4, pytest.param(12, marks=pytest.mark.grid), 512])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_chunks_see_what_dense_attention_sees(kv_heads, tile_tokens, window) -> None:
-    """Rows of chunks and single tokens see their past and themselves, under a window its positions and the sinks."""
+    """Rows of chunks attend to their past and themselves; with a window, to its positions and the sinks."""
     cache, blocks, keys, values = build_context(90, 6, kv_heads, seed=kv_heads)
     q = torch.randn(90, 6, 8)
     wanted = dense(q, keys, values, seen_by_rows(90, window))
@@ -70,7 +70,7 @@ def test_chunks_see_what_dense_attention_sees(kv_heads, tile_tokens, window) -> 
 
 @pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
 def test_stale_contents_of_a_block_are_not_read(window) -> None:
-    """NaN behind a context's end or before its window does not change the result."""
+    """NaN beyond a context's end or before its window does not change the result."""
     cache, blocks, _, _ = build_context(26, 4, 2, seed=1)
     spoiled, _, _, _ = build_context(26, 4, 2, seed=1)
     unused = [slot for block in range(64) for slot in range(block * BLOCK, block * BLOCK + BLOCK)]
@@ -106,7 +106,7 @@ def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
 
 
 def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
-    """Scores exist only for one tile of queries by one tile of context, however long the context."""
+    """Scores exist only for a tile of queries by a tile of context, for any context length."""
     cache, blocks, _, _ = build_context(200, 4, 2, seed=4)
     q = torch.randn(16, 4, 8)
     sizes = []
@@ -120,7 +120,7 @@ def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("size", "num_sinks", "blocks_read"), [(8, 0, 3), (8, 4, 4), (8, 5, 5), (500, 4, 25)])
 def test_blocks_that_no_row_sees_are_not_read(size, num_sinks, blocks_read) -> None:
-    """A tile over a long context has the sinks' blocks and the window's, and no other."""
+    """A tile over a long context contains only the blocks of the sinks and of the window."""
     sequence = sequence_of(98, list(range(25)))
     plan = StepPlan(chunks=[Chunk(sequence, 97, 1)])
 

@@ -1,4 +1,4 @@
-"""The attention kernels in bf16, at the sizes that are served, against attention in fp32: interpreted on a CPU, compiled on a card."""
+"""The attention kernels in bf16 at production sizes against fp32 attention: interpreted on a CPU, compiled on a GPU."""
 
 import pytest
 import torch
@@ -21,10 +21,10 @@ SAMPLE = {
     "case", [pytest.param(case, id=str(case), marks=() if case in SAMPLE else pytest.mark.grid) for case in CASES]
 )
 def test_the_kernels_are_as_near_to_fp32_as_bf16_allows(case: Case) -> None:
-    """A tensor core multiplies in bf16 what the other tests multiply in fp32: a wrong layout of 128 rows would not show there.
+    """Kernels in bf16 differ from fp32 attention over the same keys and values only by bf16's rounding.
 
-    Each kind of cache, of work and of splits, with one to seven query heads for each key and value head of 64 and 128 numbers: no row of a
-    head differs from attention in fp32 over the same stored keys and values by more than bf16's rounding.
+    The cases cover each kind of cache, work and split, with one to seven query heads per key/value head, and head sizes
+    of 64 and 128. Tests in fp32 would not detect a wrong layout of 128 rows on tensor cores.
     """
     if case.kv_kind == "fp8" and DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this card has no fp8")

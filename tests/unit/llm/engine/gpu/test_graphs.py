@@ -1,4 +1,4 @@
-"""Which steps of an engine are captured and replayed; that the outcomes of any mix are the same, test_mixed_requests holds."""
+"""Captured and replayed steps of an engine; test_mixed_requests checks that outcomes of any mix are equal."""
 
 import gc
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from tests.support.engine.replaying_device import ReplayedBody, ReplayingDevice
 
 
 def both(depth: int, **changes: int) -> tuple[Engine, Engine, ReplayingDevice]:
-    """Build the same engine with graphs, warmed up, and without."""
+    """Build the same engine with graphs, warmed up, and without graphs."""
     device, knobs = ReplayingDevice(), {"max_num_batched_tokens": 64, "max_chunk_tokens": 32} | changes
     return World(depth).engine(device, **knobs), World(depth).engine(**knobs), device
 
 
 def test_all_levels_after_the_first_are_one_replay() -> None:
-    """Two rankings of four levels take two steps: their prompts, then one recording for the three levels of both."""
+    """Two rankings of four levels take two steps: their prompts, then a single recording for three levels of both."""
     graphed, plain, device = both(4)
 
     for engine in (graphed, plain):
@@ -41,7 +41,7 @@ def test_token_masks_are_computed_while_the_device_runs() -> None:
     replays_at_call: list[int] = []
 
     class Noting(EvenAndOdd):
-        """Notes the number of replays so far."""
+        """Records the number of replays so far."""
 
         def allowed(self) -> np.ndarray:
             """Return the bits of one half of the tokens."""
@@ -55,7 +55,7 @@ def test_token_masks_are_computed_while_the_device_runs() -> None:
 
 
 def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
-    """More items than the widest shape has beams: the answer is the same, and the fallback is counted."""
+    """A request wider than the widest shape runs eagerly with the same result, and the fallback is counted."""
     graphed, plain, _ = both(2, max_beam_rows=16)
 
     for engine in (graphed, plain):
@@ -67,7 +67,7 @@ def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
 
 
 def test_shapes_are_captured_once_before_or_late() -> None:
-    """The warm-up reports each shape once; without it the first step of a shape captures it late, and the second does not."""
+    """The warm-up reports each shape once; without a warm-up, the first step of a shape captures it late."""
     warm, late, progress = ReplayingDevice(), ReplayingDevice(), list[tuple[int, int]]()
     World(3).engine(warm, warms_up=False).warm_up(lambda done, total: progress.append((done, total)))
     engine = World(2).engine(late, warms_up=False)
@@ -83,32 +83,32 @@ def test_shapes_are_captured_once_before_or_late() -> None:
 
 
 def test_an_operation_that_no_warm_up_ran_is_refused() -> None:
-    """Its kernel would be loaded during the capture."""
+    """An operation that the warm-up did not run would load its kernel during the capture."""
     with pytest.raises(AssertionError, match=r"loaded during a capture: .*neg"):
         ReplayingDevice().capture(lambda: (torch.neg(torch.ones(2)),), [])
 
 
 class LoggedGraph:
-    """Notes its calls."""
+    """A graph that logs its calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
 
     def capture_end(self) -> None:
-        """End a capture."""
+        """Log the end of a capture."""
         self.log.append(f"end {self.name}")
 
     def replay(self) -> None:
-        """Replay."""
+        """Log a replay."""
         self.log.append(f"replay {self.name}")
 
     def reset(self) -> None:
-        """Destroy the graph."""
+        """Log the destruction of the graph."""
         self.log.append(f"reset {self.name}")
 
 
 class LoggedDriver:
-    """A driver without a card."""
+    """A driver without a GPU."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -120,17 +120,17 @@ class LoggedDriver:
         return LoggedGraph(str(self.num_graphs), self.log)
 
     def synchronize(self) -> None:
-        """Wait."""
+        """Log the wait."""
         self.log.append("synchronize")
 
     def begin(self, graph: LoggedGraph) -> None:
-        """Start a capture."""
+        """Log the start of a capture."""
         assert not gc.isenabled(), "a collection could end another engine's graphs"
         self.log.append(f"begin {graph.name}")
 
 
 def test_graphs_of_an_engine_end_together_after_their_last_replay() -> None:
-    """Even one whose capture failed stays until then: its end would free the workspace that the others have captured."""
+    """A graph whose capture failed is kept too, because destroying it would free the shared workspace."""
     driver = LoggedDriver()
     device = CudaGraphDevice(driver)
 
@@ -150,19 +150,19 @@ def test_graphs_of_an_engine_end_together_after_their_last_replay() -> None:
 
 
 def test_no_graph_is_captured_before_all_steps_are_warmed_up() -> None:
-    """The device loads kernels while it warms up, and never between two captures."""
+    """The device loads kernels during the warm-up and never between two captures."""
     calls: list[str] = []
 
     class Ordered(ReplayingDevice):
-        """Notes the order."""
+        """Records the order of calls."""
 
         def warm_up(self, body: Body) -> None:
-            """Run the body."""
+            """Record and run the warm-up."""
             calls.append("warm up")
             super().warm_up(body)
 
         def capture(self, body: Body, inputs: Sequence[torch.Tensor]) -> ReplayedBody:
-            """Keep the body."""
+            """Record and run the capture."""
             calls.append("capture")
             return super().capture(body, inputs)
 
@@ -174,7 +174,7 @@ def test_no_graph_is_captured_before_all_steps_are_warmed_up() -> None:
 
 @pytest.mark.parametrize(("change", "message"), [("input", "was replaced"), ("operation", "another way")])
 def test_the_stand_in_replays_as_a_graph_does(change: str, message: str) -> None:
-    """New contents of the memory that was captured, but neither another tensor nor other operations; what a replay has read is spoiled for the next."""
+    """Replays read new contents of captured memory; other tensors or operations fail, and old inputs are spoiled."""
     inputs, operations = [torch.ones(2)], [torch.neg]
     device = ReplayingDevice()
     device.warm_up(lambda: (operations[-1](inputs[-1]),))
@@ -189,12 +189,12 @@ def test_the_stand_in_replays_as_a_graph_does(change: str, message: str) -> None
 
 
 def test_sizes_round_up_to_powers_of_two_and_the_largest() -> None:
-    """Every count up to the largest has a size less than twice its own."""
+    """Every count up to the largest has a size of less than twice the count."""
     assert [sizes_up_to(largest) for largest in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 def test_columns_of_a_step_begin_where_kernels_expect_them() -> None:
-    """For any number of requests, each column lies at a multiple of 16 bytes."""
+    """For any number of requests, each column starts at a multiple of 16 bytes."""
     table = StepTable(5, max_context=40, block_tokens=4, scratch_block=99, device=torch.device("cpu"))
     start = table.numbers.data_ptr()
 

@@ -1,4 +1,4 @@
-"""The Triton kernel against the torch reference: in Triton's interpreter on a CPU, compiled where there is a CUDA device."""
+"""The Triton kernel against the torch reference: in Triton's interpreter on a CPU, compiled on a CUDA device."""
 
 import itertools
 
@@ -25,7 +25,7 @@ POOL = {"block_tokens": BLOCK, "num_blocks": NUM_BLOCKS}
 
 
 def cache_of(kind: str, kv_heads: int, head_dim: int) -> KvCache:
-    """A cache whose every slot is filled with random numbers."""
+    """Build a cache with random numbers in every slot."""
     torch.manual_seed(kv_heads)
     config = attention_shape(kv_heads, kv_heads, head_dim)
     cache = KvCache(config, NUM_BLOCKS, BLOCK, torch.float32, DEVICE, kind)
@@ -35,7 +35,7 @@ def cache_of(kind: str, kv_heads: int, head_dim: int) -> KvCache:
 
 
 def tiles_of(shapes: list[tuple[int, int, int]]) -> list[Tile]:
-    """Tiles (rows, first limit, limit step) one after another, over pages that are shuffled and not shared."""
+    """Build consecutive tiles (rows, first limit, limit step) over shuffled, unshared pages."""
     blocks = np.random.default_rng(5).permutation(NUM_BLOCKS).tolist()
     tiles, row, used = [], 0, 0
     for rows, limit, step in shapes:
@@ -52,7 +52,7 @@ MIXED = [*PREFILL[1:3], *DECODE[:2], *BEAMS]
 LONG = [(7, 300, 0), (1, 270, 1)]
 """Contexts of several splits."""
 LONGEST = [(1, 2_300, 1)]
-"""A context of more splits than are merged at once."""
+"""A context with more splits than are merged at once."""
 
 
 HEADS = {"mha": (4, 4, 16), "gqa": (6, 2, 10), "mqa": (8, 1, 32)}
@@ -86,7 +86,7 @@ STEPS = {
 
 
 def assert_as_the_reference(heads, kv_heads, head_dim, num_rows, window, prepare, tails=None) -> None:
-    """Attend by the kernel and by torch, with what `prepare` makes of each: outputs agree to 1e-5."""
+    """Assert that kernel and torch outputs agree to 1e-5, each with its own input from `prepare`."""
     cache, q_THK = cache_of("model", kv_heads, head_dim), torch.randn(num_rows, heads, head_dim, device=DEVICE)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
@@ -99,7 +99,7 @@ def assert_as_the_reference(heads, kv_heads, head_dim, num_rows, window, prepare
 @pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
-    """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
+    """A step's chunks and beams with tails agree to 1e-5 in layers with and without windows and sinks."""
     plan = step_of(*STEPS[name], **POOL)
     num_rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
 
@@ -109,7 +109,7 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[1], marks=pytest.mark.grid), WINDOWS[2]])
 @pytest.mark.parametrize("rows_per_request", [1, pytest.param(5, marks=pytest.mark.grid), 70])
 def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> None:
-    """Text decode, and beams in one tile or several, laid out on the device, agree to 1e-5."""
+    """Text decode, and beams in one or several tiles, laid out on the device, agree to 1e-5."""
     blocks = torch.from_numpy(np.random.default_rng(5).permutation(NUM_BLOCKS)).to(DEVICE)
     limit_R, first_R = (torch.tensor(numbers, device=DEVICE) for numbers in ([37, 1, 201], [40, 3, 120]))
     rows = UniformBatch(limit_R, limit_R, first_R, blocks, rows_per_request, max_context=240)
@@ -119,7 +119,7 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> Non
 
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[2], marks=pytest.mark.grid)])
 def test_recorded_prompts_equal_the_reference(window) -> None:
-    """Prompts at any place over a table of a fixed number of tiles, most of which are none: their rows agree to 1e-5 with both kernels."""
+    """Prompts in a fixed-size tile table with mostly unused tiles agree to 1e-5 with both kernels."""
     heads, kv_heads, head_dim, rows = 6, 2, 10, 64
     cache, plan = cache_of("model", kv_heads, head_dim), step_of([(0, 9), (140, 30), (300, 1)], [], **POOL)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
@@ -137,7 +137,7 @@ def test_recorded_prompts_equal_the_reference(window) -> None:
 
 
 def test_long_contexts_are_split_and_short_ones_are_not() -> None:
-    """A split has at least 128 tokens, and there are no more splits than programs run at once: fewer for tall tiles."""
+    """A split has at least 128 tokens, and splits do not exceed the programs that run at once."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
     splits = [kernel.lay_out(tiles_of([(1, limit, 1)])).num_splits for limit in (127, 256, 1999)]
@@ -150,7 +150,7 @@ def test_long_contexts_are_split_and_short_ones_are_not() -> None:
 
 
 def test_the_longest_contexts_are_started_first() -> None:
-    """The order of the tiles does not matter; each tile keeps its rows."""
+    """Longer contexts come first for any input order, and each tile keeps its rows."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
     rows = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).tile_E6[:, :3]

@@ -1,4 +1,4 @@
-"""Every kernel compiles for a Hopper GPU, on a machine that has none."""
+"""Every kernel compiles for a Hopper GPU, on a machine without a GPU."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[5]
 
 
 def test_every_kernel_compiles_for_a_hopper(tmp_path: Path) -> None:
-    """The engine's own calls, with Qwen3-1.7B's heads in bf16, all cache kinds and a window, compile and fit into shared memory."""
+    """The engine's kernel calls for Qwen3-1.7B's heads, all cache kinds and a window compile and fit shared memory."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A whole engine over Triton's kernels and recorded steps, as on a GPU, in Triton's interpreter on a CPU."""
+"""An engine on Triton kernels and recorded steps, as on a GPU, in Triton's interpreter on a CPU."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ CONFIG = EngineConfig(
 
 
 def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, EngineOutcome], Engine]:
-    """Rank and write for two requests each, side by side."""
+    """Run two rankings and two texts concurrently."""
     items = build_items(2)
     engine = Engine(build_decoder(items, layers=1), CONFIG, items=items, bundle_version="v1", graph_device=device)
     engine.warm_up()
@@ -38,7 +38,7 @@ def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, EngineOutcome
 
 
 def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items, scores and texts agree, every step is a replay, and none fell back."""
+    """Items, scores and texts agree, every step is a replay, and no step falls back to eager mode."""
     wanted, _ = outcomes_of(None)
     monkeypatch.setattr(runner, "cpu_forward", lambda weights, cache, _: triton_forward(weights, cache))
     device = ReplayingDevice()

@@ -1,6 +1,6 @@
-"""The fused kernels against plain torch: in Triton's interpreter on a CPU, compiled where there is a CUDA device.
+"""The fused kernels against plain torch: in Triton's interpreter on a CPU, compiled on a CUDA device.
 
-No example has a deadline, also where tests/conftest.py is not loaded, as on a card: the first one of a shape compiles.
+Examples have no deadline, because the first example of a shape compiles; on a GPU tests/conftest.py may not be loaded.
 """
 
 import pytest
@@ -39,7 +39,7 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 def assert_close(found: Tensor, wanted: Tensor) -> None:
-    """Agree to fp32's rounding, or to one bfloat16 step: the interpreter truncates bfloat16 where a device rounds."""
+    """Agree to fp32's rounding, or to a bfloat16 step: the interpreter truncates bfloat16, a device rounds."""
     assert found.dtype == wanted.dtype
     near = 1e-5 if found.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, wanted, atol=near, rtol=near)
@@ -48,7 +48,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 @settings(max_examples=12, deadline=None)
 @given(rows, sizes, dtypes, seeds)
 def test_norms_equal_torch(num_rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    """The norm, alone and after adding, and the sum, for any number and size of rows."""
+    """The norm, with and without a residual, and the sum equal torch's for any number and size of rows."""
     x, residual = numbers(seed, num_rows, size, dtype=dtype), numbers(seed + 1, num_rows, size, dtype=dtype)
     weight = numbers(seed + 2, size, dtype=dtype)
 
@@ -63,7 +63,7 @@ def test_norms_equal_torch(num_rows: int, size: int, dtype: torch.dtype, seed: i
 @settings(max_examples=12, deadline=None)
 @given(rows, st.sampled_from([1, 3, 64, 1_024, 1_500]), dtypes, seeds)
 def test_the_gated_product_equals_torch(num_rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
-    """SiLU of the gate times the other half, in one piece or several."""
+    """SiLU of the gate times the other half equals torch's, in one piece or several."""
     gate_up = numbers(seed, num_rows, 2 * size, dtype=dtype)
 
     assert_close(OPS.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
@@ -88,7 +88,7 @@ def test_rope_and_store_equals_torch(
     has_norms: bool,
     seed: int,
 ) -> None:
-    """Queries, and what the cache and the tails then hold, for MHA, GQA and MQA, each kind of cache, with rows of beams."""
+    """Queries, cache and tails equal torch's for MHA, GQA and MQA, each kind of cache, and rows of beams."""
     (num_stored, num_beams), (num_heads, num_kv_heads) = num_rows, heads
     caches = [cache_of(kind, num_kv_heads, head_dim, dtype) for _ in range(2)]
     total = num_stored + num_beams
@@ -110,7 +110,7 @@ def test_rope_and_store_equals_torch(
 
 
 def tails_of(num_beams: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tails:
-    """Build empty tails of two layers and three places, of which each beam writes another one, as views of wider memory."""
+    """Build empty tails of two layers and three positions as views of wider memory; beams write different positions."""
     keys, values = (
         torch.zeros(2, num_beams + 2, 3, num_kv_heads, head_dim, dtype=dtype, device=DEVICE) for _ in range(2)
     )
@@ -125,7 +125,7 @@ def cache_of(kind: str, num_kv_heads: int, head_dim: int, dtype: torch.dtype, de
 
 
 def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
-    """Hold the same numbers in the same slots of both layers, to one step of their code."""
+    """Assert equal numbers in the slots of both layers, to a step of their encoding."""
     blocks = torch.arange(NUM_BLOCKS, device=DEVICE)[None]
     is_fp8 = cache.slots(1).keys.dtype == torch.float8_e4m3fn
     step = 0.13 if is_fp8 else 0.02
@@ -141,7 +141,7 @@ def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
 @pytest.mark.skipif(not IS_CUDA, reason="Triton's interpreter truncates bfloat16 and loses a carry in fp8")
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
-    """At position 0 a device writes what torch writes on a CPU, bit for bit (not torch on CUDA, which divides by multiplying with the reciprocal)."""
+    """At position 0, a device stores the same bytes as torch on a CPU (torch on CUDA divides by reciprocal)."""
     caches = [cache_of(kind, 2, 64, torch.bfloat16, device) for device in (DEVICE, CPU)]
     qkv = numbers(5, 9, 6 * 64, dtype=torch.bfloat16)
     still = rotary_angles(torch.zeros(9, device=DEVICE), 64, Rope(), torch.bfloat16)

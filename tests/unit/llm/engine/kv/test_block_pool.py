@@ -1,4 +1,4 @@
-"""The block pool under random use: every block is in one state, holds are honoured, the oldest evictable goes first."""
+"""The block pool under random use: every block has one state, references are honoured, eviction is oldest first."""
 
 import pytest
 from hypothesis import settings
@@ -11,7 +11,7 @@ NUM_BLOCKS = 8
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Random holders allocate, fill, share and release blocks; a naive model records the holders and the cached blocks."""
+    """Random holders allocate, fill, share and release blocks; a naive model tracks holders and cached blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def allocate(self, count: int) -> None:
-        """Allocation succeeds exactly when enough is free, takes blank blocks first, then the longest unused."""
+        """Allocation succeeds if enough blocks are free; it takes blank blocks first, then the least recently used."""
         if count > self.pool.num_free:
             with pytest.raises(AssertionError, match="beyond num_free"):
                 self.pool.allocate(count)
@@ -43,7 +43,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def fill(self, data: st.DataObject) -> None:
-        """A filled block is found by its name from then on, unless it has one already."""
+        """A filled block can be found by its hash from then on, unless it already has a hash."""
         block = data.draw(st.sampled_from([block for held in self.holders for block in held]))
         self.num_names += 1
 
@@ -54,7 +54,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def fill_with_known_content(self, data: st.DataObject) -> None:
-        """Content that another block has already is ignored."""
+        """Content that another block already has is ignored."""
         held = [block for blocks in self.holders for block in blocks if block not in self.content]
         if held:
             self.pool.register(
@@ -64,7 +64,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """A cached block, held or not, can be held once more."""
+        """A cached block, held or not, can be acquired again."""
         block, name = data.draw(st.sampled_from(list(self.content.items())))
 
         assert self.pool.match([name, b"unknown", name]) == [block]
@@ -78,7 +78,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Released blocks are free once nobody holds them, and cached ones stay findable."""
+        """Released blocks are free once they have no holder, and cached blocks stay findable."""
         blocks = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
 
         self.pool.release(blocks)
@@ -88,7 +88,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree_with_the_model(self) -> None:
-        """References, free and cached blocks equal the model; free and held blocks make the total."""
+        """References, free and cached blocks equal the model; free and held blocks add up to the total."""
         self.pool.check_integrity()
         held = {block for blocks in self.holders for block in blocks}
         assert self.pool.references().keys() == held

@@ -1,4 +1,4 @@
-"""Block tables: the blocks that a sequence needs at once, against a check of each position, and the hashes of the prefix cache."""
+"""Block tables: blocks needed by a sequence, checked position by position, and the hashes of the prefix cache."""
 
 import numpy as np
 from hypothesis import given
@@ -19,13 +19,13 @@ def build_need(window: Window | None, chunk: int, num_blocks: int = 1_000) -> Bl
 
 
 def sees(window: Window, row: int, position: int) -> bool:
-    """Whether a row sees a position, by the window's definition."""
+    """Return whether a row sees a position, by the window's definition."""
     return position <= row and (position < window.num_sinks or position > row - window.size)
 
 
 @given(window=windows, num_computed=st.integers(0, 120))
 def test_blocks_behind_are_those_that_no_later_row_sees(window: Window, num_computed: int) -> None:
-    """Every block that a later row sees is kept, and every other block before that of the next token is freed."""
+    """Blocks that a later row sees are kept, and all other blocks before the next token's block are freed."""
     need = build_need(window, chunk=7)
     behind = set(range(200)[need.behind(num_computed)])
 
@@ -46,7 +46,7 @@ def test_blocks_behind_are_those_that_no_later_row_sees(window: Window, num_comp
 def test_a_table_has_places_for_the_next_chunk_and_no_more_held_than_promised(
     window: Window, chunk: int, num_tokens: int
 ) -> None:
-    """At every point of a prompt the longest chunk fits, and a pool of what is held at most takes any length."""
+    """The longest chunk always fits, and a pool of the maximum number of held blocks suffices for any length."""
     need = build_need(window, chunk)
     held = 0
 
@@ -61,7 +61,7 @@ def test_a_table_has_places_for_the_next_chunk_and_no_more_held_than_promised(
 
 @given(chunk=st.integers(1, 20), num_computed=st.integers(0, 50), more=st.integers(1, 50))
 def test_without_a_window_every_block_is_needed(chunk: int, num_computed: int, more: int) -> None:
-    """Nothing is behind, the table holds all tokens, and none is longer than the pool."""
+    """Without a window all blocks are kept, the table covers all tokens, and the length is limited by the pool."""
     need = build_need(None, chunk, num_blocks=10)
 
     assert range(100)[need.behind(num_computed)] == range(0)
@@ -77,7 +77,7 @@ def hashes_of(tokens: list[int], version: str = "v1", scope: bytes = b"") -> lis
 
 
 def test_a_hash_covers_the_version_the_scope_the_position_and_all_tokens_before() -> None:
-    """A change of a token changes its block's hash and all later ones; equal blocks at two positions differ."""
+    """A changed token changes its block's hash and all later hashes; equal blocks at two positions differ."""
     tokens = [1, 2, 3, 4, 1, 2, 3, 4]
     base = hashes_of(tokens)
 
@@ -92,7 +92,7 @@ def test_a_hash_covers_the_version_the_scope_the_position_and_all_tokens_before(
 
 
 def test_a_growing_sequence_has_the_hashes_of_its_full_blocks() -> None:
-    """Extended token by token, the hashes equal those of all tokens at once."""
+    """Hashes extended token by token equal the hashes of all tokens at once."""
     hasher, hashes = PrefixHasher("v1", BLOCK), []
     for count in range(20):
         hasher.extend(hashes, list(range(count)))

@@ -1,4 +1,4 @@
-"""Keys and values in one byte: the error is bounded, rankings hardly change, and batches do not change results."""
+"""Keys and values in one byte: the error of stored numbers is bounded."""
 
 import pytest
 import torch
@@ -8,18 +8,18 @@ from tests.support.engine.attention_shapes import attention_shape
 
 CONFIG = attention_shape(4, 2, 64, layers=3)
 LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}
-"""Of a head's largest number for int8 (half a step), of the number itself for fp8 (half of its last of three bits)."""
+"""Relative to the head's largest number for int8 (half a step), to the number for fp8 (half of its last bit)."""
 
 
 def cache_of(kind: str, dtype: torch.dtype = torch.float32) -> KvCache:
-    """A cache of 8 blocks of 4 tokens."""
+    """Build a cache of 8 blocks of 4 tokens."""
     return KvCache(CONFIG, 8, 4, dtype, torch.device("cpu"), kind)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("magnitude", [0.0, 1e-6, 1.0, 1e4])
 def test_the_error_of_a_number_is_half_a_step(kind, magnitude) -> None:
-    """Whatever the magnitude, zeros included, each number is read back within half a step of its code."""
+    """For any magnitude, including zeros, numbers are read back within half a step of their encoding."""
     torch.manual_seed(1)
     cache, written = cache_of(kind), magnitude * torch.randn(2, 7, 2, 64)
     cache.write(1, torch.tensor([3, 0, 30, 5, 6, 7, 31]), *written)
@@ -28,5 +28,5 @@ def test_the_error_of_a_number_is_half_a_step(kind, magnitude) -> None:
 
     for there, back in zip(written, (found[0].view(7, 2, 64), found[1].view(7, 2, 64)), strict=True):
         largest = there.abs().amax(-1, keepdim=True) if kind == "int8" else there.abs()
-        floor = there.abs().amax(-1, keepdim=True) * 2.0**-17  # fp8 has a smallest step of its own
+        floor = there.abs().amax(-1, keepdim=True) * 2.0**-17  # the smallest step of fp8
         assert ((back - there).abs() <= LARGEST_ERROR[kind] * largest * 1.001 + floor).all()

@@ -1,4 +1,4 @@
-"""Two engines over one KV memory, as while a bundle is replaced, return what each returns alone."""
+"""Two engines over a shared KV memory, as during a bundle swap, return the same results as separate engines."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -31,7 +31,7 @@ def build(version: int, memory: KvMemory | None = None) -> Engine:
 
 
 def add(engine: Engine, name: str, kind: str, size: int) -> None:
-    """Add a ranking or a text whose prompt shares its beginning with the others'."""
+    """Add a ranking or a text whose prompt shares its prefix with other prompts."""
     if kind == "rank":
         engine.add_rank(name, [*PROMPT[:size], size], k=4, beam_width=6)
     else:
@@ -45,7 +45,7 @@ scripts = st.lists(st.one_of(requests, st.tuples(st.integers(0, 1), st.just("ste
 @settings(max_examples=8)
 @given(scripts)
 def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tuple[int, str, int]]) -> None:
-    """Requests of both versions with the same prompts, stepped in any order, in a pool too small for all: each has its own answer."""
+    """In a pool too small for all requests, both versions' requests, stepped in any order, get their own results."""
     first = build(0)
     engines = [first, build(1, first.memory)]
     alone = [build(0), build(1)]
@@ -68,7 +68,7 @@ def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tu
 
 
 def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() -> None:
-    """While the other engine holds the pool the new one starts nothing; when that is closed, its requests run."""
+    """While the other engine holds the pool, the new engine waits; it runs after the other engine is closed."""
     old = build(0)
     new = build(1, old.memory)
     old.add_text("long", PROMPT * 5, max_new_tokens=2)
@@ -86,7 +86,7 @@ def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() 
 
 @pytest.mark.parametrize("changes", [{"block_tokens": 8}, {"num_blocks": 25}, {"kv_kind": "int8"}])
 def test_memory_that_does_not_fit_is_not_taken(changes) -> None:
-    """Another size of blocks, another number of them, or another kind of numbers: the engine has memory of its own."""
+    """An engine with another block size, number of blocks or KV kind allocates its own memory."""
     first = build(0)
 
     second = Engine(DECODERS[1], replace(CONFIG, **changes), items=ITEMS, bundle_version="v1", memory=first.memory)
@@ -96,7 +96,7 @@ def test_memory_that_does_not_fit_is_not_taken(changes) -> None:
 
 
 class OrderedStream:
-    """In place of CUDA streams: a log of what each engine marks and follows."""
+    """A replacement for CUDA streams that logs marks and dependencies."""
 
     log: ClassVar[list[tuple[str, object]]] = []
 
@@ -106,24 +106,24 @@ class OrderedStream:
     entered = lambda self: torch.inference_mode()  # noqa: E731
 
     def mark(self) -> None:
-        """Log the end of what was started."""
+        """Log the end of the started work."""
         self.log.append(("mark", self))
 
     def follow(self, others: list[object]) -> None:
-        """Log the streams that come first."""
+        """Log the streams to wait for."""
         self.log.append(("follow", (self, tuple(others))))
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
-    """What the engines' streams mark and follow."""
+    """Log of marks and dependencies between the engines' streams."""
     monkeypatch.setattr("services.llm.engine.engine.DeviceStream", OrderedStream)
     monkeypatch.setattr(OrderedStream, "log", [])
     return OrderedStream.log
 
 
 def test_a_step_follows_what_the_other_engine_started(log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A freed block may still be read by the other engine's kernels: each step is ordered after its last one, and marked before blocks are freed."""
+    """A step waits for the other engine's last step, and is marked before its blocks are freed."""
     old = build(0)
     new = build(1, old.memory)
     free = old.memory.pool.release
@@ -139,7 +139,7 @@ def test_a_step_follows_what_the_other_engine_started(log, monkeypatch: pytest.M
 
 
 def test_a_step_that_fails_while_it_is_started_is_followed_too(log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has started before it failed may still run when its engine gives the blocks back."""
+    """A failed step is marked too: the work it started may still run when the engine frees its blocks."""
     failing = build(0)
 
     def fail(plan: StepPlan) -> RunningStep:

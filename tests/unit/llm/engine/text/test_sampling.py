@@ -1,4 +1,4 @@
-"""The choice of the next token, against an oracle that sorts and draws in plain Python."""
+"""Sampling of the next token, against an oracle that sorts and draws in plain Python."""
 
 import math
 from itertools import accumulate
@@ -40,7 +40,7 @@ draws = st.builds(
 
 
 def changed(logits: list[float], draw: SamplingInput) -> list[float]:
-    """Apply penalties and bias to one token after another."""
+    """Apply penalties and bias token by token."""
     params, generated, out = draw.sampling, draw.tokens[draw.num_prompt_tokens :], list(logits)
     for token in range(VOCAB):
         if token in draw.tokens:
@@ -54,7 +54,7 @@ def changed(logits: list[float], draw: SamplingInput) -> list[float]:
 
 
 def sorted_cut(scores: list[float], params: SamplingParams) -> set[int]:
-    """Return the tokens that remain after min-p, top-k and top-p, by sorting; probabilities are summed in units of 2^-52."""
+    """Return the tokens kept by min-p, top-k and top-p, by sorting; probabilities are summed in units of 2^-52."""
     mass = torch.tensor(scores, dtype=torch.float64).softmax(-1).tolist()
     order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
     kept = [token for token in order if mass[token] >= params.min_p * max(mass)][: params.top_k or None]
@@ -69,7 +69,7 @@ def sorted_cut(scores: list[float], params: SamplingParams) -> set[int]:
 @hypothesis_settings(max_examples=20)
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_every_choice_is_one_of_the_oracle(params: list[SamplingInput], seed: int) -> None:
-    """Greedy takes the best changed logit; a draw takes the survivor that the uniform number selects."""
+    """Greedy takes the best changed logit; a draw takes the kept token that the uniform number selects."""
     logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(params), VOCAB)))
 
     chosen = sample(logits_RV, params).tokens()
@@ -97,7 +97,7 @@ def test_every_choice_is_one_of_the_oracle(params: list[SamplingInput], seed: in
     st.integers(0, 2**32 - 1),
 )
 def test_the_cut_keeps_the_very_tokens_that_sorting_keeps(params, size, spread, decimals, seed) -> None:
-    """For any mix of settings, scores that are all different or tie often, equal zeros of both signs, and forbidden tokens."""
+    """The cut keeps the same tokens as sorting for any settings, ties, zeros of both signs, and forbidden tokens."""
     draw = np.random.default_rng(seed)
     scores = draw.normal(0, spread, (len(params), size)).astype(np.float32)
     if decimals is not None:
@@ -114,7 +114,7 @@ def test_the_cut_keeps_the_very_tokens_that_sorting_keeps(params, size, spread, 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_logprobs_are_the_models_own(temperature: float) -> None:
-    """Before penalties, bias and temperature; the most probable tokens come best first."""
+    """Logprobs precede penalties, bias and temperature; the most probable tokens come best first."""
     logits_RV = torch.randn(1, VOCAB, dtype=torch.float64)
     params = SamplingParams(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
 
@@ -175,7 +175,7 @@ def test_a_draw_at_the_end_is_a_possible_token(monkeypatch) -> None:
     ],
 )
 def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, Any]) -> None:
-    """At the limits of the settings an allowed token of the vocabulary is drawn; one beyond it would end the engine."""
+    """At the limits of the settings, an allowed token of the vocabulary is drawn."""
     logits_RV = torch.randn(8, VOCAB)
     allowed = np.array([0b11100], dtype=np.int32)
     params = [SamplingParams(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
@@ -188,7 +188,7 @@ def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, An
 
 
 def test_logits_that_are_not_numbers_affect_their_own_row_alone() -> None:
-    """Such a row still has a token of the vocabulary, and other rows are unchanged."""
+    """A row of NaN or infinite logits still gives a vocabulary token, and other rows are unchanged."""
     logits_RV = torch.randn(3, VOCAB)
     draws = [SamplingInput(SamplingParams(temperature=1.0, top_p=0.9, seed=seed), [1], 1) for seed in range(3)]
     wanted = sample(logits_RV[1:2], draws[1:2]).tokens()
@@ -201,7 +201,7 @@ def test_logits_that_are_not_numbers_affect_their_own_row_alone() -> None:
 
 
 def test_equally_probable_tokens_are_ordered_by_id() -> None:
-    """Ties are common in bf16: the order is by logprob, then by id, so that the greedy token is the first."""
+    """Ties, common in bf16, are ordered by id, so the greedy token is the first."""
     logits_RV = torch.zeros(2, 1_000)
     logits_RV[1, 500:] = 3.0
 

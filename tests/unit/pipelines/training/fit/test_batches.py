@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 @given(LENGTHS, st.integers(1, 100), st.integers(0, 9))
 def test_groups_hold_everything_once_within_the_budget(lengths: list[int], budget: int, seed: int) -> None:
-    """No window is lost or doubled, and no group of several is larger than allowed."""
+    """Each window is in exactly one group, and groups of several windows stay within the budget."""
     groups = group_by_length(lengths, budget, np.random.default_rng(seed))
 
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
@@ -23,8 +23,10 @@ def test_groups_hold_everything_once_within_the_budget(lengths: list[int], budge
 
 @given(LENGTHS, st.integers(2, 30), st.integers(0, 9))
 def test_windows_hold_every_event_of_each_epoch(lengths: list[int], max_items: int, seed: int) -> None:
-    """Each window is a stretch of its sequence within the limit, no two overlap, short sequences stay whole, and of long ones the newest event
-    is in every epoch with at least half a window before it: nothing is lost but a single item at the beginning."""
+    """Windows are disjoint slices within the limit that cover all but at most the first item of a sequence.
+
+    Short sequences stay whole, and in every epoch the newest event has at least half a window before it.
+    """
     sequences = [np.arange(length) + 1_000 * number for number, length in enumerate(lengths)]
 
     windows = cut_windows(sequences, max_items, np.random.default_rng(seed))
@@ -40,7 +42,7 @@ def test_windows_hold_every_event_of_each_epoch(lengths: list[int], max_items: i
 
 
 def test_long_sequences_are_cut_at_other_places_in_other_epochs() -> None:
-    """So an item is learned at several positions."""
+    """Different cuts train an item at several positions."""
     rng = np.random.default_rng(0)
 
     cuts = {tuple(len(window) for window in cut_windows([np.arange(50)], 20, rng)) for _epoch in range(100)}
@@ -50,7 +52,7 @@ def test_long_sequences_are_cut_at_other_places_in_other_epochs() -> None:
 
 
 def test_each_place_predicts_the_next_token() -> None:
-    """Tokens begin with the beginning; the label of a place is the token of the next; padding is ignored."""
+    """Tokens start with the BOS token, labels are the next position's tokens, and padding is ignored."""
     batch = make_batch([np.array([2, 0]), np.array([1])], build_catalogue(3))
 
     assert batch.tokens.tolist() == [[BOS_TOKEN, 3], [BOS_TOKEN, BOS_TOKEN]]
@@ -68,7 +70,7 @@ def test_codes_of_depth_two_take_two_places() -> None:
 
 
 def test_a_dislike_is_beside_its_row_and_in_no_input() -> None:
-    """After the last item it makes the row a position longer, at whose end no label stands; rows without any, or with fewer, are filled up with weight 0."""
+    """A dislike after the last item adds a position without a label; missing dislikes are padded with weight 0."""
     one = Weighted(np.array([2, 0]), np.ones(2), Dislikes(np.array([1, 1]), np.array([0, 2]), np.array([1.0, 3.0])))
 
     batch = make_batch([one, np.array([1])], build_catalogue(3))
@@ -85,7 +87,7 @@ def test_a_dislike_is_beside_its_row_and_in_no_input() -> None:
 def test_each_place_of_a_dislike_follows_the_items_before_it(
     dislikes: list[tuple[int, int, int]], max_items: int
 ) -> None:
-    """However sequences are cut: the tokens up to its position are those of the history, and only what comes before the first window is lost."""
+    """The tokens before a dislike's position are its history; only dislikes before the first window are lost."""
     columns = zip(*dislikes, strict=True) if dislikes else ([], [], [])
     items = np.arange(20, 32)
     sequence = Weighted(items, np.ones(12), Dislikes(*(np.array(one, dtype=np.int64) for one in columns)))
@@ -107,7 +109,7 @@ def test_each_place_of_a_dislike_follows_the_items_before_it(
 
 
 def test_a_dislike_of_deeper_codes_is_a_row_of_its_own() -> None:
-    """The history, then the item, and no labels: one a window, drawn by weight, which counts for all; the window itself is as without."""
+    """One dislike per window is drawn by weight into a separate row without labels; the window is unchanged."""
     codes = np.array([[0, 1], [1, 0], [1, 1]], dtype=np.int32)
     deep = Catalogue(("a", "b", "c"), ("A", "B", "C"), ((), (), ()), codes, (2, 2), np.ones(3))
     window = Weighted(np.array([1, 0]), np.ones(2), Dislikes(np.array([2, 2]), np.array([1, 2]), np.array([1.0, 2.0])))

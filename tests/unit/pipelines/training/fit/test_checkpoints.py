@@ -1,4 +1,4 @@
-"""Checkpoints of both forms in one folder: a run goes on from the newest whole one, whatever a killed run of the other form left."""
+"""Checkpoints of both formats in a folder: a run resumes from the newest complete checkpoint of either format."""
 
 import json
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ from tests.unit.pipelines.conftest import checkpoints_in
 
 
 def state(number: float) -> FitState:
-    """A state with a number."""
+    """Build a state with this value."""
     return FitState({"weight": torch.full((4,), number)}, {"step": number})
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A group of one process, which writes shards."""
+    """A process group of one process, which writes shards."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def write(folder: Path, form: str, number: float) -> None:
-    """Write a checkpoint in one of the forms."""
+    """Write a checkpoint in one of the formats."""
     saved = checkpoints_in(folder)
     if form == "file":
         saved.save(state(number))
@@ -38,7 +38,7 @@ def write(folder: Path, form: str, number: float) -> None:
 
 
 def leave(folder: Path, form: str, number: int) -> Path:
-    """Leave what a process that was killed while it wrote had written so far."""
+    """Create the partial output of a process killed while writing a checkpoint."""
     left = folder / f"{number:09d}.partial"
     if form == "file":
         left.write_bytes(b"half a file")
@@ -52,7 +52,7 @@ def leave(folder: Path, form: str, number: int) -> Path:
 @pytest.mark.parametrize("now", ["file", "shards"])
 @pytest.mark.parametrize("before", ["file", "shards"])
 def test_a_run_goes_on_whatever_form_was_left(tmp_path: Path, before: str, now: str) -> None:
-    """The last whole checkpoint is read, the next one is written over what was left, and nothing of that stays."""
+    """The last complete checkpoint is loaded, and the next checkpoint replaces the partial output."""
     folder = tmp_path / "fit"
     write(folder, before, 1.0)
     left = leave(folder, before, 2)
@@ -72,7 +72,7 @@ def test_a_run_goes_on_whatever_form_was_left(tmp_path: Path, before: str, now: 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("form", ["file", "shards"])
 def test_the_checkpoint_that_is_used_is_the_one_that_is_named(tmp_path: Path, form: str) -> None:
-    """A damaged newest one is passed over by both; a foreign file is none."""
+    """Loading and naming both skip a corrupt newest checkpoint, and ignore foreign files."""
     write(tmp_path, form, 1.0)
     write(tmp_path, form, 2.0)
     saved = checkpoints_in(tmp_path)
@@ -89,7 +89,7 @@ def test_the_checkpoint_that_is_used_is_the_one_that_is_named(tmp_path: Path, fo
 
 @pytest.mark.parametrize("about", [[], {}, {"sha256": []}, {"sha256": {}, "values": 1, "state_sha256": ""}])
 def test_a_state_of_wrong_types_is_passed_over(tmp_path: Path, about: object) -> None:
-    """A folder whose state.json was written by others is no checkpoint, and ends no run."""
+    """A folder with an invalid state.json is ignored."""
     folder = tmp_path / "000000001.shards"
     folder.mkdir()
     (folder / "state.json").write_text(json.dumps(about))

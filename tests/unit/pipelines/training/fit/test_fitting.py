@@ -1,4 +1,4 @@
-"""Training: the learning rate, averaged weights, dropout, unusable batches, and the best validation is kept."""
+"""Training: learning rate, averaged weights, dropout, unusable batches, and selection of the best validation."""
 
 import json
 import math
@@ -51,12 +51,12 @@ FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0
 
 
 def small_decoder() -> Decoder:
-    """A decoder with fresh weights over 30 items."""
+    """Build an untrained decoder over 30 items."""
     return new_decoder(build_catalogue(), TrainOptions(hidden_size=16, num_heads=2, feed_forward=32, max_items=20))
 
 
 def test_rate_rises_then_falls_to_nothing() -> None:
-    """Linear up to the peak at the end of the warm-up, half a cosine down."""
+    """The rate is linear up to its peak at the end of the warm-up, then half a cosine down."""
     assert rate_at(0.0, 0.1) < 0.05
     assert rate_at(0.1, 0.1) == pytest.approx(1.0)
     assert rate_at(0.55, 0.1) == pytest.approx(0.5)
@@ -64,7 +64,7 @@ def test_rate_rises_then_falls_to_nothing() -> None:
 
 
 def test_averaged_weights_are_carried_only_inside_the_block() -> None:
-    """Validation uses the average; training continues from the weights themselves."""
+    """Validation uses the averaged weights; training continues with the current weights."""
     model = nn.Linear(2, 1, bias=False)
     descent = Descent(model, LINE)
     for step in range(20):
@@ -94,7 +94,7 @@ def fit_line(
 
 
 def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
-    """The model ends with the weights that validated best, in inference mode."""
+    """The model ends with the weights of the best validation, in inference mode."""
     early, late = line(), line()
 
     fitted = fit_line(early, checkpoints_in(tmp_path / "early"), (0.1, 0.9, 0.3))
@@ -107,7 +107,7 @@ def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e6])
 def test_a_poisoned_batch_is_named_and_left_out(tmp_path: Path, poison: float) -> None:
-    """NaN, infinity or a far too high loss: back to the checkpoint, on without that batch, whenever the checkpoint was written."""
+    """On NaN, infinite or far too high loss, training returns to the checkpoint and skips the batch."""
     near, far = line(), line()
 
     fitted = fit_line(near, checkpoints_in(tmp_path / "near", every_s=0.0), count(), poison=poison)
@@ -119,7 +119,7 @@ def test_a_poisoned_batch_is_named_and_left_out(tmp_path: Path, poison: float) -
 
 
 def test_a_fit_that_stays_poisoned_gives_up_and_names_the_batches(tmp_path: Path) -> None:
-    """Three batches are left out; the fourth ends the stage, with all of them named."""
+    """Three batches are skipped; the fourth ends the stage with an error that names them all."""
     with pytest.raises(
         StageFailed, match=r"4 batches are unusable \(batch 2 of epoch 1.*batch 2 of epoch 4.*learning rate"
     ):
@@ -128,7 +128,7 @@ def test_a_fit_that_stays_poisoned_gives_up_and_names_the_batches(tmp_path: Path
 
 @pytest.mark.parametrize("num_parts", [2, 3])
 def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
-    """A batch in two parts, of unequal numbers of labels, moves the weights as the whole one does."""
+    """A batch in parts with different label counts gives the gradients of the whole batch."""
     catalogue, moved = build_catalogue(), []
     batch = make_batch([np.array([1, 2, 3, 4]), np.array([5, 6, 7, 5]), np.array([8, 9])], catalogue)
     for parts in (1, num_parts):
@@ -145,7 +145,7 @@ def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
 
 
 def test_everything_is_made_on_the_models_device() -> None:
-    """With another default device, losses and scores still come out: no tensor relies on the default."""
+    """Losses and scores work with another default device, so no tensor relies on the default."""
     catalogue, decoder = build_catalogue(), small_decoder()
     student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
     batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
@@ -168,7 +168,7 @@ def test_everything_is_made_on_the_models_device() -> None:
 
 
 def test_a_narrow_student_starts_from_what_its_size_can_hold() -> None:
-    """Where the decoder's embeddings span no more directions than the student has, their inner products are the student's at its start."""
+    """If the decoder's embeddings have low rank, the student starts with their inner products."""
     catalogue, decoder = build_catalogue(), small_decoder()
     with torch.no_grad():
         decoder.embedding.weight.copy_(torch.randn(31, 8) @ torch.randn(8, 16))
@@ -180,7 +180,7 @@ def test_a_narrow_student_starts_from_what_its_size_can_hold() -> None:
 
 
 def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Path) -> None:
-    """It is trained once: what is written for the twin is the student."""
+    """Without a teacher the student is trained once and also saved as the twin."""
     distill(
         built.trained.tokenized,
         built.trained.decoder_dir,
@@ -202,7 +202,7 @@ def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Pat
 def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows_that_this_earned(
     built: Built, tmp_path: Path, better: str, uses_targets: bool
 ) -> None:
-    """One of two students is the ring's, the other knows nothing, or both are the same. The better one serves; both are kept, and a refit learns as the one that serves did."""
+    """The better of student and twin is served, both are kept, and a refit uses the same options."""
     learned, nothing = built.trained.students_dir / "student.safetensors", tmp_path / "nothing"
     student = read_student(learned)
     with torch.no_grad():
@@ -225,7 +225,7 @@ def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows
 
 
 def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(built: Built, tmp_path: Path) -> None:
-    """It finds the next item of the ring, and the decoder's weights are nowhere in it."""
+    """A student without a decoder learns the ring and does not contain the decoder's weights."""
     path = tmp_path / "alone.safetensors"
 
     fit_and_save(Inputs(built.trained.tokenized, 1, CPU), None, SMALL_STUDENT, path, checkpoints_in(tmp_path / "saved"))
@@ -237,7 +237,7 @@ def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(b
 
 
 def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
-    """Its options differ in the teacher's share and nothing else, and its loss is the same whoever the teacher is."""
+    """The twin's options differ only in the teacher weight, and its loss does not depend on the teacher."""
     catalogue, one, other = build_catalogue(), small_decoder(), small_decoder()
     nn.init.normal_(other.embedding.weight)
     options = DistillOptions(hidden_size=16, num_heads=2, max_items=20)
@@ -259,7 +259,7 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
 
 
 def test_losses_keep_fp32_under_bf16_autocast() -> None:
-    """As on a GPU: products in bf16, weights, their gradients and the softmax over the catalogue in fp32."""
+    """Products run in bf16; weights, gradients and the softmax over the catalogue stay in fp32."""
     catalogue, decoder = build_catalogue(), small_decoder()
     batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
 
@@ -273,7 +273,7 @@ def test_losses_keep_fp32_under_bf16_autocast() -> None:
 
 
 def test_dropout_is_there_in_training_only_and_gone_afterwards() -> None:
-    """Inside the block a training module drops, the same module in inference does not; outside nothing does."""
+    """Dropout applies only inside the block and only in training mode."""
     layer, ones = nn.Identity(), torch.ones(1_000)
 
     with dropout_after([layer], 0.5):
@@ -286,7 +286,7 @@ def test_dropout_is_there_in_training_only_and_gone_afterwards() -> None:
 
 
 def test_a_row_depends_on_its_own_earlier_tokens_alone() -> None:
-    """Causality alone separates the rows of a padded batch: neither padding, nor a neighbour, nor a later item changes a state."""
+    """Causality separates the rows of a padded batch: padding, other rows and later items do not change a state."""
     decoder, rows = small_decoder().eval(), torch.tensor([[0, 3, 4, 5], [0, 7, 0, 0], [0, 3, 4, 6]])
 
     states = hidden_states(decoder, rows).view(3, 4, -1)

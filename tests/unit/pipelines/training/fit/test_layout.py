@@ -1,4 +1,4 @@
-"""The words of --parallel."""
+"""Parsing of --parallel."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from services.errors import ConfigError
     ],
 )
 def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> None:
-    """Its sizes multiply to their number, and it has these words alone: the planner's choice is what the option means."""
+    """The sizes of a layout multiply to the number of workers, and the layout maps back to the words."""
     assert layout_of(words, workers) == layout
     assert words_of(layout) == ("ddp" if words == "auto" else words)
     assert layout.num_gpus == workers
@@ -37,13 +37,13 @@ def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> 
     ],
 )
 def test_what_is_no_layout_is_refused_with_the_option(words: str, workers: int) -> None:
-    """An unknown word, a number that divides nothing, workers that are left over, and products that are not offered."""
+    """Unknown words, sizes that do not divide the workers, and unsupported combinations are rejected."""
     with pytest.raises(ConfigError, match="--parallel"):
         layout_of(words, workers)
 
 
 def test_a_product_that_is_not_offered_has_no_words() -> None:
-    """The planner looks for the next one."""
+    """Unsupported combinations have no words, so the planner tries the next layout."""
     assert words_of(Layout(pipeline=2, tensor=2)) is None
     assert words_of(Layout(data=2, shard=2, tensor=2)) is None
     assert words_of(Layout()) == "auto"
@@ -64,6 +64,6 @@ def test_a_product_that_is_not_offered_has_no_words() -> None:
     ],
 )
 def test_a_team_that_cannot_be_started_is_refused_with_the_option(given: dict[str, object], option: str) -> None:
-    """Before anything runs."""
+    """Invalid options are rejected before the run starts."""
     with pytest.raises(ConfigError, match=option):
         Team(**given)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pipelines.training.fit.loss_curve import MAX_POINTS, LossCurve
 
 @given(num_steps=st.integers(1, 5 * MAX_POINTS), stops=st.sets(st.integers(1, 5 * MAX_POINTS), max_size=3))
 def test_points_are_means_of_all_steps_in_their_order(num_steps: int, stops: set[int]) -> None:
-    """However many steps: fewer points than the limit, each the mean of the steps since the one before it, also where the curve was written as JSON and read in between."""
+    """Points are means of consecutive steps within the limit, also after a JSON round trip."""
     losses, curve = [float(step * step % 997) for step in range(num_steps)], LossCurve()
     for step, loss in enumerate(losses):
         if step in stops:

@@ -1,4 +1,4 @@
-"""Freed memory is used again inside the block, and is returned at its end."""
+"""Freed memory is reused inside the block, and returned to the system at its end."""
 
 import platform
 import resource
@@ -14,7 +14,7 @@ BYTES = 1 << 26
 
 
 def faults() -> int:
-    """Return the page faults of a step: a large array is made, filled and freed, again and again."""
+    """Return the page faults of a step that repeatedly allocates, fills and frees a large array."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
         np.ones(BYTES, dtype=np.uint8)
@@ -32,8 +32,8 @@ def counted() -> tuple[int, int, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such options")
 def test_memory_is_kept_inside_the_block_alone() -> None:
-    """After a first time no large array costs a page fault; before and afterwards each does."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # whose heap no library's mapping stands in the way of
+    """Inside the block, only the first allocations cause page faults; outside, each does."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # a heap without library mappings
         before, inside, after = fresh.submit(counted).result()
 
     assert inside < before / 10

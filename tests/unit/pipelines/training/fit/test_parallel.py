@@ -1,4 +1,4 @@
-"""What one process of a fit does as a group of one, and how a rank's end is sorted."""
+"""A fit's process as a group of one, and classification of a rank's end."""
 
 import time
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, QUICK, Built, ch
 
 
 def weights_of(built: Built, folder: Path, num_parts: int, group: Group) -> bytes:
-    """Train the small decoder with dropout and return its file."""
+    """Train the small decoder with dropout and return its weights file."""
     options = replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, num_parts=num_parts))
     folder.mkdir()
     train_in(
@@ -45,7 +45,7 @@ def weights_of(built: Built, folder: Path, num_parts: int, group: Group) -> byte
 
 
 def test_accumulation_multiplies_the_parts_of_a_batch(built: Built, tmp_path: Path) -> None:
-    """A recipe's two parts and a factor of two, as after a full memory, are four parts."""
+    """Two parts and an accumulation factor of two, as after running out of memory, make four parts."""
     four = weights_of(built, tmp_path / "four", 4, Group())
 
     assert weights_of(built, tmp_path / "two", 2, Group(accumulation=2)) == four
@@ -56,14 +56,14 @@ def test_accumulation_multiplies_the_parts_of_a_batch(built: Built, tmp_path: Pa
 def test_a_whole_fit_ends_with_the_same_bits_whatever_is_computed_again(
     recompute: str, built: Built, tmp_path: Path
 ) -> None:
-    """Dropout included."""
+    """Recomputation gives bitwise equal weights, also with dropout."""
     plain = weights_of(built, tmp_path / "plain", 1, Group())
 
     assert weights_of(built, tmp_path / recompute, 1, Group(Method(recompute=recompute))) == plain
 
 
 def test_bf16_changes_products_alone(built: Built, tmp_path: Path) -> None:
-    """The weights differ from fp32's, and are fp32 on file."""
+    """bf16 training gives other weights, which are saved in fp32."""
     plain = weights_of(built, tmp_path / "fp32", 1, Group(Method(is_bf16=False)))
 
     halved = weights_of(built, tmp_path / "bf16", 1, Group(Method(is_bf16=True)))
@@ -73,7 +73,7 @@ def test_bf16_changes_products_alone(built: Built, tmp_path: Path) -> None:
 
 
 def test_a_batch_is_known_by_its_content() -> None:
-    """Another item, another order and another label that is left out are other batches; a copy is the same."""
+    """The digest changes with items, order and masked labels, and is equal for a copy."""
     catalogue, rows = build_catalogue(), [np.array([1, 2, 3]), np.array([4, 5])]
     masked = Weighted(rows[0], np.array([1.0, 0.0, 1.0]))
 
@@ -88,7 +88,7 @@ def test_a_batch_is_known_by_its_content() -> None:
 
 
 def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
-    """NaN and a far too high one; a single process is not."""
+    """NaN and far too high losses are reported with their rank, except for a single process."""
     shares = [Share(4.0, 4, 0), Share(float("nan"), 4, 1), Share(4e9, 4, 2)]
 
     assert unusable_share(shares, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
@@ -96,13 +96,13 @@ def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
 
 
 def slow(seconds: float, number: int) -> Batch:
-    """A batch that takes its time, as from a slow disk."""
+    """Return a batch after a delay, as from a slow disk."""
     time.sleep(seconds)
     return numbered(number)
 
 
 def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, list[str]]:
-    """Fit one weight with batches and steps of these times, for a little over a second, and return what was logged."""
+    """Fit one weight for about a second with these batch and step times; return the logged events."""
 
     def loss(model: nn.Module, _batch: Batch) -> tuple[torch.Tensor, int]:
         time.sleep(step_s)
@@ -115,7 +115,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
 
 
 def test_a_fit_that_waits_for_its_data_says_so(tmp_path: Path) -> None:
-    """Above a fifth of the steps' time; the time of batches and of steps is counted apart."""
+    """A wait above a fifth of the step time is logged, and data and step times are counted separately."""
     waiting, told = fit_slowly(tmp_path / "waiting", 0.08, 0.02)
     _, silence = fit_slowly(tmp_path / "busy", 0.0, 0.1)
 
@@ -134,7 +134,7 @@ def test_a_fit_that_waits_for_its_data_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_rank_says_how_it_ended(raises: object, how: Ending) -> None:
-    """A full memory, of torch or numpy, is told from an error that nobody foresaw, whose traceback is kept."""
+    """Out-of-memory errors of torch and numpy differ from unexpected errors, and tracebacks are kept."""
     sent: list[object] = []
 
     ended = work_at(seat(), Group, lambda **_: raises(), sent.append)  # type: ignore[operator,arg-type]
@@ -145,7 +145,7 @@ def test_a_rank_says_how_it_ended(raises: object, how: Ending) -> None:
 
 
 def test_an_error_of_the_users_arrives_as_it_was_raised() -> None:
-    """Its class, its words and its fields."""
+    """A ConfigError keeps its class and message."""
 
     def refuse(**_: object) -> None:
         raise ConfigError("--parallel: tp3 does not divide the decoder's num_attention_heads, 2")
@@ -156,7 +156,7 @@ def test_an_error_of_the_users_arrives_as_it_was_raised() -> None:
 
 
 def seat() -> Seat:
-    """A rank's seat in a group of one."""
+    """Return a rank's seat in a group of one."""
     return Seat(
         rank=0,
         size=1,

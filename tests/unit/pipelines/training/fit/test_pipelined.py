@@ -1,4 +1,4 @@
-"""How a decoder and a batch are divided over a pipeline. What stages compute together is held by tests/integration/pipelines/test_workers.py."""
+"""Splitting a decoder and a batch over pipeline stages; tests/integration/pipelines/test_workers.py runs the stages."""
 
 import copy
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.support.training.bundles import build_decoder
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(2, 5))
 def test_micro_batches_have_all_rows_once_and_one_size(num_rows: int, length: int, num_stages: int) -> None:
-    """At least one for each stage and at most four; rows that fill up are at the end, without labels and of no length."""
+    """There are one to four micro-batches per stage; padding rows come last, without labels or length."""
     tokens_BL = torch.arange(2, 2 + num_rows * length).view(num_rows, length)
     batch = Batch(tokens_BL, tokens_BL + 1, tokens_BL > 0, (length,) * num_rows)
 
@@ -39,7 +39,7 @@ def test_micro_batches_have_all_rows_once_and_one_size(num_rows: int, length: in
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_layers_are_divided_without_gap_or_overlap(num_layers: int, num_stages: int) -> None:
-    """In order; each layer's parameters are on the stage that has it."""
+    """Layers are assigned in order, and each layer's parameters belong to its stage."""
     stages = [layers_of(num_layers, stage, num_stages) for stage in range(num_stages)]
 
     assert [layer for stage in stages for layer in stage] == list(range(num_layers))
@@ -49,7 +49,7 @@ def test_layers_are_divided_without_gap_or_overlap(num_layers: int, num_stages: 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_stages_one_after_another_are_the_decoder(is_tied: bool) -> None:
-    """The same hidden states, bit for bit, and every parameter on one stage, but for rows that are input and output."""
+    """Hidden states are bitwise equal, and parameters are on one stage except for tied embeddings."""
     whole = build_decoder(40, 0)
     if not is_tied:
         whole = Decoder(replace(whole.config, tie_word_embeddings=False))
@@ -68,7 +68,7 @@ def test_stages_one_after_another_are_the_decoder(is_tied: bool) -> None:
 
 
 def test_a_loss_that_runs_the_decoder_twice_is_refused_with_the_option() -> None:
-    """What the stage before has sent is there once, for its batch."""
+    """The input from the previous stage is available only once per batch."""
     last = Stage(build_decoder(40, 0), 1, 2)
     last.entering_TD = torch.zeros(15, last.config.hidden_size)
     tokens_BL = torch.ones(3, 5, dtype=torch.long)

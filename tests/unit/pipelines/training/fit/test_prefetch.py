@@ -1,4 +1,4 @@
-"""Batches made in a thread are those made in the step's own, come in order, and the thread ends with its block."""
+"""Prefetched batches equal directly made batches, in order, and the thread ends with the block."""
 
 import threading
 
@@ -14,12 +14,12 @@ from tests.unit.pipelines.conftest import CPU
 
 @pytest.fixture
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make batches for the CPU as for a GPU."""
+    """Prefetch batches on the CPU, as for a GPU."""
     monkeypatch.setattr(prefetch, "is_worth_it", lambda _device: True)
 
 
 def noted(number: int, made: list[int]) -> MakeBatch:
-    """Make a batch and note it."""
+    """Return a function that makes a batch and records it."""
 
     def make() -> Batch:
         made.append(number)
@@ -29,18 +29,18 @@ def noted(number: int, made: list[int]) -> MakeBatch:
 
 
 def failing() -> Batch:
-    """A batch that cannot be made."""
+    """Fail to make a batch."""
     raise ValueError("no such item") from KeyError("item 7")
 
 
 def threads() -> set[str]:
-    """Names of the threads that make batches now."""
+    """Return the names of running prefetch threads."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("batches")}
 
 
 @pytest.mark.usefixtures("in_thread")
 def test_batches_come_in_order_and_at_most_two_are_made_ahead() -> None:
-    """While one is in use the next two are made and no more, and none is missing at the end."""
+    """While a batch is in use, only the next two are made, and all batches arrive."""
     made: list[int] = []
     with ready_batches([noted(number, made) for number in range(6)], CPU) as batches:
         taken = [next(batches).tokens.item()]
@@ -54,7 +54,7 @@ def test_batches_come_in_order_and_at_most_two_are_made_ahead() -> None:
 
 
 def test_on_the_cpu_a_batch_is_made_when_it_is_taken() -> None:
-    """No thread, and nothing made before its time."""
+    """On the CPU, batches are made directly, without a thread or prefetching."""
     made: list[int] = []
     with ready_batches([noted(number, made) for number in range(3)], CPU) as batches:
         next(batches)
@@ -64,7 +64,7 @@ def test_on_the_cpu_a_batch_is_made_when_it_is_taken() -> None:
 
 @pytest.mark.usefixtures("in_thread")
 def test_what_making_a_batch_raises_is_raised_at_its_place_with_its_cause() -> None:
-    """Batches before the broken one are had; then its own error comes, and the thread is gone."""
+    """Earlier batches are delivered, then the original error is raised and the thread ends."""
     taken = []
     with (
         pytest.raises(ValueError, match="no such item") as raised,
@@ -79,7 +79,7 @@ def test_what_making_a_batch_raises_is_raised_at_its_place_with_its_cause() -> N
 @pytest.mark.usefixtures("in_thread")
 @pytest.mark.parametrize("num_taken", [0, 1])
 def test_the_thread_ends_when_the_step_fails(num_taken: int) -> None:
-    """A failure of the block is the caller's, with no thread left, whether or not it had begun."""
+    """If the block fails, its error is raised and no thread remains."""
 
     def fail() -> None:
         with ready_batches([lambda: numbered(0)] * 5, CPU) as batches:

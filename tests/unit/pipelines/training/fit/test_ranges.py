@@ -1,4 +1,4 @@
-"""The names of what a fit does, in torch's own trace of it."""
+"""The names of a fit's phases in torch's own trace."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ NUM_EPOCHS, NUM_BATCHES = 2, 3
 
 
 def test_a_profile_of_a_fit_has_its_ranges_nested_as_they_happen(tmp_path: Path) -> None:
-    """Each step waits for data before it, and has a forward and a backward pass for each part and the optimizer within it, in this order; the profiler knows the wait for data."""
+    """Each step follows a data wait and contains forward and backward passes per part, then the optimizer."""
     task = task_of(
         lambda model, batch: (model(batch.tokens.float()).square().mean(), len(batch.tokens)),
         [partial(numbered, 1, 2)] * NUM_BATCHES,

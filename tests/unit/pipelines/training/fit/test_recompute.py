@@ -1,4 +1,4 @@
-"""Activations that are computed again."""
+"""Recomputation of activations."""
 
 import re
 
@@ -17,7 +17,7 @@ from tests.support.training.bundles import build_catalogue
 
 
 class Products(TorchDispatchMode):
-    """Counts the products of matrices."""
+    """Counts matrix products."""
 
     count = 0
 
@@ -28,7 +28,7 @@ class Products(TorchDispatchMode):
 
 
 def step_with(how: str) -> tuple[list[torch.Tensor], int, int]:
-    """Return the gradients of one step with dropout, the products that it took, and the bytes that it kept of the forward pass."""
+    """Return a step's gradients with dropout, the number of products, and the bytes kept of the forward pass."""
     catalogue = build_catalogue()
     decoder: Decoder = new_decoder(catalogue, TrainOptions(hidden_size=16, num_layers=3, feed_forward=32)).train()
     batch = make_batch([torch.arange(9).numpy(), torch.arange(12, 4, -1).numpy()], catalogue)
@@ -56,7 +56,7 @@ def step_with(how: str) -> tuple[list[torch.Tensor], int, int]:
 
 
 def test_gradients_are_the_same_bits_whatever_is_computed_again() -> None:
-    """With dropout, whose masks are drawn again as they were. What is kept shrinks; all products are repeated, or none."""
+    """Gradients are bitwise equal with dropout, fewer bytes are kept, and either all or no products are repeated."""
     (plain, usual, kept), (selective, few, kept_of_selective), (full, more, kept_of_full) = map(
         step_with, ("none", "selective", "full")
     )
@@ -69,7 +69,7 @@ def test_gradients_are_the_same_bits_whatever_is_computed_again() -> None:
 
 
 def test_selective_keeps_every_attention_that_torch_may_choose() -> None:
-    """Hopper cards get cuDNN's. Composites and fused inference layers are no choices of `scaled_dot_product_attention`."""
+    """All attention kernels that `scaled_dot_product_attention` may choose are kept, including cuDNN's on Hopper."""
     chosen = re.compile(
         r"aten::(_scaled_dot_product_\w*attention\w*|_(?:flash|efficient|cudnn)_attention_forward\w*)(\.(?!out)\w+)?"
     )
@@ -84,7 +84,7 @@ def test_selective_keeps_every_attention_that_torch_may_choose() -> None:
 
 
 def test_flops_of_recomputation_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selective repeats no product; what a version of torch would not keep counts as repeated."""
+    """Selective recomputation repeats no products, unless a torch version cannot keep an operation."""
     cpu, dtype = torch.device("cpu"), torch.float32
     as_it_is = flops_factor("selective", cpu, dtype)
     monkeypatch.setattr(recompute, "_KEPT", ("mm", "_scaled_dot_product_flash_attention_for_cpu"))
@@ -94,13 +94,13 @@ def test_flops_of_recomputation_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_without_lists_of_modules_has_no_blocks() -> None:
-    """Nothing of it is computed again."""
+    """A model without module lists is not recomputed."""
     assert blocks_of(nn.Linear(2, 2)) == []
 
 
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_an_error_inside_leaves_the_model_as_it_was(how: str) -> None:
-    """Its blocks have their own forward passes again."""
+    """After an error, the blocks have their original forward passes."""
     decoder = new_decoder(build_catalogue(), TrainOptions(hidden_size=16))
 
     with pytest.raises(ValueError, match="stop"), recomputed(decoder, how):

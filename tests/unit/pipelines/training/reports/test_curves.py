@@ -11,7 +11,7 @@ from pipelines.training.reports.curves import CURVES, as_text, write_png
 
 
 def fitted(losses: list[float], scores: list[float]) -> Fitted:
-    """A fit with these losses by step, and these scores, one every ten steps."""
+    """Build a fit with these losses by step and a validation score every ten steps."""
     curve = [{"epoch": place, "step": 10 * place, "validation": score} for place, score in enumerate(scores, start=1)]
     return Fitted(
         curve=curve, skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={}, losses=LossCurve(means=losses)
@@ -19,7 +19,7 @@ def fitted(losses: list[float], scores: list[float]) -> Fitted:
 
 
 def test_the_text_shows_where_both_curves_run() -> None:
-    """Losses that fall run from the upper left to the lower right, scores that rise the other way, side by side on their own scales."""
+    """Losses and scores are plotted next to each other on separate scales, falling and rising."""
     lines = as_text(asdict(fitted([9.0 - step / 10 for step in range(30)], [0.1, 0.2, 0.3]))).splitlines()
 
     assert "training loss" in lines[0]
@@ -34,14 +34,14 @@ def test_the_text_shows_where_both_curves_run() -> None:
 
 
 def test_a_fit_of_one_step_or_none_is_drawn_too(tmp_path: Path) -> None:
-    """Nothing to join by a line is no error."""
+    """Fits with one step or none are drawn without an error."""
     for one in (fitted([5.0], [0.1]), fitted([], [])):
         assert as_text(asdict(one))
         write_png({"decoder": one}, tmp_path / CURVES)
 
 
 def test_the_picture_has_a_line_for_each_fit(tmp_path: Path) -> None:
-    """A PNG, in which a second fit changes what is drawn."""
+    """The picture is a PNG, and a second fit changes it."""
     student, twin = fitted([3.0, 2.0, 1.0], [0.1]), fitted([3.0, 2.5, 2.0], [0.2])
     write_png({"student": student}, tmp_path / "one.png")
     write_png({"student": student, "twin": twin}, tmp_path / "two.png")

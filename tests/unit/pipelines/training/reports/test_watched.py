@@ -1,4 +1,4 @@
-"""What a fit reports while it runs, and what cannot be reported from here."""
+"""Reports of a running fit, and rejected reporting options."""
 
 import sys
 from dataclasses import replace
@@ -19,14 +19,14 @@ from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, Built
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars in a folder by TensorBoard's own reader, by name: (step, value)."""
+    """Return all scalars in a folder by name with TensorBoard's own reader, as (step, value)."""
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
     return {name: [(one.step, one.value) for one in reader.Scalars(name)] for name in reader.Tags()["scalars"]}
 
 
 def test_tensorboard_reads_every_step_and_validation_of_a_training(built: Built, tmp_path: Path) -> None:
-    """By TensorBoard's own reader: the losses of training.json, of as many steps, and its validations."""
+    """TensorBoard reads the losses and validations of training.json for all steps."""
     saved = Checkpoints(tmp_path / "saved", "train", 60, Reporting(run="train-1", tensorboard_dir=tmp_path / "runs"))
     train(built.trained.tokenized, SMALL_DECODER, tmp_path, saved, CPU, silent)
 
@@ -40,7 +40,7 @@ def test_tensorboard_reads_every_step_and_validation_of_a_training(built: Built,
 
 
 def test_steps_that_come_again_replace_those_before(tmp_path: Path) -> None:
-    """After a return to a checkpoint, and in a second process after a kill, each step has the value that came last."""
+    """After a return to a checkpoint or a restart, each step has its latest value."""
     with TensorBoardFiles(tmp_path) as files:
         for step in (1, 2, 3, 4, 3, 4, 5):
             files.measured(step, {"loss": 1.0 * step})
@@ -65,7 +65,7 @@ def test_steps_that_come_again_replace_those_before(tmp_path: Path) -> None:
 def test_what_cannot_be_reported_is_refused_with_its_option(
     reporting: Reporting, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is trained; also where TensorBoard's package is not installed."""
+    """Options are rejected before training, also without TensorBoard's package."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
 
     with pytest.raises(ConfigError, match=words):
@@ -73,7 +73,7 @@ def test_what_cannot_be_reported_is_refused_with_its_option(
 
 
 def test_nested_options_are_reported_by_their_path() -> None:
-    """As `fit.descent.learning_rate`; the run's name has its parts in it."""
+    """Options are flattened to dotted names, and the run's name includes its parts."""
     assert flat({"fit": {"descent": {"learning_rate": 0.1}}, "seed": 3}) == {
         "fit.descent.learning_rate": "0.1",
         "seed": "3",

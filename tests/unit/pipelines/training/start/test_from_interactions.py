@@ -1,4 +1,4 @@
-"""A decoder whose rows start from who uses the items: what the rows are, and which of them are set."""
+"""A decoder whose item rows are initialised from usage: the rows' values, and the set of initialised rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +22,20 @@ SEQUENCES = [RNG.permutation(12)[: RNG.integers(2, 9)] for _ in range(40)]
 
 
 def started(catalogue: Catalogue, options: TrainOptions = SMALL_DECODER) -> tuple[Decoder, Decoder]:
-    """Return a decoder with random rows, and the same after its start from use."""
+    """Return a decoder with random rows, and a decoder initialised from usage."""
     random, decoder = new_decoder(catalogue, options), new_decoder(catalogue, options)
     start_from_use(decoder, catalogue, SEQUENCES)
     return random, decoder
 
 
 def of_popularity(num_items: int) -> Catalogue:
-    """The items of SEQUENCES, and from 12 on such without events."""
+    """Build a catalogue of the items in SEQUENCES, followed by items without events."""
     popularity = np.bincount(np.concatenate(SEQUENCES), minlength=num_items).astype(np.float64)
     return replace(build_catalogue(num_items), popularity=popularity)
 
 
 def test_rows_are_the_right_singular_vectors_of_users_by_items() -> None:
-    """The cosines of the rows are those of a dense decomposition of the matrix scaled by both degrees; the more events an item has, the longer its row."""
+    """Cosines equal a dense SVD's of the degree-scaled matrix, and norms grow with the number of events."""
     used_UI = np.zeros((40, 12))
     for user, items in enumerate(SEQUENCES):
         used_UI[user, items] = 1
@@ -52,7 +52,7 @@ def test_rows_are_the_right_singular_vectors_of_users_by_items() -> None:
 
 
 def test_only_rows_of_items_with_events_are_set_and_every_seed_has_the_same() -> None:
-    """Special tokens, items without events and all layers stay as they were; the vectors belong to the data."""
+    """Only rows of items with events are initialised, independently of the seed."""
     catalogue = of_popularity(15)
 
     random, decoder = started(catalogue)
@@ -66,7 +66,7 @@ def test_only_rows_of_items_with_events_are_set_and_every_seed_has_the_same() ->
 
 
 def test_a_code_that_items_share_has_their_mean() -> None:
-    """Of codes of depth 2 the first level's rows are the means of their items' vectors, which the last level tells apart."""
+    """At depth 2, first-level rows are the means of their items' vectors."""
     codes = np.stack([np.arange(12) // 4, np.arange(12) % 4], axis=1).astype(np.int32)
     deep = replace(of_popularity(12), codes=codes, level_sizes=(3, 4))
 
@@ -79,7 +79,7 @@ def test_a_code_that_items_share_has_their_mean() -> None:
 
 
 def test_a_training_starts_from_use_unless_it_starts_from_a_bundle(built: Built, tmp_path: Path) -> None:
-    """The rows before the first step are those of use, or, from a bundle, the bundle's."""
+    """Rows start from usage, or from the bundle if the training starts from a bundle."""
     bundle, tokens = built.assembled / "bundle", built.trained.tokenized
     still = replace(QUICK, epochs=1, validate_every=1, descent=replace(QUICK.descent, learning_rate=0.0))
     options = replace(SMALL_DECODER, use_start=True, fit=still)

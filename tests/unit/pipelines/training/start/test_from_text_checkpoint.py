@@ -1,4 +1,4 @@
-"""A decoder that starts from a text checkpoint: layers are the checkpoint's, rows are its words', and what is trained is served like any other."""
+"""A decoder that starts from a text checkpoint: its layers, rows from item texts, and serving."""
 
 import json
 from dataclasses import replace
@@ -46,12 +46,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ring(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, learned from the checkpoint's first layer at depth 1."""
+    """The ring, trained from the checkpoint's first layer at depth 1."""
     return learn_the_ring(tmp_path_factory.mktemp("ring"), replace(SMALL_DECODER, text_start=str(text), text_layers=1))
 
 
 def start(folder: Path, texts: list[str], catalogue: Catalogue | None = None, num_layers: int = 0) -> Decoder:
-    """The decoder of a catalogue with these texts."""
+    """Build the decoder of a catalogue with these texts."""
     catalogue = catalogue or build_catalogue(len(texts))
     return decoder_from_text(folder, num_layers, catalogue, texts, 64, 0)
 
@@ -60,7 +60,7 @@ TEXTS = ["the river", "the sea", "the river", "", "a turbine", "café"]
 
 
 def test_layers_are_the_checkpoints(text: Path) -> None:
-    """As many as are asked for, with its heads, widths and rope; only what a layer adds is scaled, all of it alike. Vocabulary and positions are the catalogue's."""
+    """Layers keep the checkpoint's shape with rescaled outputs; vocabulary and positions come from the catalogue."""
     source = load_decoder(text, torch.float32, "cpu")
     size = source.embedding.weight.norm(dim=1).pow(2).mean().sqrt()
 
@@ -76,7 +76,7 @@ def test_layers_are_the_checkpoints(text: Path) -> None:
 
 
 def test_layers_compute_what_they_did(text: Path) -> None:
-    """With the checkpoint's own rows, as long as the decoder's are, the hidden states are the checkpoint's up to the final norm."""
+    """With the checkpoint's rescaled rows, the hidden states equal the checkpoint's up to the final norm."""
     source, decoder = load_decoder(text, torch.float32, "cpu"), start(text, ["the river", *TEXTS])
     size = source.embedding.weight.norm(dim=1).pow(2).mean().sqrt()
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_layers_compute_what_they_did(text: Path) -> None:
 
 
 def test_rows_are_of_the_words(text: Path) -> None:
-    """Equal texts have equal rows, others do not; all have length 1, also that of an item without a text."""
+    """Equal texts have equal rows, other texts differ, and all rows have norm 1, even without text."""
     rows_ID = start(text, TEXTS).embedding.weight.detach()[NUM_SPECIAL_TOKENS:]
 
     assert torch.equal(rows_ID[0], rows_ID[2])
@@ -99,7 +99,7 @@ def test_rows_are_of_the_words(text: Path) -> None:
 
 
 def test_a_deeper_code_has_the_mean_of_its_items(text: Path) -> None:
-    """At each level on its own: a code that one item has points where the item's text does, a code of several between them."""
+    """At each level, a code of a single item has its text's direction, and a shared code the mean direction."""
     codes = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.int32)
     catalogue = replace(build_catalogue(4), codes=codes, level_sizes=(2, 2))
     texts = ["the river", "the river", "a turbine", "café"]
@@ -115,7 +115,7 @@ def test_a_deeper_code_has_the_mean_of_its_items(text: Path) -> None:
 
 @pytest.mark.parametrize("texts", [[""] * 4, ["the sea"] * 4])
 def test_texts_that_tell_nothing_leave_random_rows(texts: list[str], text: Path) -> None:
-    """Without words, or with the same for all, no two items begin alike, and all numbers are finite."""
+    """Empty or equal texts give distinct random rows with finite values."""
     rows_ID = start(text, texts).embedding.weight.detach()[NUM_SPECIAL_TOKENS:]
 
     assert rows_ID.isfinite().all()
@@ -123,7 +123,7 @@ def test_texts_that_tell_nothing_leave_random_rows(texts: list[str], text: Path)
 
 
 def test_what_cannot_be_read_is_refused_by_its_field(text: Path, tmp_path: Path) -> None:
-    """Each with what to do: no folder, no tokenizer, weights that break the shape, too many layers, another tokenizer, no texts."""
+    """The error names the field and the fix for a bad folder, tokenizer, shape, layer count or texts."""
     bare, odd, small, garbled = (tmp_path / name for name in ("bare", "odd", "small", "garbled"))
     for folder in (bare, odd, small, garbled):
         write_checkpoint(folder)
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_refused_by_its_field(text: Path, tmp_path: Path)
 
 
 def test_another_content_is_another_hash(text: Path, tmp_path: Path) -> None:
-    """So that a stage is run again when the checkpoint changes below the same path."""
+    """The hash changes with the checkpoint's content, so the stage runs again."""
     other = write_checkpoint(tmp_path / "other", seed=6)
 
     assert checkpoint_hash(str(text)) == checkpoint_hash(str(text)) != checkpoint_hash(str(other))
@@ -163,7 +163,7 @@ def test_another_content_is_another_hash(text: Path, tmp_path: Path) -> None:
 
 
 def test_the_whole_flow_runs_and_says_what_the_checkpoint_decides(ring: Built) -> None:
-    """Decoder, narrower student and bundle, though the options ask for another shape."""
+    """The whole pipeline runs with the checkpoint's shape instead of the requested shape."""
     training, ndcg = read_training(ring.trained.decoder_dir.parent), read_report(ring.evaluated)["metrics"]
 
     asked = training["options"]
@@ -173,7 +173,7 @@ def test_the_whole_flow_runs_and_says_what_the_checkpoint_decides(ring: Built) -
 
 
 def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
-    """The bundle's decoder, of two key/value heads for four query heads, ranks in the engine as training's dense scores do."""
+    """A decoder with grouped queries ranks in the engine like in dense scoring."""
     bundle = ring.assembled / "bundle"
     catalogue = load_catalogue(bundle / "catalogue.parquet")
     decoder = load_decoder(bundle / "decoder", torch.float32, CPU)
@@ -192,7 +192,7 @@ def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
 
 
 def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring, built, text) -> None:
-    """The bundle's weights where the shapes are the same; else the checkpoint's, and a whole training."""
+    """A matching bundle provides the weights; otherwise the checkpoint does, with a full training."""
     tokens = ring.trained.tokenized
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     options = replace(SMALL_DECODER, text_start=str(text), text_layers=1)
@@ -212,7 +212,7 @@ def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring,
 
 
 def test_text_numbers_are_learned_beside_it(text: Path, tmp_path: Path) -> None:
-    """With codes of depth 3 and `text_size`: rows are split and folded as those of any decoder."""
+    """Text rows work with codes of depth 3 and are folded as for any decoder."""
     options = replace(SMALL_DECODER, text_start=str(text), text_size=8)
     tokens = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens", CodesOptions(depth=3))
 

@@ -1,4 +1,4 @@
-"""Rows learned from text: what is saved is an ordinary decoder, killed training goes on bit for bit, and without text nothing changes."""
+"""Rows learned from text: saved as an ordinary decoder, resumed bitwise, and without effect if text is off."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,12 +38,12 @@ Z_NEW = pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
 
 
 def texts_for(catalogue: Catalogue) -> list[str]:
-    """Two kinds of items, each item with a word of its own."""
+    """Return texts of two kinds of items with a unique word per item."""
     return [f"{['shampoo', 'lipstick'][index % 2]} number{index}" for index in range(len(catalogue.item_ids))]
 
 
 def test_what_is_saved_computes_what_was_trained() -> None:
-    """Logits of the folded decoder are those of the decoder in training, bit for bit, and it has no parts left."""
+    """The folded decoder gives bitwise equal logits and has no text parameters."""
     catalogue = build_catalogue()
     decoder = new_decoder(catalogue, SMALL_DECODER)
     add_text(decoder, catalogue, texts_for(catalogue), 8)
@@ -62,7 +62,7 @@ def test_what_is_saved_computes_what_was_trained() -> None:
 
 
 def test_rows_begin_as_they_were() -> None:
-    """Fresh or warm: adding text changes no row at the start, except that an item without training events has what text predicts."""
+    """Adding text changes only the rows of items without training events, which get the predicted row."""
     catalogue = replace(build_catalogue(), popularity=np.arange(30, dtype=np.float64))  # item 0 has no events
     decoder = new_decoder(catalogue, SMALL_DECODER)
     before = decoder.embedding.weight.detach().clone()
@@ -82,7 +82,7 @@ TWO_ALIKE[4:6] = "red lipstick matte", "red lipstick glossy"
 
 
 def test_items_of_like_text_learn_together() -> None:
-    """A step on one item moves the row of an item with nearly its text further than that of one with other words."""
+    """A step on an item moves an item with similar text more than an item with other words."""
     catalogue = build_catalogue()
     decoder = new_decoder(catalogue, SMALL_DECODER)
     add_text(decoder, catalogue, TWO_ALIKE, 16)
@@ -99,7 +99,7 @@ def test_items_of_like_text_learn_together() -> None:
 
 
 def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
-    """A text that a trained item has gets that item's row, one near two of them lies between, and one without any known word gets nothing."""
+    """A known text gives its item's row, a similar text a row in between, and unknown words a zero row."""
     catalogue = build_catalogue()
     decoder = new_decoder(catalogue, SMALL_DECODER)
     encoder = add_text(decoder, catalogue, TWO_ALIKE, 30)
@@ -118,7 +118,7 @@ def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_codes_of_any_depth_learn_from_text(depth: int, tmp_path: Path) -> None:
-    """The saved decoder finds the next item of the ring."""
+    """The saved decoder predicts the next item of the ring."""
     tokens = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens", CodesOptions(depth=depth))
     options = replace(WITH_TEXT, dropout=0.0, fit=replace(WITH_TEXT.fit, epochs=8 * depth))
 
@@ -138,7 +138,7 @@ def bare(built: Built, tmp_path: Path) -> Path:
 
 
 def test_without_text_size_texts_change_nothing(built: Built, bare: Path, tmp_path: Path) -> None:
-    """The weights are the same with texts beside the catalogue and without."""
+    """Weights are equal with and without texts in the folder."""
     train(bare, SMALL_DECODER, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
 
     assert (len(read_texts(bare)), len(read_texts(built.trained.tokenized))) == (0, 30)
@@ -148,14 +148,14 @@ def test_without_text_size_texts_change_nothing(built: Built, bare: Path, tmp_pa
 
 
 def test_a_text_size_without_texts_is_refused_by_its_field(bare: Path, tmp_path: Path) -> None:
-    """Before anything is trained, with what to do."""
+    """The error is raised before training and names the fix."""
     with pytest.raises(ConfigError, match=r"decoder\.text_size: .* 0 texts of 30 items; run the stage tokenize again"):
         train(bare, WITH_TEXT, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
 
 
 @pytest.mark.parametrize("text", ["", "a", "untitled", "日本語", "\0"])
 def test_texts_that_tell_nothing_have_finite_vectors(text: str, tmp_path: Path) -> None:
-    """Whatever the texts are, vectors are finite, of a length of at most 1, and read back as written."""
+    """Vectors are finite with norm at most 1, and texts are read back unchanged."""
     texts = [text] * 5
     save_texts(texts, tmp_path)
 
@@ -169,7 +169,7 @@ def test_texts_that_tell_nothing_have_finite_vectors(text: str, tmp_path: Path) 
 
 
 def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:
-    """However the items' table is ordered."""
+    """Texts follow the catalogue's order, not the item table's."""
     ingested = write_ingested(tmp_path / "ingest")
     items = pl.read_parquet(ingested / "items.parquet")
     items.reverse().write_parquet(ingested / "items.parquet")
@@ -182,17 +182,17 @@ def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, learned with text."""
+    """The ring, trained with text."""
     return learn_the_ring(tmp_path_factory.mktemp("learned"), replace(WITH_TEXT, dropout=0.0))
 
 
 def store_of(root: Path, bundle: Path) -> BundleStore:
-    """Return a store in which this bundle is live as `first`."""
+    """Return a store with this bundle live as `first`."""
     return live_store(root, bundle, "first", {"num_items": 30})
 
 
 def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
-    """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
+    """An item appended at depth 1 gets the row of its text, and the scores of old items do not change."""
     bundle = learned.assembled / "bundle"
     store = store_of(tmp_path, bundle)
     raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
@@ -222,7 +222,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 
 def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
-    """Those that are shown and have a title, once, as a child under which stored lists hold; the decoder's cached prefixes do not, since tokens moved."""
+    """Available items with titles are added once; stored lists stay valid, cached prefixes do not."""
     store, items = store_of(tmp_path, learned.assembled / "bundle"), LiveItems()
     states = [
         ItemState(item_id="z-new", title="Item z", categories=("a", "b")),
@@ -245,7 +245,7 @@ def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tm
 
 
 def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
-    """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
+    """Skipped and changed rows are reported by reason with a count and sample ids."""
     store = store_of(tmp_path, learned.assembled / "bundle")
     known = [f"i{number:02d}" for number in range(6)]
     rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
@@ -268,14 +268,14 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
 
 
 def test_a_title_that_is_the_id_is_no_text() -> None:
-    """Or an item's row would be learned from its id: as for an item without a title."""
+    """A title equal to the id is not used as text, so rows are not learned from ids."""
     items = {"item_id": ["a", "b"], "title": ["a", "Rake"], "categories": [["x"], []], "text": ["a", "b"]}
 
     assert [text.split() for text in texts_of(pl.DataFrame(items))] == [["x"], ["Rake", "b"]]
 
 
 def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
-    """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
+    """New items are also added to the judged pair, which ranks them like the served pair if both were equal."""
     store = store_of(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
 
     live, _ = append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT)
@@ -292,7 +292,7 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
 
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
-    """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
+    """The lift scales new rows in decoder and student, and invalid factors are rejected by option."""
     store, rows = store_of(tmp_path, learned.assembled / "bundle"), []
     for lift in (1.0, 1.5):
         store.promote("first")
@@ -310,7 +310,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
 
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
-    """A token an item and no text: a training alone adds items, and the error names both ways out."""
+    """Depth 1 without text cannot add items without training, and the error names both alternatives."""
     store = store_of(tmp_path, built.assembled / "bundle")
 
     with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
@@ -318,7 +318,7 @@ def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: 
 
 
 def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:
-    """Bytes that are no map raise BundleCorrupt with the file's path; no file is no map."""
+    """A corrupt map raises BundleCorrupt with its path; a missing file means that no map exists."""
     assert load_item_text(tmp_path) is None
     (tmp_path / ITEM_TEXT).write_bytes((learned.assembled / "bundle" / ITEM_TEXT).read_bytes()[:100])
 
@@ -327,6 +327,6 @@ def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:
 
 
 def text_rows(decoder: torch.nn.Module) -> TextRows:
-    """Return what computes the decoder's rows."""
+    """Return the module that computes the decoder's rows."""
     (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
     return rows

@@ -1,4 +1,4 @@
-"""A training that starts from a bundle: weights follow their items, a quarter of the epochs suffices, and the result is the mean of start and end."""
+"""Warm starts: weights follow their items, a quarter of the epochs, and averaging with the start."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, SMALL_STUDE
 
 
 def with_a_first_item(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue with a new item before all others, so that each old one has another index and token."""
+    """Return the catalogue with a new first item, so each old item has another index and token."""
     num_items = len(catalogue.item_ids) + 1
     return replace(
         catalogue,
@@ -46,7 +46,7 @@ def with_a_first_item(catalogue: Catalogue) -> Catalogue:
 
 
 def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Built) -> None:
-    """An item whose index has moved keeps its weights, in decoder and student; every other weight is the bundle's."""
+    """Moved items keep their weights in decoder and student, and all other weights are the bundle's."""
     bundle = built.assembled / "bundle"
     now, start = with_a_first_item(load_catalogue(bundle / "catalogue.parquet")), WarmStart(bundle, "v1")
     old = load_decoder(bundle / "decoder", torch.float32, CPU)
@@ -68,7 +68,7 @@ def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Bu
 
 
 def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(built: Built) -> None:
-    """A wider decoder cannot take the weights over: fresh ones and the whole schedule stay, and the log names the tensor."""
+    """A decoder of another shape starts fresh with the full schedule, and the log names the tensor."""
     catalogue = load_catalogue(built.assembled / "bundle" / "catalogue.parquet")
     wider = TrainOptions(hidden_size=32, num_heads=2, feed_forward=32, max_items=10)
     decoder, fresh = new_decoder(catalogue, wider), new_decoder(catalogue, wider)
@@ -89,7 +89,7 @@ def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(
 def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     built, tmp_path, num_late, items, refused
 ) -> None:
-    """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
+    """With too many new events or other items, the training is full."""
     newest, events = datetime(2026, 1, 1, tzinfo=UTC), tmp_path / "events.parquet"
     about = {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}}
     store = live_store(tmp_path / "bundles", built.assembled / "bundle", "v1", about)
@@ -109,7 +109,7 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     ("text_size", "rows"), [(0, "embedding.weight"), (8, "embedding.parametrizations.weight.original")]
 )
 def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(built, text_size, rows) -> None:
-    """All weights' average moves by 1: the mean moves by a half, and the row of a new item, whose start is random, by 1, also where rows are learned from text."""
+    """The averaged weights move half way from the start, except for rows of new items."""
     bundle = built.assembled / "bundle"
     now = with_a_first_item(load_catalogue(bundle / "catalogue.parquet"))
     decoder = new_decoder(now, SMALL_DECODER)
@@ -134,7 +134,7 @@ def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(
 
 @pytest.mark.parametrize(("text_size", "is_warm"), [(0, True), (8, False)], ids=["from a bundle", "with text"])
 def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, text_size: int, is_warm: bool) -> None:
-    """The start is the bundle's again, and not what the checkpoint holds; text vectors are made again, not saved: bit for bit the weights of a fit without a break."""
+    """After a kill, the fit gives bitwise equal weights: start and text vectors are recreated, not saved."""
 
     def kill(done: int, _total: int, _words: str) -> None:
         if done == 1:
@@ -157,7 +157,7 @@ def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, 
 
 
 def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_path: Path) -> None:
-    """More users have come: decoder and student from the bundle have at least 99 % of the NDCG of a whole new training."""
+    """With more users, a warm start reaches at least 99 % of a full training's NDCG in both models."""
     tokens = tokenized(write_ingested(tmp_path / "ingest", num_users=80), tmp_path / "tokens")
     catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
     found = []

@@ -1,4 +1,4 @@
-"""The loss over a catalogue's paths is what the engine's oracle scores, and only codes that some item has take part in it."""
+"""The loss over code paths equals the engine oracle's scores, and only existing codes count."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SIZES = (4, 5, 6)
 
 
 def make(num_items: int = 30) -> tuple[Catalogue, ItemCodes, Decoder]:
-    """Return a catalogue of codes of depth 3, no two alike and one of the first level in no item, and a decoder over it."""
+    """Return a catalogue of unique codes of depth 3 with an unused first-level code, and a decoder over it."""
     rng = np.random.default_rng(2)
     paths = np.argwhere(np.ones((SIZES[0] - 1, *SIZES[1:])))
     codes = rng.permutation(paths)[:num_items].astype(np.int32)
@@ -31,7 +31,7 @@ def make(num_items: int = 30) -> tuple[Catalogue, ItemCodes, Decoder]:
 
 @pytest.mark.parametrize(("mask_seen", "num_codes"), [(False, 18), (True, 15)])
 def test_an_items_loss_is_its_score_by_exhaustive_search(mask_seen: bool, num_codes: int) -> None:
-    """The mean of its levels is minus its log-probability over their number; the beams score it alike. What serving would mask, a repeat, is not learned."""
+    """An item's loss is minus its log-probability per level, also by beam search; masked repeats are skipped."""
     catalogue, items, decoder = make()
     windows = [np.array([3, 7, 7, 12]), np.array([20, 1])]
 
@@ -57,7 +57,7 @@ def test_an_items_loss_is_its_score_by_exhaustive_search(mask_seen: bool, num_co
 
 
 def test_a_code_in_no_item_is_not_learned_from() -> None:
-    """Its row gets no gradient; neither does a label that is masked or padding."""
+    """Unused codes get no gradient, and masked or padded labels are ignored."""
     catalogue, _, decoder = make()
     alone = make_batch([np.array([3, 7, 12])], catalogue)
     masked = make_batch([Weighted(np.array([3, 7, 12, 5]), np.array([1.0, 1.0, 1.0, 0.0])), np.array([2])], catalogue)

@@ -1,4 +1,4 @@
-"""The chunked loss and its gradients equal torch's own."""
+"""The chunked loss and its gradients equal torch's."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
 
 
 def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
-    """Hidden states, head, labels and a teacher; more tokens than one chunk holds."""
+    """Build hidden states, head, labels and a teacher; more tokens than a chunk holds."""
     torch.manual_seed(0)
     hidden, head = torch.randn(NUM_TOKENS, SIZE, requires_grad=True), torch.randn(NUM_ITEMS, SIZE, requires_grad=True)
     labels = torch.randint(0, NUM_ITEMS, (NUM_TOKENS,))
@@ -27,9 +27,9 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("scores_at_once", [1 << 20, 300])
 def test_loss_and_gradients_equal_torch_own(has_teacher, masked, scores_at_once, monkeypatch) -> None:
-    """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient.
+    """The chunked loss equals the cross-entropy over all, or all unseen, items; seen items get no gradient.
 
-    So it is in chunks of few rows, as a large catalogue has them.
+    This also holds for chunks of few rows, as with a large catalogue.
     """
     monkeypatch.setattr("pipelines.training.target.softmax._CHUNK_SCORES", scores_at_once)
     hidden_TD, head, labels_T, teacher = make()
@@ -57,7 +57,7 @@ def test_loss_and_gradients_equal_torch_own(has_teacher, masked, scores_at_once,
 
 
 def test_repeats_and_padding_are_not_learned() -> None:
-    """A label that its history holds already is left out, and so is what is no label; a weak event's item is seen all the same."""
+    """Repeats and non-labels are not learned; items of weak events count as seen."""
     is_label = torch.tensor([[True, False, True, True, True, True]])
 
     chosen = next_unseen(torch.tensor([[3, 1, 3, 2, 1, -1]]), is_label)
@@ -66,14 +66,14 @@ def test_repeats_and_padding_are_not_learned() -> None:
 
 
 def test_first_places_are_where_an_item_comes_first() -> None:
-    """An absent item has the row's length; padding counts for nothing, item 0 included."""
+    """An absent item has the row's length, and padding is ignored, also for item 0."""
     places = first_places(torch.tensor([[2, 1, 2, -1], [0, -1, -1, -1]]), 3)
 
     assert places.tolist() == [[4.0, 1.0, 0.0], [0.0, 4.0, 4.0]]
 
 
 def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
-    """Probabilities that vanish do not make the loss undefined."""
+    """Vanishing probabilities give a finite loss and gradients."""
     hidden, head = torch.tensor([[100.0, 0.0]], requires_grad=True), torch.tensor([[10.0, 0.0], [-10.0, 0.0]])
 
     loss = catalogue_loss(hidden, head.requires_grad_(), torch.tensor([1]))
@@ -85,7 +85,7 @@ def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
 @pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("mask_seen", [False, True])
 def test_a_sample_of_everything_is_the_whole_softmax(has_teacher: bool, mask_seen: bool) -> None:
-    """With every item drawn the sampled loss and its gradients equal the whole one's, repeats and masks included."""
+    """If every item is drawn, the sampled loss and gradients equal the full ones, with repeats and masks."""
     _, head, _, teacher = make()
     labels_BL = torch.randint(0, NUM_ITEMS, (3, 20))
     hidden_BLD = torch.randn(3, 20, SIZE, requires_grad=True)
@@ -104,7 +104,7 @@ def test_a_sample_of_everything_is_the_whole_softmax(has_teacher: bool, mask_see
 
 
 def test_the_logq_correction_keeps_the_sum_over_items() -> None:
-    """Averaged over many draws, the sum over drawn items, each divided by its probability, is the sum over the catalogue."""
+    """The mean over draws of the sum weighted by inverse probability equals the sum over the catalogue."""
     torch.manual_seed(0)
     sampler, weight_V = ItemSampler(np.arange(NUM_ITEMS) ** 2, 12), torch.rand(NUM_ITEMS)
     draws = [sampler.draw(torch.device("cpu")) for _ in range(4_000)]
@@ -117,14 +117,14 @@ def test_the_logq_correction_keeps_the_sum_over_items() -> None:
 
 @pytest.mark.parametrize("has_teacher", [False, True])
 def test_a_weighted_loss_is_that_of_repeated_labels(has_teacher: bool) -> None:
-    """A label of weight 2 has the loss and the gradients of the same label twice, over as many labels as before; weights of 1 change no bit."""
+    """A label of weight 2 equals the label twice in loss and gradients; weights of 1 change nothing."""
     torch.manual_seed(0)
     head, labels = torch.randn(7, 4), torch.tensor([1, 3, 6])
     hidden = torch.randn(3, 4)
     places = torch.tensor([0, 1, 1, 2])
 
     def of(rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The summed loss over these rows, and the gradient of the output matrix."""
+        """Return the summed loss over these rows, and the gradient of the output matrix."""
         own = head.clone().requires_grad_()
         teacher = Teacher(hidden[rows], head.flip(0), 0.4) if has_teacher else None
         loss = catalogue_loss(hidden[rows], own, labels[rows], None, teacher, weights) * len(rows)

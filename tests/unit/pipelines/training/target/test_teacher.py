@@ -1,4 +1,4 @@
-"""The teacher of deeper codes: its shares of codes, what is learned from them, and how it travels with the bundle."""
+"""The teacher of deeper codes: code probabilities, the distilled loss, and storage in the bundle."""
 
 import shutil
 from collections.abc import MutableMapping
@@ -33,7 +33,7 @@ WITH_TEACHER = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0
 
 
 def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
-    """Return a catalogue of codes of depth 3, two items of which are alike, a decoder over it, and a teacher of its items."""
+    """Return a catalogue of codes of depth 3 with two equal codes, a decoder over it, and a teacher of its items."""
     rng = np.random.default_rng(seed)
     codes = rng.permutation(np.argwhere(np.ones(SIZES)))[:NUM_ITEMS].astype(np.int32)
     codes[4] = codes[11]
@@ -48,7 +48,7 @@ def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
 def shares_by_loop(
     teacher, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
 ) -> list[np.ndarray]:
-    """Return each level's shares below the label's prefix, by adding up the items one by one."""
+    """Return each level's probabilities below the label's prefix by adding up single items."""
     scores = DecoderScorer(teacher, single_level(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
     if mask_seen:
         scores[history] = -np.inf
@@ -68,9 +68,9 @@ def shares_by_loop(
 )
 @settings(max_examples=30)
 def test_shares_are_the_sums_over_items_below_the_labels_prefix(windows: list[list[int]], mask_seen: bool) -> None:
-    """At every level of every item of a window, padding and duplicates of codes included; weighted, and over unseen items alone where those are learned."""
+    """Code probabilities equal sums over items at every level, with padding, duplicates and masks."""
     catalogue, _, teacher = make()
-    windows = [[4 if item == 11 else item for item in window] for window in windows]  # the first of two alike
+    windows = [[4 if item == 11 else item for item in window] for window in windows]  # the first of equal codes
     batch = make_batch([np.array(window) for window in windows], catalogue)
     codes_BNX = batch.labels.view(len(windows), -1, 3) - torch.tensor(catalogue.token_offsets)
     chosen_BN = codes_BNX[..., 0] >= 0
@@ -87,7 +87,7 @@ def test_shares_are_the_sums_over_items_below_the_labels_prefix(windows: list[li
 
 
 def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
-    """The loss is the mean over levels of the cross-entropy of what the decoder says below each prefix against the mixture."""
+    """The loss is the mean cross-entropy over levels against the mixture of label and teacher."""
     catalogue, decoder, teacher = make()
     window, paths = np.array([3, 7, 12]), CodePaths(catalogue, CPU)
     told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
@@ -114,7 +114,7 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
 
 
 def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
-    """Its history is context alone, as before a cut in time."""
+    """A batch with context only has zero loss and no labels."""
     catalogue, decoder, teacher = make()
     paths, batch = CodePaths(catalogue, CPU), make_batch([np.array([3, 7])], catalogue)
     batch.is_label[:] = False
@@ -126,7 +126,7 @@ def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
 
 
 def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[str, Any]]:
-    """Train with a teacher from a bundle, and return what was logged."""
+    """Train with a teacher from a bundle, and return the log."""
     with capture_logs() as logged:
         train(tokens, WITH_TEACHER, out, checkpoints_in(out / "saved"), CPU, silent, WarmStart(bundle, "v1"))
     return logged
@@ -134,12 +134,12 @@ def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, learned with a teacher at depth 2."""
+    """The ring, trained with a teacher at depth 2."""
     return learn_the_ring(tmp_path_factory.mktemp("taught"), WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
 
 
 def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(taught: Built, tmp_path: Path) -> None:
-    """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
+    """The bundle includes the teacher, the student ranks like the teacher, and a warm start uses both."""
     bundle = taught.assembled / "bundle"
     decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
     catalogue = load_catalogue(bundle / "catalogue.parquet")
@@ -156,7 +156,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(taught:
 
 
 def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(taught: Built, tmp_path: Path) -> None:
-    """The log says why the teacher is trained in full."""
+    """The log states why the teacher is trained in full."""
     bundle = Path(shutil.copytree(taught.assembled / "bundle", tmp_path / "bundle", ignore=lambda *_: [TEACHER]))
 
     logged = trained_again(bundle, taught.trained.tokenized, tmp_path / "again")

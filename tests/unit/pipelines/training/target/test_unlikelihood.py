@@ -1,4 +1,4 @@
-"""The loss of disliked items is -log(1 - p(item | history before it)), by torch's own gradients, wherever it stands and however many codes an item has."""
+"""The loss of disliked items is -log(1 - p(item | history)), against torch's gradients, for codes of any depth."""
 
 import math
 
@@ -29,7 +29,7 @@ NUM_ITEMS, SIZE = 40, 8
     depth=st.integers(1, 4), number=st.integers(1, 9), scale=st.sampled_from([0.1, 1.0, 4.0]), seed=st.integers(0, 99)
 )
 def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int, scale: float, seed: int) -> None:
-    """The product of the levels' softmaxes, one minus it, its logarithm: in float64 by torch, value and gradients."""
+    """Loss and gradients equal the product of softmaxes in float64."""
     draw = torch.Generator().manual_seed(seed)
     hidden = torch.randn(number, depth, SIZE, generator=draw, requires_grad=True)
     heads = [torch.mul(torch.randn(5 + level, SIZE, generator=draw), scale).requires_grad_() for level in range(depth)]
@@ -54,7 +54,7 @@ def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int,
 @pytest.mark.parametrize("certain", [20.0, 90.0, 1_000.0])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_item_that_is_all_but_certain_has_a_finite_loss_and_a_bounded_gradient(certain: float, depth: int) -> None:
-    """Where 1 - p vanishes in fp32 the loss is still the difference of the scores, and no score is pushed by more than 1; where p vanishes the loss is 0."""
+    """For p close to 1 the loss is the score difference with gradients of at most 1; for p close to 0 it is 0."""
     scores = torch.zeros(depth, 4)
     scores[:, 1] = certain
     head, codes = scores.clone().requires_grad_(), torch.ones(1, depth, dtype=torch.long)
@@ -73,7 +73,7 @@ def test_an_item_that_is_all_but_certain_has_a_finite_loss_and_a_bounded_gradien
 
 
 def test_items_that_share_the_first_codes_are_hardly_touched() -> None:
-    """A disliked path loses probability to the codes below its own prefix; a term for each level would take it from all items of the prefix."""
+    """A disliked path loses probability mainly to other codes below its own prefix."""
     scores = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
     hidden, codes = torch.eye(2).unsqueeze(0), torch.tensor([[0, 1]])
     odds = torch.stack([log_odds(hidden[:, level], scores.T, codes[:, level]) for level in range(2)], dim=1)
@@ -86,7 +86,7 @@ def test_items_that_share_the_first_codes_are_hardly_touched() -> None:
 
 
 def slow_loss(hidden: Tensor, head: Tensor, labels: Tensor, disliked: Disliked, *, mask_seen: bool) -> Tensor:
-    """Return the sum of the dislikes' losses by loops: a softmax over the items that the row's first ones do not hold."""
+    """Return the sum of the dislikes' losses by loops over softmaxes of unseen items."""
     total = torch.zeros((), dtype=torch.float64)
     for row, place, item, weight in zip(*(part.tolist() for part in disliked.found()), strict=True):
         scores = head.double() @ hidden[row, place].double()
@@ -98,7 +98,7 @@ def slow_loss(hidden: Tensor, head: Tensor, labels: Tensor, disliked: Disliked, 
 
 
 def drawn_rows() -> tuple[Tensor, Tensor, Tensor, Disliked]:
-    """Hidden states, head, labels of two rows with padding, and dislikes of both, one of them filled up."""
+    """Build hidden states, head, labels of two padded rows, and dislikes of both, one padded."""
     torch.manual_seed(0)
     hidden, head = torch.randn(2, 7, SIZE, requires_grad=True), torch.randn(NUM_ITEMS, SIZE, requires_grad=True)
     labels = torch.stack([torch.randperm(NUM_ITEMS)[:7] for _ in range(2)])
@@ -116,7 +116,7 @@ def drawn_rows() -> tuple[Tensor, Tensor, Tensor, Disliked]:
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("mask_seen", [False, True])
 def test_a_dislike_is_scored_by_the_history_before_it(mask_seen: bool, sampled: bool) -> None:
-    """At its place, also after the last item, among unseen items where these are masked; with the labels the loss is the mean over both. A sample of everything is the whole softmax."""
+    """A dislike is scored at its position among unmasked items; sampling everything equals the full softmax."""
     hidden, head, labels, disliked = drawn_rows()
     sampler = ItemSampler(np.arange(NUM_ITEMS), NUM_ITEMS) if sampled else None
     is_label = torch.ones_like(labels, dtype=torch.bool)
@@ -134,7 +134,7 @@ def test_a_dislike_is_scored_by_the_history_before_it(mask_seen: bool, sampled: 
 
 
 def test_dislikes_without_weight_change_no_bit() -> None:
-    """Neither the loss nor the number, whatever is in their places; nor do they where no other item is left."""
+    """Zero-weight dislikes change nothing, and a dislike without alternatives has zero loss."""
     hidden, head, labels, disliked = drawn_rows()
     is_label = torch.ones_like(labels, dtype=torch.bool)
     none = Disliked(disliked.items, disliked.places, torch.zeros_like(disliked.weights))
@@ -152,7 +152,7 @@ def test_dislikes_without_weight_change_no_bit() -> None:
 
 
 def disliking(*rows: tuple[list[int], list[tuple[int, int, float]]]) -> list[Weighted]:
-    """Windows of these items, all of them labels, with (item, place, weight) of each dislike."""
+    """Build windows of labelled items with (item, place, weight) of each dislike."""
     return [
         Weighted(np.array(items), np.ones(len(items), dtype=np.float32), Dislikes(*map(np.array, zip(*dislikes, strict=True))))
         for items, dislikes in rows
@@ -160,7 +160,7 @@ def disliking(*rows: tuple[list[int], list[tuple[int, int, float]]]) -> list[Wei
 
 
 def test_an_items_path_is_disliked_by_its_score_in_exhaustive_search() -> None:
-    """Of codes of depth 3 the loss of a row of its own is -log(1 - exp(score)) of the whole item; it counts as three codes, and its history is no label."""
+    """At depth 3 a dislike's loss is -log(1 - exp(score)) of the item and counts as three codes."""
     catalogue, items, decoder = make()
     own = Weighted(np.array([3, 7, 12]), np.zeros(3), Dislikes(np.array([12]), np.array([2]), np.array([2.0])))
 
@@ -177,7 +177,7 @@ def test_an_items_path_is_disliked_by_its_score_in_exhaustive_search() -> None:
 
 @pytest.mark.parametrize("num_parts", [2, 3])
 def test_parts_of_a_batch_add_up_to_the_whole(num_parts: int) -> None:
-    """Gradients of parts, each by its number of labels and dislikes, are those of the batch: also of a part that has dislikes alone."""
+    """Gradients of the parts add up to the batch's, also for a part with only dislikes."""
     catalogue, _, decoder = make()
     paths = CodePaths(catalogue, CPU)
     alone = Weighted(np.array([5, 9]), np.zeros(2), Dislikes(np.array([9]), np.array([1]), np.array([3.0])))

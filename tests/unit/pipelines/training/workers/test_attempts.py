@@ -1,4 +1,4 @@
-"""What follows from how ranks have left: an error, another start, or an end. The ranks here are words; real ones are killed in tests/integration."""
+"""Reactions to ended ranks: an error, a restart, or the result. Ranks are simulated here."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ FULL = Ended(Ending.OUT_OF_MEMORY)
 
 
 def left(*ended: Ended | None) -> list[Left]:
-    """How ranks have left; one without last words was killed."""
+    """Build the ends of ranks; None means killed without a report."""
     return [Left(rank, one, "was ended by SIGKILL") for rank, one in enumerate(ended)]
 
 
 def test_ranks_begin_again_for_as_long_as_checkpoints_are_made(tmp_path: Path) -> None:
-    """Four ranks killed on the way, and a new checkpoint between each two."""
+    """Four failures with a new checkpoint after each are retried."""
     saved, starts = checkpoints_in(tmp_path), []
 
     def run(accumulation: int) -> list[Left]:
@@ -35,7 +35,7 @@ def test_ranks_begin_again_for_as_long_as_checkpoints_are_made(tmp_path: Path) -
 
 
 def test_a_start_names_the_checkpoint_that_it_uses(tmp_path: Path) -> None:
-    """The newest whole one at the time of the new start, and not the newest before the run that failed."""
+    """The log names the newest complete checkpoint at the time of the restart."""
     saved, starts = checkpoints_in(tmp_path), []
 
     def run(accumulation: int) -> list[Left]:
@@ -52,7 +52,7 @@ def test_a_start_names_the_checkpoint_that_it_uses(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_does_not_get_on_is_given_up_with_the_rank(tmp_path: Path) -> None:
-    """Three starts from the same checkpoint: the error names the stage, the rank and how it ended."""
+    """After three starts from the same checkpoint, the error names the stage, the rank and its end."""
     starts: list[int] = []
 
     def run(accumulation: int) -> list[Left]:
@@ -65,7 +65,7 @@ def test_a_fit_that_does_not_get_on_is_given_up_with_the_rank(tmp_path: Path) ->
 
 
 def test_a_full_memory_is_met_with_twice_as_many_parts(tmp_path: Path) -> None:
-    """On all ranks, again and again, whichever was full; and at 64 parts it is given up."""
+    """If any rank runs out of memory, all ranks double the parts, up to 64."""
     starts: list[int] = []
 
     def run(accumulation: int) -> list[Left]:
@@ -81,7 +81,7 @@ def test_a_full_memory_is_met_with_twice_as_many_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Ending.REFUSED, Ending.BROKEN])
 def test_what_another_start_would_not_mend_is_raised_at_once(kind: Ending, tmp_path: Path) -> None:
-    """An error of the user's is the same error again; one that nobody foresaw is shown with its rank. What others then missed is not the reason."""
+    """User errors are raised unchanged and unexpected errors with their rank, not the peers' lost connections."""
     refused = ConfigError("--events: no such file")
     ended = Ended(kind, (type(refused), refused.args, vars(refused)), "KeyError: 'item'")
 

@@ -1,4 +1,4 @@
-"""--parallel auto asks the planner, whose own figures are held by its tests."""
+"""--parallel auto uses the planner, which has its own tests."""
 
 import re
 
@@ -22,7 +22,7 @@ LARGE = attention_shape(32, 8, 128, layers=32, vocab_size=128_256, hidden_size=4
 def test_a_small_model_is_copied_and_one_that_does_not_fit_is_divided(
     config: DecoderConfig, gpus: str, parallel: str
 ) -> None:
-    """What fits nowhere stays as it was, and runs out of memory with an error that says so."""
+    """A model that fits nowhere keeps its options, and fails with an out-of-memory error."""
     some = parse_gpus(gpus)
 
     team = planned(Team(workers=some.number), config, some, 65_536, 1_024)
@@ -32,7 +32,7 @@ def test_a_small_model_is_copied_and_one_that_does_not_fit_is_divided(
 
 
 def test_what_is_computed_again_is_kept_where_it_was_asked_for() -> None:
-    """The planner may ask for more of it, never for less."""
+    """The planner may increase recomputation but not reduce it."""
     team = planned(Team(workers=8, recompute="full"), LARGE, parse_gpus("8xh100"), 65_536, 1_024)
 
     assert (team.recompute, team.parallel) == ("full", "fsdp")
@@ -42,7 +42,7 @@ def test_what_is_computed_again_is_kept_where_it_was_asked_for() -> None:
     ("gpus", "parallel"), [("4xh100-pcie", "pp4"), ("8xh100-pcie", "pp4+ddp"), ("16xl4", "fsdp+tp2")]
 )
 def test_what_is_chosen_is_what_the_trainer_offers(gpus: str, parallel: str) -> None:
-    """A pipeline where links are slow, a product where it alone fits; the layout's sizes are the workers."""
+    """The planner uses a pipeline on slow links and combinations if needed, over all workers."""
     some = parse_gpus(gpus)
 
     team = planned(Team(workers=some.number), LARGE, some, 65_536, 1_024)
@@ -53,7 +53,7 @@ def test_what_is_chosen_is_what_the_trainer_offers(gpus: str, parallel: str) -> 
 
 @pytest.mark.parametrize("parallel", ["ddp", "pp2"])
 def test_predicted_memory_names_its_largest_component_first(parallel: str) -> None:
-    """Twice the parts, half of the activations; states stay. A pipeline's last stage has a micro-batch at a time."""
+    """Twice the parts halve the activations but not the states; the largest component comes first."""
     layout = Team(workers=2, parallel=parallel).layout
     whole, halved = (
         predicted_parts(LARGE, layout, "none", 65_536, parts, is_bf16=True, is_gpu=True) for parts in (1, 2)

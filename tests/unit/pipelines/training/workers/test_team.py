@@ -1,4 +1,4 @@
-"""What the options of workers say where they cannot do what they say elsewhere."""
+"""Notes about worker options that have no effect, and errors of the Ray cluster option."""
 
 import socket
 
@@ -19,14 +19,14 @@ from services.errors import ConfigError
     ],
 )
 def test_an_option_without_effect_says_so(team: Team, said: list[str]) -> None:
-    """On two cores without a GPU."""
+    """Without an effect on two cores without a GPU, an option is noted."""
     notes = team.notes(2, 0)
 
     assert [note[: len(begin)] for note, begin in zip(notes, said, strict=True)] == said
 
 
 def test_a_cluster_that_is_gone_is_noticed_at_once() -> None:
-    """The address of nobody is refused within the time of one connection; other forms are Ray's to resolve."""
+    """An address without a cluster is rejected immediately; other forms are resolved by Ray."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
