@@ -92,7 +92,7 @@ class LlmTier:
         return gate.view(llm.replicas(), rank_size(context), context.caller.priority, budget_s, self._clock())
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, float]:
-        """Return whether the LLM may be called for this history, whether its breaker is closed, and its predicted latency."""
+        """Return whether the LLM may be called for this history, its breaker state, and its predicted time."""
         view, rule = self.view(context, budget_s), self._rule
         return {
             "min_history_for_llm": rule.min_history,
