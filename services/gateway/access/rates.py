@@ -98,7 +98,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Peers:
-    """Number of processes that share a key's limits, this one included; initially the maximum."""
+    """Number of processes that share a key's limits, including this one; initially the maximum."""
 
     num: int
     at_s: float

@@ -77,7 +77,7 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 def clauses_of(request: RecommendRequest) -> Iterator[tuple[str, Clause]]:
     """Yield the request's clauses that need a mask, each with its path.
 
-    Blocks are excluded: a surface has already merged them into the filters.
+    Excludes blocks, which the surface merges into the filters.
     """
     if request.filters.expression is not None:
         yield "filters", request.filters.expression
