@@ -98,7 +98,7 @@ class SampleRing:
     def window(self, length_s: float) -> Counts | None:
         """Return the counts of the last `length_s` seconds, or of all samples if they cover less.
 
-        None before two samples.
+        Returns None before two samples.
         """
         inside = self._last(length_s)
         return inside[-1].since(inside[0]) if len(inside) > 1 else None

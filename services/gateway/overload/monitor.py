@@ -60,7 +60,7 @@ class LoadMonitor:
     def waited_at_edge(self, door: str, wait_s: float, now_s: float) -> None:
         """Record how long this door's requests currently wait between the edge and this process.
 
-        Counts as delay while requests arrive.
+        The wait counts as delay while requests arrive.
         """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 

@@ -154,7 +154,7 @@ class Attribution:
 def agreement_of(llm: Sequence[int], student: Sequence[int], k: int) -> float | None:
     """Return the fraction (0 to 1) of the LLM's first k item indices that the student's first k contain.
 
-    None if empty.
+    Returns None if empty.
     """
     first = set(llm[:k])
     return len(first.intersection(student[:k])) / len(first) if first else None

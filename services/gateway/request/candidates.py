@@ -185,7 +185,7 @@ def merge(
 ) -> Sequence[ItemRanking]:
     """Take the first k allowed items over the rankings in turn, without duplicates.
 
-    Return the remaining part of each ranking. Later rankings are consumed only if the earlier ones have fewer than
+    Returns the remaining part of each ranking. Later rankings are consumed only if the earlier ones have fewer than
     `num_enough` such items (None: fewer than k). `available` (at least as many items, bool) is the current live
     catalogue and excludes items hidden since `allowed` was made. A later ranking's scores are lowered where needed, so
     that scores never increase along the list.

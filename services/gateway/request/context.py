@@ -138,7 +138,7 @@ class RequestContext:
         return min(max(self.num_candidates, NUM_COMPARED), self.masks.num_showable)
 
     def num_from_beams(self, beam_width: int) -> int:
-        """Return the number of items that the LLM ranks: up to `beam_width` even if fewer are needed, at no extra cost."""
+        """Return the number of items that the LLM ranks: up to `beam_width` even if fewer are needed, at no cost."""
         return min(self.num_ranked, max(self.request.num_items, NUM_COMPARED, beam_width))
 
     @property

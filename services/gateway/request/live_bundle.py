@@ -43,7 +43,7 @@ class Student(Protocol):
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
         """Return the unit vectors (n, D) of these item indices (n,); similar items point alike.
 
-        None if this student has none.
+        Returns None if this student has none.
         """
         ...
 
@@ -78,7 +78,7 @@ class Live:
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
         """Return the unit vectors (n, D) of these item indices (n,), zeros for items missing from the bundle.
 
-        None if there is no student, or it has no vectors.
+        Returns None without a student or without its vectors.
         """
         if self.student is None:
             return None
@@ -91,7 +91,7 @@ class Live:
     def llm_pays(self, num_history: int) -> bool:
         """Whether the evaluation shows an LLM gain for histories of this many known items.
 
-        True if it was not evaluated.
+        Also true if the bundle was not evaluated.
         """
         return llm_pays(self.manifest, num_history)
 

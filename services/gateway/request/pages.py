@@ -103,7 +103,7 @@ class Pages:
     def next_token(self, request: RecommendRequest, items: Sequence[ScoredItem]) -> str | None:
         """Return the token for the page after these items.
 
-        None after the last page, or if too many items have been shown.
+        Returns None after the last page, or if too many items have been shown.
         """
         if not items or self._key is None:
             return None

@@ -52,7 +52,7 @@ def explore(
 def _drawable(slate: Slate, exploration: Exploration, rules: Rules, known: Known) -> Sequence[int]:
     """Return the ranks (from 0) that may be shown at the position, the current one first.
 
-    Empty if it is pinned or beyond the list.
+    Returns no ranks if the position is pinned or beyond the list.
     """
     if exploration.position > slate.num_listed or exploration.position in slate.pinned:
         return ()

@@ -108,7 +108,7 @@ class PopularTier:
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
         """Return the k most popular available items.
 
-        None if filters, rules, a subject or a small catalogue require the masks.
+        Returns None if filters, rules, a subject or a small catalogue require the masks.
         """
         unwanted = {*request.excluded_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         k = request.num_items
@@ -125,7 +125,7 @@ class PopularTier:
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
         """Return at least this many of the most popular available items, if they exist.
 
-        Reformatted after items were hidden or shown.
+        Formats the items again after an item was hidden or shown.
         """
         ranking, items, head = self.ranking(live), live.items, self._heads.get(live)
         if head is None or (head.ranking, head.revision) != (ranking, items.revision) or len(head.items) < num_items:
