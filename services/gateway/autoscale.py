@@ -1,6 +1,6 @@
 """Scaling policy of the gateway replicas: follow the queue, and add more while answers miss their deadline.
 
-    for the queue     ongoing requests / requests that one replica should hold
+    for the queue     ongoing requests / target requests per replica
     for the deadline  25 % more per percent of late answers, at most double
 
 The larger result applies. Ray Serve's config names this as `policy_function` and enforces its own bounds and delays.
@@ -22,7 +22,7 @@ def replicas_wanted(running: int, ongoing: float, target_ongoing: float, late_sh
     Args:
         running: Running replicas, at least 1.
         ongoing: Running plus queued requests over all replicas.
-        target_ongoing: Requests that one replica should hold.
+        target_ongoing: Target requests per replica.
         late_share: Fraction (0 to 1) of late answers over all replicas.
     """
     for_queue = ongoing / target_ongoing

@@ -243,7 +243,7 @@ class Recommend:
         rationale: Rationale | None,
         routing: RoutingRecord | None,
     ) -> Recommendation:
-        """Return the answer after passing its record to every sink. `routing` is None if nothing was read or ranked."""
+        """Return the answer after passing its record to every sink. `routing` is None for an answer from memory."""
         now_ms = int(self._wall_clock() * 1_000)
         newest_ms = None if routing is None else routing.context.lookup.features.newest_event_time_ms
         answer = Recommendation(
@@ -360,7 +360,7 @@ class Recommend:
         return ruled.chosen, ruled
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:
-        """Yield the rankings in the order in which they fill the answer; the last tier ranks only if needed."""
+        """Yield the rankings in the order that fills the answer; the last tier ranks only if needed."""
         last = self._last.tier
         for tier in self._tiers:
             if tier is not last and tier in results and (ranking := results[tier].ranking) is not None:

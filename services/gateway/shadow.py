@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 _DOOR = "shadow"
 _PAUSE_S = 0.01
-"""Pause after an answer is built, in which it is formatted and sent."""
+"""Pause after an answer is built, while it is formatted and sent."""
 _LLM_FIRST = Surface(tiers=frozenset({Tier.LLM, Tier.STUDENT, Tier.POPULAR}))
 """No stored lists; the student answers only if the LLM fails, so the answer carries the reason."""
 _OF_THE_MOMENT = frozenset(

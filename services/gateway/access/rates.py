@@ -16,7 +16,7 @@ REFRESH_S, IDLE_S = 1.0, 60.0
 """How often a process fetches the state of recently used keys, which it needs when the shared counts become
 unavailable."""
 LEASE_S = 0.1
-"""Duration of a lease, and the time for which a caller's calls are granted in advance."""
+"""Duration of a lease: the calls of this time are granted in advance."""
 MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0
 """Pause between exchanges after a refusal: long enough for several calls to become due, short enough to see what other
 processes return."""
@@ -98,7 +98,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Peers:
-    """Number of processes that share a key's limits, including this one; initially the maximum."""
+    """Number of processes that share a key's limits, including this process; initially the maximum."""
 
     num: int
     at_s: float

@@ -42,7 +42,7 @@ class SharedCounts(Protocol):
     """The counts that all processes share."""
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Count. Raises DependencyUnavailable, in which case the call may have been counted."""
+        """Count. Raises DependencyUnavailable; the call may then have been counted."""
         ...
 
     async def check(self, timeout_s: float) -> int:
@@ -76,7 +76,7 @@ class Standing:
         }
 
     def _rate(self) -> tuple[int, int, int, int] | None:
-        """Return limit, calls left, seconds to the full bucket, and the window in which an empty bucket fills."""
+        """Return limit, calls left, seconds to the full bucket, and the seconds that an empty bucket takes to fill."""
         rate, burst = self.allowance.rate_per_s, self.allowance.burst
         if rate is None:
             return None

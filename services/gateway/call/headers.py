@@ -15,7 +15,7 @@ REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
 EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
 BATCH_SIZE = "x-batch-size"
-"""Number of requests in a call, by which the edge counts it; without it the edge assumes the maximum."""
+"""Number of requests in a call, for the edge's count; without it the edge assumes the maximum."""
 EDGE_LIMIT = "x-edge-limit"
 """The edge's clock and count on a request, and the gateway's limit on an answer; the edge strips all of them from
 callers' traffic."""
@@ -91,7 +91,7 @@ class Call:
 
 
 def request_id_from(request_id: str | None) -> str:
-    """Return the caller's request id, or a new one without the header. Raises InvalidRequest."""
+    """Return the caller's request id, or a new id without the header. Raises InvalidRequest."""
     if request_id is None:
         return new_request_id()
     check_id(REQUEST_ID, request_id)

@@ -311,7 +311,7 @@ def field_path(location: Iterable[int | str]) -> str:
 
 
 def _request_id(http: Request) -> str:
-    """Return the caller's request id, or a new one. Raises InvalidRequest.
+    """Return the caller's request id, or a new id. Raises InvalidRequest.
 
     Starlette decodes headers as Latin-1, but ids are UTF-8.
     """
@@ -323,7 +323,7 @@ def _request_id(http: Request) -> str:
 
 
 def _request_id_or_new(http: Request) -> str:
-    """Return the caller's request id, or a new one if it is missing or malformed."""
+    """Return the caller's request id, or a new id if it is missing or malformed."""
     with contextlib.suppress(InvalidRequest):
         return _request_id(http)
     return new_request_id()

@@ -1,7 +1,7 @@
 """Sample the node's metrics in the background: every second while the console is open, every 20 seconds otherwise.
 
 A sample holds the counters that the console reads; the difference of two samples covers the time between them. Sampling
-takes a few milliseconds in a thread, so nothing is read on the request path.
+takes a few milliseconds in a thread, off the request path.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _SLACK_S = 0.05
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Buckets = list[tuple[float, float]]
-"""A histogram: (upper bound in seconds, observations at or below it), bounds increasing, the last one infinite."""
+"""A histogram: (upper bound in seconds, observations at or below it), bounds increasing, the last bound infinite."""
 
 
 @dataclass(frozen=True, slots=True)

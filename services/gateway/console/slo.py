@@ -22,7 +22,7 @@ _LATE = Selector(metric=_DEADLINE_MISSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloStatus:
-    """One objective and its compliance. `good_share` is None if nothing was counted.
+    """One objective and its compliance. `good_share` is None without counts.
 
     `budget_left` is 1 without bad events, 0 when the budget is used up, negative beyond.
     """

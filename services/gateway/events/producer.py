@@ -33,7 +33,7 @@ from services.settings.kafka_clients import any_listens, close_producer, missing
 log = structlog.get_logger()
 
 Record = tuple[bytes, bytes | None]
-"""Key and value; None is a tombstone."""
+"""Key and value; a value of None is a tombstone."""
 
 _CONNECT_S = 1.0
 _METADATA_S = 0.5

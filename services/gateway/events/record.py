@@ -26,7 +26,7 @@ class EventLog(Protocol):
     """A durable log of events."""
 
     async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Return once all records (key, value; None is a tombstone) are acknowledged.
+        """Return once all records (key, value; a None value marks a tombstone) are acknowledged.
 
         Raises DependencyUnavailable or Overloaded.
         """

@@ -57,7 +57,7 @@ class RpcDoor:
         access: Access | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Without `access` every call is admitted; without `tracing` nothing is traced."""
+        """Without `access` every call is admitted; without `tracing` no call is traced."""
         self._tracing = tracing or Tracing()
         self._access = access or OpenAccess()
         self._plane = plane
@@ -68,7 +68,7 @@ class RpcDoor:
         return await self._ranked("Recommend", request, context, parse_recommend, pb.RecommendRequest)
 
     async def SimilarItems(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """Return items similar to one item, or to those of a cart."""
+        """Return items similar to one item, or to the items of a cart."""
         return await self._ranked("SimilarItems", request, context, parse_similar, pb.SimilarItemsRequest)
 
     async def Popular(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:

@@ -19,7 +19,7 @@ _NEVER = -9_999.0
 
 @dataclass(slots=True)
 class Choice:
-    """One choice, as far as it is generated."""
+    """One choice, generated up to now."""
 
     text: str = ""
     num_tokens: int = 0

@@ -88,7 +88,7 @@ class BeginQueue:
         self._is_armed = False
 
     def _release_late(self, now_s: float) -> None:
-        """Begin up to `_MAX_LATE_PER_TURN` late requests; skip those that have begun or left."""
+        """Begin up to `_MAX_LATE_PER_TURN` late requests; skip requests that have begun or left."""
         num_late = 0
         while self._by_late and self._by_late[0][0] <= now_s and num_late < _MAX_LATE_PER_TURN:
             may_begin = heapq.heappop(self._by_late)[-1]

@@ -52,7 +52,7 @@ class EdgeClock:
 
         Args:
             stamp_ms: The edge's clock when the request reached it (Unix time).
-            num_in_flight: Requests in flight at the edge then, including this one.
+            num_in_flight: Requests in flight at the edge then, including this request.
             wall_s: This process's wall clock.
             now_s: This process's monotonic clock.
         """

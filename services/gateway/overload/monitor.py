@@ -75,7 +75,7 @@ class LoadMonitor:
 
     @property
     def has_spare_capacity(self) -> bool:
-        """Whether there is no strain, the queue is empty, and a low-priority request would be admitted."""
+        """Whether the strain is zero, the queue is empty, and a low-priority request would be admitted."""
         return self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is Verdict.ADMIT
 
     @contextmanager
@@ -103,7 +103,7 @@ class LoadMonitor:
 
 
 class EdgeWatch:
-    """Reads the edge's marks: when each request reached the edge, and thereby how many the edge may let in."""
+    """Reads the edge's marks: when each request reached the edge, and how many the edge may let in."""
 
     def __init__(self, load: LoadMonitor, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._load = load

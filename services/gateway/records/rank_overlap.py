@@ -29,7 +29,7 @@ def rank_biased_overlap(one: Sequence[str], other: Sequence[str], p: float = PER
             common_at_end = num_common
         beyond = (
             common_at_end * max(0, depth - len(short)) / len(short)
-        )  # extrapolates the overlap of the shorter list
+        )  # extrapolates the overlap beyond the shorter list's end
         share = (num_common + beyond) / depth
         weighted += share * p**depth
     return (1 - p) / p * weighted + share * p ** len(long)

@@ -147,7 +147,7 @@ class RequestContext:
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
     def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
-        """Return the facts for the policy: those of the request and those reported by each tier."""
+        """Return the facts for the policy: the request's own facts and the tiers' facts."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,

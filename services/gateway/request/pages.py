@@ -81,7 +81,7 @@ class Pages:
         await self._source.close()
 
     async def refresh(self) -> None:
-        """Get the key, keeping the last one while the store is unavailable, and mark new items."""
+        """Get the key, keeping the last key while the store is unavailable, and mark new items."""
         with suppress(DependencyUnavailable):
             self._key = await self._source.get(self._key, _KEY_TIMEOUT_S)
         for live, known in [*self._marks.items()]:
@@ -243,5 +243,5 @@ def decode_marks(data: bytes, num_marks: int) -> list[int]:
 
 
 def _low_bits(num_marks: int) -> int:
-    """Return the number of bits of a difference that are stored verbatim: those of an average difference."""
+    """Return the number of bits of a difference that are stored verbatim: the length of an average difference."""
     return max(0, ((1 << _MARK_BITS) * 7 // 10 // max(1, num_marks)).bit_length() - 1)

@@ -1,6 +1,6 @@
 """The REST door's JSON, parsed and written.
 
-Strict: unknown fields and wrong types are rejected by name, and nothing is converted ("5" is not a number). The
+Strict: unknown fields and wrong types are rejected by name, without conversions ("5" is not a number). The
 contracts check the values.
 """
 
@@ -480,7 +480,7 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
 
 
 def parse_similar(body: bytes, item_id: str, request_id: str, deadline_ms: int | None) -> RecommendRequest:
-    """Read a request for items similar to this one and to those in the body, which may be empty.
+    """Read a request for items similar to this item and to the items in the body, which may be empty.
 
     Raises InvalidRequest naming the field.
     """

@@ -36,7 +36,7 @@ _FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked", "e
 class Surface:
     """The settings of one slot; `name` is None for requests without a surface.
 
-    `model` is the name whose bundles answer; None is the first served name. `variant` names the experiment variants
+    `model` is the name whose bundles answer; if None, the first served name. `variant` names the experiment variants
     applied.
     """
 

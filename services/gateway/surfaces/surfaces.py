@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 class Surfaces:
     """Finds a surface by its name.
 
-    Reads the file at construction and whenever it changes; without a file there are no surfaces.
+    Reads the file at construction and whenever it changes; without a file `in_force` is empty.
     """
 
     def __init__(

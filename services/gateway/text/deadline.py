@@ -1,6 +1,6 @@
 """Enforces the deadline of a text: passes a writer's events on, and ends all open choices when the deadline passes.
 
-Choices still open then end with DEADLINE; if nothing was written yet, DeadlineExceeded is raised. A hanging or
+Choices still open then end with DEADLINE; before the first token, DeadlineExceeded is raised instead. A hanging or
 unreachable writer therefore blocks no caller.
 """
 

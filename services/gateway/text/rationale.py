@@ -36,7 +36,8 @@ log = structlog.get_logger()
 NUM_TITLES = 5
 MAX_TOKENS = 40
 _THINKS = "enable_thinking"
-"""Chat-template variable of Qwen3 and later models that enables reasoning, for which there is no time."""
+"""Chat-template variable of Qwen3 and later models that enables reasoning; a rationale's deadline is too short for
+it."""
 MIN_TIMEOUT_S = 0.02
 """With less time left than this, the writer is not called."""
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)

@@ -94,7 +94,7 @@ class TextTier:
     async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
         """Write within the limits; see TextWriter. `route` is the label of the metrics.
 
-        After the deadline, open choices end with DEADLINE; if nothing was written yet, raises DeadlineExceeded.
+        After the deadline, open choices end with DEADLINE; before the first token, raises DeadlineExceeded instead.
         """
         self._check(request)
         number = self._breaker.started(self._clock())

@@ -141,7 +141,7 @@ class LlmTier:
     def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, name: str) -> None:
         """Record the outcome at the gate.
 
-        A done callback, since a task cancelled before its first step executes none of its code.
+        A done callback, since a task cancelled before its first step never executes any of its code.
         """
         result = None if ranking.cancelled() or ranking.exception() is not None else ranking.result()
         outcome = result.outcome if isinstance(result, LlmResult) else LlmOutcome.ABANDONED
@@ -191,7 +191,7 @@ def rank_request(
 def _filters_of(context: RequestContext) -> Filters:
     """Return the filters for a replica.
 
-    An expression that few items match is replaced by the ids of those that the bundle knows, which the replica need not
+    An expression that few items match is replaced by the ids of the bundle's matching items, which the replica need not
     compile.
     """
     filters, masks = context.request.filters, context.masks

@@ -101,7 +101,7 @@ class SimilarTier:
 
 
 def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
-    """Return the neighbours of the items that only the live catalogue has; None if there are no such items.
+    """Return the neighbours of the items that only the live catalogue has; None without such items.
 
     `before` is the last result for the same bundle: only items whose words changed since, and their neighbours, are
     searched again.

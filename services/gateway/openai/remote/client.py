@@ -54,7 +54,7 @@ class RemoteWriter:
         url: The server's base URL, including /v1.
         key: Returns the API key, or an empty string; called at every request, so that the key file can be replaced.
             Raises ConfigError if a required key is missing: the server is then unavailable.
-        only_model: The one model of the server that is offered here; empty: all.
+        only_model: The only model of the server offered here; empty: all.
         read_timeout_s: The longest silence.
         wall_clock: Unix seconds.
     """

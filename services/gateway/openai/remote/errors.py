@@ -26,7 +26,7 @@ _STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeo
 """Status of an error event whose code is not a status, by OpenAI's types."""
 _DEFAULT_STATUS = 500
 _TOO_LONG = ("maximum context length", "maximum model length")
-"""Phrases of OpenAI's and vLLM's messages for a prompt that is too long, whatever the code."""
+"""Phrases of OpenAI's and vLLM's messages for a prompt that is too long, independent of the code."""
 
 
 def unavailable(cause: str, retry_after_s: float = _RETRY_AFTER_S) -> DependencyUnavailable:
