@@ -1,1 +1,1 @@
-"""The doors (REST, gRPC, OpenAI, the console) and the data plane behind them."""
+"""The doors (REST, gRPC, OpenAI, console) and the data plane behind them."""

@@ -1,4 +1,4 @@
-"""Who gets what: the surfaces, bundles and variants that a user's requests would have now. Reads memory alone."""
+"""The surfaces, bundles and variants that a user's requests would get now. Reads only memory."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from services.gateway.surfaces.surface import Surface
 
 
 class Assign:
-    """Answers from what requests themselves are assigned by."""
+    """Computes assignments from the same state that real requests use."""
 
     def __init__(self, names: Names, experiments: RunningExperiments, wall_clock: Callable[[], float]) -> None:
         self._names = names
@@ -19,7 +19,7 @@ class Assign:
         self._wall_clock = wall_clock
 
     def __call__(self, request: AssignRequest) -> Assigned:
-        """Return what this user (or session) gets on every surface."""
+        """Return this user's (or session's) assignment on every surface."""
         unit_id = request.unit_id
         nowhere = self._experiments.find(None, unit_id)
         found = [self._on(nowhere, unit_id, ())]

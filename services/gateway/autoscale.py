@@ -1,16 +1,16 @@
-"""The number of gateway replicas: by the queue, and more while answers miss their deadline.
+"""Scaling policy of the gateway replicas: follow the queue, and add more while answers miss their deadline.
 
-    for the queue     ongoing requests / requests that one replica should hold
-    for the deadline  one quarter more for each per cent of late answers, at most twice as many
+    for the queue     ongoing requests / target requests per replica
+    for the deadline  25 % more per percent of late answers, at most double
 
-The larger of the two applies. Named as `policy_function` in Ray Serve's config, which keeps it within its bounds and
-delays. Its controller gets this module's source, so it imports nothing of ours.
+The larger result applies. Ray Serve's config names this as `policy_function` and enforces its own bounds and delays.
+Its controller receives only the source of this module, so the module imports nothing from this repository.
 """
 
 from typing import Any
 
 LATE_SHARE = "late_share"
-"""The name under which each replica reports the share (0 to 1) of its answers that were late since it last reported."""
+"""Name under which each replica reports its fraction (0 to 1) of late answers since the last report."""
 
 _MORE_PER_LATE_SHARE = 25.0
 _MOST = 2.0
@@ -21,9 +21,9 @@ def replicas_wanted(running: int, ongoing: float, target_ongoing: float, late_sh
 
     Args:
         running: Running replicas, at least 1.
-        ongoing: Requests in work or waiting, over all replicas.
-        target_ongoing: Requests that one replica should hold.
-        late_share: The share (0 to 1) of late answers, over all replicas.
+        ongoing: Running plus queued requests over all replicas.
+        target_ongoing: Target requests per replica.
+        late_share: Fraction (0 to 1) of late answers over all replicas.
     """
     for_queue = ongoing / target_ongoing
     for_deadline = running * min(_MOST, 1.0 + _MORE_PER_LATE_SHARE * late_share) if late_share > 0 else 0.0
@@ -31,7 +31,7 @@ def replicas_wanted(running: int, ongoing: float, target_ongoing: float, late_sh
 
 
 def by_queue_and_lateness(context: Any) -> tuple[float, dict[str, Any]]:
-    """Ray Serve's autoscaling policy for the gateway; `context` is its AutoscalingContext."""
+    """Autoscaling policy for Ray Serve; `context` is its AutoscalingContext."""
     shares = (context.aggregated_metrics or {}).get(LATE_SHARE, {}).values()
     late_share = sum(shares) / len(shares) if shares else 0.0
     running = max(1, context.current_num_replicas)

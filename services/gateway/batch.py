@@ -1,6 +1,7 @@
-"""Many users a call: each entry is answered as if it came alone, under one deadline; the features of those whom the same bundle answers are read together.
+"""Batch requests: each entry is answered like a single request, under one shared deadline.
 
-An entry that fails does not fail the others. Only some of a call's entries are in the works at a time, so that other callers' requests get their turns between them.
+Features of users that the same bundle answers are read together. A failing entry does not fail the rest. Only a few
+entries of a batch run at a time, so requests of other callers are served in between.
 """
 
 import asyncio
@@ -23,15 +24,16 @@ log = structlog.get_logger()
 
 _AT_A_TIME = 32
 _ITEMS_AT_A_TIME = 1_000
-"""Entries in the works at a time want so many items together: what begins in one turn of the event loop takes no more than some milliseconds."""
+"""Maximum items wanted by the running entries together; one turn of the event loop then takes only a few
+milliseconds."""
 _RETRY_AFTER_S = 0.5
 
 
 class RecommendBatch:
-    """Answers the entries of a call."""
+    """Answers the entries of a batch."""
 
     def __init__(self, recommend: Recommend, features: Features, refused: Callable[[str, str, str, str], None]) -> None:
-        """Take the parts; `refused` is called with the door, the error's code, its summary and the entry's id."""
+        """`refused` is called with the door, the error code, its summary and the entry's id."""
         self._recommend = recommend
         self._features = features
         self._refused = refused
@@ -39,7 +41,7 @@ class RecommendBatch:
     async def __call__(
         self, entries: Sequence[BatchEntry], arrival: Arrival, door: str, caller: Caller
     ) -> list[BatchAnswer]:
-        """Answer every entry, in order. Raises nothing: an entry's error is its answer."""
+        """Answer every entry, in order. Never raises: an entry's error is its answer."""
         requests = [entry.request for entry in entries if isinstance(entry.request, RecommendRequest)]
         features = ReadTogether(self._features, self._by_version(requests))
         longest, budget = max(map(_size, requests), default=1), Budget()
@@ -54,18 +56,18 @@ class RecommendBatch:
                 return self._failed(entry.request, door, entry.request_id)
             try:
                 return await answer(entry.request)
-            except Exception as error:  # noqa: BLE001 - whatever one entry fails at, the others are answered
+            except Exception as error:  # noqa: BLE001 - a failing entry must not fail the batch
                 return self._failed(error, door, entry.request_id)
 
         answering = []
         for entry in entries:
             answering.append(asyncio.create_task(outcome(entry)))
-            await asyncio.sleep(0)  # tasks that are made together begin in one turn, however many
+            await asyncio.sleep(0)  # tasks created together would all start in one turn of the loop
         outcomes = await asyncio.gather(*answering)
         return [BatchAnswer(entry.request_id, one) for entry, one in zip(entries, outcomes, strict=True)]
 
     def _by_version(self, requests: Sequence[RecommendRequest]) -> Mapping[str, Sequence[str]]:
-        """Return the users of these requests by the version of the lists that they read; those of requests that will be refused are left out."""
+        """Return the users by the version of the stored lists they read; skips users whose request will be refused."""
         users: dict[str, dict[str, None]] = {}
         for request in requests:
             if request.user_id is not None:
@@ -82,13 +84,13 @@ class RecommendBatch:
 
 
 def _size(request: RecommendRequest) -> int:
-    """Return how many items a request wants, and a share of those that it names, which cost less."""
+    """Return the number of wanted items plus a quarter of the named items, which cost less."""
     named = len(request.exclude_item_ids) + len(request.recent_item_ids) + len(request.filters.allowed_item_ids or ())
     return request.num_items + named // 4
 
 
 class ReadTogether:
-    """The features of one call's users, read in one exchange for each version of their lists, when the first of them is asked for."""
+    """Features of the users of one batch, read in one exchange per list version on the first read."""
 
     def __init__(self, store: Features, users_by_version: Mapping[str, Sequence[str]]) -> None:
         self._store = store
@@ -96,7 +98,10 @@ class ReadTogether:
         self._reading: dict[str, asyncio.Task[Mapping[str, UserFeatures]]] = {}
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features; see Features. For a bundle that came to answer the user meanwhile they are read by themselves."""
+        """Return a user's features; see Features.
+
+        Reads separately if another bundle has been assigned to the user meanwhile.
+        """
         if user_id not in self._users.get(bundle_version, ()):
             return await self._store.read(user_id, bundle_version, timeout_s)
         reading = self._reading.get(bundle_version)
@@ -113,5 +118,5 @@ class ReadTogether:
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """See Features."""
+        """Read several users; see Features."""
         return await self._store.read_many(user_ids, bundle_version, timeout_s)

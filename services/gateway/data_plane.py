@@ -1,7 +1,8 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
-among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call the data plane and format. Tests compose it with fakes. It knows no transport. To add a tier: add a
+file in `tiers/`, an entry in the tiers of `build_data_plane`, a rule in `services.router.policy`, and a name in
+`services.contracts.recommend.Tier`.
 """
 
 import asyncio
@@ -73,20 +74,20 @@ _ANY_HISTORY = LlmRule(min_history=1, needs_gain=False)
 
 
 class Producer(Protocol):
-    """A producer with a thread, which is started and stopped with the plane."""
+    """A producer with its own thread, started and stopped with the data plane."""
 
     def start(self) -> None:
         """Start the thread. Does not block."""
         ...
 
     def stop(self) -> None:
-        """End the thread; may block for seconds."""
+        """Stop the thread; may block for seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryInfo:
-    """A release under way: the candidate, and the share of users who get it now."""
+    """A release in progress: the candidate and its current traffic fraction."""
 
     version: str
     share: float
@@ -94,7 +95,7 @@ class CanaryInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleInfo:
-    """What callers may read about the live bundle of a name, and the release under way beside it, if there is one."""
+    """Public description of a name's live bundle and of its release in progress, if any."""
 
     name: str
     version: str
@@ -135,7 +136,7 @@ class DataPlane:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Take the parts; `text` is None where no text is served."""
+        """`text` is None if the stack serves no text."""
         self.users = users
         self.export = export
         self._pages = pages
@@ -165,7 +166,7 @@ class DataPlane:
         self._wall_clock = wall_clock
 
     async def start(self) -> None:
-        """Load the bundle, connect the producers, and start what runs in the background. Call in the serving loop."""
+        """Load the bundles, connect the producers and start the background tasks. Call in the serving loop."""
         for producer in self._producers:
             producer.start()
         await self.names.start()
@@ -179,7 +180,7 @@ class DataPlane:
         await self._pages.start()
 
     async def stop(self) -> None:
-        """End the background work; records that wait are sent for at most two seconds each."""
+        """Stop the background tasks; pending records are flushed for at most two seconds per producer."""
         self.load.stop()
         await self._shadow.stop()
         await self.popular.stop()
@@ -194,7 +195,7 @@ class DataPlane:
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        """Record that a request for a recommendation got an error."""
+        """Record that a recommendation request was refused."""
         now_ms = int(self._wall_clock() * 1_000)
         record = RefusalRecord(request_id=request_id, door=door, code=code, message=message, now_ms=now_ms)
         for sink in self._refusal_sinks:
@@ -212,20 +213,23 @@ class DataPlane:
 
     @property
     def max_events_per_request(self) -> int:
-        """How many events one request may hold."""
+        """Maximum number of events per request."""
         return self._record.max_events
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        """Record that a request to record events got an error."""
+        """Record that an events request was refused."""
         self._metrics.events_refused(door, code)
         log.info("events_refused", request_id=request_id, door=door, code=code, message=message)
 
     def take_late_share(self) -> float:
-        """Return the share (0 to 1) of answers since the last call that were late."""
+        """Return the fraction (0 to 1) of late answers since the last call."""
         return self._metrics.take_late_share()
 
     def bundle(self, name: str | None = None) -> BundleInfo:
-        """Return the description of a name's live bundle. Raises InvalidRequest for an unknown name, DependencyUnavailable before the first bundle is loaded."""
+        """Return the description of a name's live bundle.
+
+        Raises InvalidRequest for an unknown name, DependencyUnavailable before the first bundle is loaded.
+        """
         bundles = self.names.of(name)
         live, canary = bundles.current(), bundles.canary
         share = 0.0 if canary is None else canary.share_at(self._wall_clock() * 1_000)
@@ -239,19 +243,19 @@ class DataPlane:
         )
 
     def is_ready(self) -> bool:
-        """Whether recommendations of a name can be answered."""
+        """Whether at least one name can answer recommendations."""
         return not self.missing
 
     @property
     def missing(self) -> str:
-        """What recommendations wait for; empty where they are answered."""
+        """The missing state that blocks recommendations; empty if none."""
         if self.items.knowledge is Knowledge.NONE:
             return "no states of items yet"
         return "" if self.names.is_loaded else "no bundle yet"
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """What answers go without, for readiness: the metrics say the same."""
+        """The degraded modes of current answers, for readiness; the metrics report the same."""
         modes = {
             "items as of the snapshot": self.items.knowledge is Knowledge.SNAPSHOT,
             "surfaces outdated": self._surfaces.is_outdated,
@@ -261,7 +265,7 @@ class DataPlane:
 
 
 class FeatureStore(Features, PopularityWindows, Protocol):
-    """The feature store, as the data plane needs it."""
+    """The feature store, as the data plane uses it."""
 
 
 class EventProducer(EventLog, Producer, Protocol):
@@ -276,7 +280,8 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    `llms` has the replicas of each name that is served. The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
+    `llms` holds the replicas of each served name. The data plane starts and stops the producers and closes
+    `explanations`, `receipts` and `page_key`; the caller owns the other ports.
     """
 
     bundles: BundleStore
@@ -300,9 +305,11 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneConfig:
-    """The values that the data plane needs.
+    """The configuration of the data plane.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric. `shadow_share`, `teacher_share`: of answers that are ranked again.
+    `llm_beam_width`: number of items that a replica ranks at no extra cost. `surfaces_file`, `experiments_file`: paths,
+    or None. `text_num_places`: completions that may be written at once. `num_llm_replicas`: configured replicas per
+    name, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -366,7 +373,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     )
     names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
     names.before_swap(lambda one: _compile_surfaces(one, surfaces, names.first.name))
-    again = StudentTier(ports.clock)  # a thread of its own: no request waits behind a second ranking
+    again = StudentTier(ports.clock)  # a separate thread: no request waits behind a second ranking
     teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
     rankers = (
         Candidate(
@@ -429,9 +436,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
 
 
 async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
-    """Open the first connection to the store and the first path to a replica of each name before a request needs them. Never fails.
+    """Open the first connection to the store and to a replica of each name before a request needs them. Never fails.
 
-    The LLM refuses the request at once, since its bundle does not exist.
+    The LLM refuses the request at once because its bundle does not exist.
     """
     request = RankRequest(
         request_id="warm-up",
@@ -448,7 +455,7 @@ async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
 
 
 def _check_surface(surface: Surface, names: Names) -> None:
-    """Refuse a surface that names attributes which no item of its model's bundles has. Raises InvalidRequest."""
+    """Reject a surface that names attributes unknown to its model's bundles. Raises InvalidRequest."""
     for live in names.of(surface.model).loaded:
         expressions = live.expressions
         if surface.filter is not None:
@@ -457,7 +464,10 @@ def _check_surface(surface: Surface, names: Names) -> None:
 
 
 def _compile_surfaces(live: Live, surfaces: Surfaces, first_name: str) -> None:
-    """Compute the masks of the surfaces of this bundle's name before it answers: the first requests would spend their deadlines on it."""
+    """Compute the surface masks of this bundle before it serves.
+
+    Otherwise the first requests would spend their deadlines on it.
+    """
     for surface in surfaces.in_force.values():
         if (surface.model or first_name) == live.name:
             request = RecommendRequest(request_id="warm-up", subject=PopularIn(), surface=surface.name)

@@ -1,7 +1,7 @@
-"""Drills: switching the LLM or the feature store off on purpose, to see the tiers below take over.
+"""Drills: switch the LLM or the feature store off on purpose, to see the lower tiers take over.
 
-A drill is a wrapper around a port that raises DependencyUnavailable, so everything behind the port behaves as in a real outage.
-All gateway replicas of a node share one small file, which each follows; a drill ends by itself after a few minutes.
+A drill wraps a port and raises DependencyUnavailable, so everything behind the port behaves as in a real outage. All
+gateway replicas of a node follow one small shared file; a drill ends by itself after a few minutes.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from services.gateway.tiers.popular import PopularityWindows
 log = structlog.get_logger()
 
 HOLD_S = 300.0
-"""A drill ends by itself after this time."""
+"""Duration after which a drill ends by itself."""
 
 _POLL_S = 0.25
 _RETRY_AFTER_S = 0.5
 
 
 class DrillTarget(StrEnum):
-    """A dependency that can be switched off."""
+    """A dependency that a drill can switch off."""
 
     LLM = "llm"
     FEATURES = "features"
 
 
 class Drills:
-    """Which dependencies are off, and until when. One per process; start it in the serving loop."""
+    """The dependencies that are off, and their end times. One per process; start it in the serving loop."""
 
     def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -54,21 +54,21 @@ class Drills:
         return bool(self._until) and self._until.get(target, 0.0) > self._wall_clock()
 
     def remaining_s(self) -> dict[DrillTarget, float]:
-        """Return the dependencies that are off, and how many seconds each has left."""
+        """Return the dependencies that are off, with the remaining seconds of each drill."""
         now_s = self._wall_clock()
         return {target: round(until_s - now_s, 1) for target, until_s in self._until.items() if until_s > now_s}
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
-        """Switch dependencies off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
+        """Switch dependencies off (True) or on (False): here at once, elsewhere within a quarter of a second."""
         self._until = await asyncio.to_thread(self._switch_locked, wanted)
 
     async def start(self) -> None:
-        """Follow the file from now on."""
+        """Start following the file."""
         await self.refresh()
         self._following.start()
 
     async def stop(self) -> None:
-        """Stop following; the drills go on where others follow."""
+        """Stop following the file; running drills stay in force in other processes."""
         await self._following.stop()
 
     async def refresh(self) -> None:
@@ -76,7 +76,7 @@ class Drills:
         self._until = await asyncio.to_thread(read_drills, self._path)
 
     def _switch_locked(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
-        """Read, change and replace the file under a lock that all processes respect."""
+        """Read, change and replace the file under a lock shared by all processes."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -96,7 +96,7 @@ class Drills:
 
 
 def read_drills(path: Path) -> dict[DrillTarget, float]:
-    """Read which dependencies are off until when (Unix seconds). Without a readable file none is."""
+    """Read the end of each drill (Unix seconds); empty if the file is missing or unreadable."""
     try:
         return {DrillTarget(name): float(until_s) for name, until_s in json.loads(path.read_text()).items()}
     except FileNotFoundError:
@@ -107,10 +107,10 @@ def read_drills(path: Path) -> dict[DrillTarget, float]:
 
 
 class DrillableStore(Features, PopularityWindows, Protocol):
-    """The feature store, as data plane and console need it."""
+    """The feature store, as the data plane and the console use it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds, perhaps with repetitions. Raises DependencyUnavailable."""
+        """Return some user ids from the store; may contain duplicates. Raises DependencyUnavailable."""
         ...
 
 
@@ -147,7 +147,7 @@ class DrilledStore:
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Read some users. Raises DependencyUnavailable during a drill."""
+        """Read several users. Raises DependencyUnavailable during a drill."""
         self._check()
         return await self._store.read_many(user_ids, bundle_version, timeout_s)
 

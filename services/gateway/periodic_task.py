@@ -1,7 +1,8 @@
-"""A task that a process repeats beside its requests. Does not know what the work is.
+"""A background task that a process repeats. Knows nothing about the work itself.
 
-Work handles the errors that it expects. One that it does not expect is logged with its traceback and counted, and the task goes on at its next period: a file
-that is followed, or a ranking that is kept fresh, must not stand still until a restart because of one bad input.
+The work handles the errors it expects. An unexpected error is logged with its traceback and counted, and the task
+retries after the next period: one bad input must not stop a followed file or a refreshed ranking until the next
+restart.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ log = structlog.get_logger()
 
 
 class PeriodicTask:
-    """Runs `work` every `every_s` seconds, first after one pause or `at_once`. `name` is what log and metric call it."""
+    """Runs `work` every `every_s` seconds, first after one period or `at_once`. `name` labels its logs and metrics."""
 
     def __init__(
         self, name: str, work: Callable[[], Awaitable[None]], every_s: float, *, at_once: bool = False
@@ -32,11 +33,11 @@ class PeriodicTask:
 
     def start(self) -> None:
         """Start. Call in the serving loop."""
-        background_metrics().failures.labels(self._name).inc(0)  # else its first increase is unseen
+        background_metrics().failures.labels(self._name).inc(0)  # otherwise rate() misses the first increase
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop, in the middle of the work if need be."""
+        """Stop, cancelling the work if it is running."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -48,14 +49,14 @@ class PeriodicTask:
         while True:
             try:
                 await self._work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next period may succeed
+            except Exception as error:  # noqa: BLE001 - the next period may succeed
                 self._failed(error)
             else:
                 self._failed_with = None
             await asyncio.sleep(self._every_s)
 
     def _failed(self, error: Exception) -> None:
-        """Count each failure; log the first of equal ones in a row, since a period may be a fifth of a second."""
+        """Count each failure; log only the first of equal consecutive errors, since a period may be 0.2 s."""
         background_metrics().failures.labels(self._name).inc()
         if repr(error) != self._failed_with:
             self._failed_with = repr(error)
@@ -64,5 +65,5 @@ class PeriodicTask:
 
 @cache
 def background_metrics() -> BackgroundMetrics:
-    """Return the metrics of this process's periodic tasks, made when they are first needed."""
+    """Return the metrics of this process's periodic tasks, created on first use."""
     return BackgroundMetrics(REGISTRY)

@@ -1,7 +1,7 @@
-"""Answers a user twice, by the surface in force and by one that is only drafted, as any request is answered; nothing is saved, recorded or counted.
+"""Previews: answers a user by the surface in force and by a draft, with nothing saved, recorded or counted.
 
-No impression is sent, so that what is only looked at neither counts as shown nor is learned from. Nothing is explored and no experiment applies: the two
-answers differ by their surfaces alone.
+No impression is sent, so previews affect neither exposure counts nor training data. Exploration and experiments are
+off: the two answers differ only by their surfaces.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ _DOOR = "console"
 
 @dataclass(frozen=True, slots=True)
 class Previewed:
-    """An answer, and the first items before and after the surface's rules; none where it has no rules."""
+    """An answer, and its first items before and after the surface's rules; empty if the surface has no rules."""
 
     answer: Recommendation
     ruled: tuple[RuledItem, ...]
 
 
 class PreviewSurface:
-    """Tries surfaces on users."""
+    """Tries draft surfaces on users."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PreviewSurface:
         recommend_by: Callable[[SurfaceFinder, AnswerSink], Recommend],
         clock: Callable[[], float],
     ) -> None:
-        """Take the surfaces in force, and what makes the ordinary request's way on other surfaces and a sink of its own."""
+        """`recommend_by` builds the ordinary request path with the given surfaces and sink."""
         self._surfaces = surfaces
         self._recommend_by = recommend_by
         self._clock = clock
@@ -48,9 +48,9 @@ class PreviewSurface:
     async def __call__(
         self, text: str, name: str, user_id: str, caller: Caller, request_id: str
     ) -> tuple[Previewed, Previewed]:
-        """Return the user's answer by the surface in force, or by none where there is no such one yet, and by the text's surface of this name.
+        """Return the user's answers by the surface in force (or by none, for a new name) and by the draft of this name.
 
-        Raises InvalidRequest for a text that could not be saved, and whatever an ordinary request raises.
+        Raises InvalidRequest for a draft that could not be saved, and every error of an ordinary request.
         """
         drafted = await asyncio.to_thread(self._surfaces.read_draft, text)
         if name not in drafted:
@@ -68,10 +68,10 @@ class PreviewSurface:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """The surface of every request."""
+    """Returns the same surface for every request."""
 
     surface: Surface
 
     def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return it."""
+        """Return the surface."""
         return self.surface

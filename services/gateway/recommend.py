@@ -1,7 +1,7 @@
-"""The request, from top to bottom: features, masks, routing, ranking, answer, record.
+"""The request path from top to bottom: features, masks, routing, ranking, answer, record.
 
-It always answers before the deadline: every failure is a fact for `services.router.policy`, which alone decides which tier
-answers. Knows neither JSON nor protobuf, no tier by name, and no clock but the two it is given.
+A request is answered before its deadline: every failure becomes a fact for `services.router.policy`, the only module
+that selects tiers. Knows neither JSON nor protobuf, no tier by name, and no clock except the two it is given.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _FEATURES_SHARE = 0.5
 
 
 class _Admitted(NamedTuple):
-    """A request that gets an answer, and what every answer to it names."""
+    """A request that will be answered, with the values that every answer to it reports."""
 
     request: RecommendRequest
     caller: Caller
@@ -66,23 +66,26 @@ class _Admitted(NamedTuple):
 
 
 class BundleFinder(Protocol):
-    """The bundles of requests."""
+    """Finds the bundle of a request."""
 
     def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
-        """Return the bundle that answers this user, or visitor's session, under a name at this time (Unix ms). Raises InvalidRequest or DependencyUnavailable."""
+        """Return the bundle assigned to this user, or visitor session, under a name at this time (Unix ms).
+
+        Raises InvalidRequest or DependencyUnavailable.
+        """
         ...
 
 
 class SurfaceFinder(Protocol):
-    """The surfaces of requests."""
+    """Finds the surface of a request."""
 
     def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return the surface of this name as this user (or session) gets it. Raises InvalidRequest."""
+        """Return the surface of this name as assigned to this user (or session). Raises InvalidRequest."""
         ...
 
 
 class Recommend:
-    """Answers recommendation requests. One per process; holds no state of a request."""
+    """Answers recommendation requests. One per process; holds no request state."""
 
     def __init__(
         self,
@@ -104,7 +107,10 @@ class Recommend:
         wall_clock: Callable[[], float] = time.time,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open. `draw` returns a number, uniform in [0, 1), for exploration."""
+        """`tiers` are in order of quality; `last` fills the positions they leave empty.
+
+        `draw` returns a uniform number in [0, 1), for exploration.
+        """
         self._names = names
         self._surfaces = surfaces
         self._features = features
@@ -131,17 +137,23 @@ class Recommend:
         features: Features | None = None,
         budget: Budget | None = None,
     ) -> Recommendation:
-        """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store; `budget` is that of the batch which holds the request.
+        """Answer a request of `caller` that arrived through `door`.
 
-        Raises InvalidRequest for more items than the caller may request, an unknown surface, filters or rules that name what the catalogue lacks or exceed the budget, NotFound for such an item,
-        DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline,
-        DeadlineExceeded where the masks of its filters are not computed by then.
+        `features` replaces the store, if given; `budget` is the filter budget of the batch that contains the request.
+
+        Raises:
+            InvalidRequest: More items than the caller may request, an unknown surface, or filters or rules that name
+                unknown values or exceed the budget.
+            NotFound: An unknown subject item.
+            DependencyUnavailable: Before the first bundle of the name is loaded.
+            Overloaded: This priority is refused even an answer from memory, or the deadline has passed.
+            DeadlineExceeded: The masks of the filters were not computed in time.
         """
         surface = self._surfaces.find(request.surface, request.unit_id)
         live = self._live_for(request, surface)
         try:
             return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
-        except BaseException as error:  # the assignment is on record, whatever its request ends with
+        except BaseException as error:  # the assignment is recorded however the request ends
             self._record_failure(request, live, surface.variant, error)
             raise
 
@@ -156,7 +168,7 @@ class Recommend:
         surface: Surface,
         live: Live,
     ) -> Recommendation:
-        """Answer a request by the bundle that is assigned to its user."""
+        """Answer a request with the bundle assigned to its user."""
         check_items(request, live.items, live.expressions, budget)
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
@@ -164,7 +176,7 @@ class Recommend:
         budget_s = deadline.budget_s(self._clock())
         request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
-        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
+        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # the queue does not count a slow upload
             raise self._load.refusal("expired")
         verdict = self._load.judge(caller.priority)
         if verdict is Verdict.REFUSE:
@@ -211,11 +223,11 @@ class Recommend:
         return self._live_for(request, self._surfaces.find(request.surface, request.unit_id)).lists_version
 
     def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
-        """Return the bundle that answers this user or visitor now."""
+        """Return the bundle assigned to this user or visitor now."""
         return self._names.find(surface.model, request.unit_id, self._wall_clock() * 1_000)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
-        """Answer a request that is shed with these items."""
+        """Answer a shed request with these items."""
         shed = RoutingDecision(self._last.tier, Reason.SHED)
         stages_ms = {"answer": round((self._clock() - admitted.deadline.arrived_s) * 1_000, 3)}
         rationale = Rationale(RationaleOutcome.BUSY) if admitted.request.rationale else None
@@ -231,7 +243,7 @@ class Recommend:
         rationale: Rationale | None,
         routing: RoutingRecord | None,
     ) -> Recommendation:
-        """Return the answer, after every sink has its record. `routing` is None if nothing was read or ranked."""
+        """Return the answer after passing its record to every sink. `routing` is None for an answer from memory."""
         now_ms = int(self._wall_clock() * 1_000)
         newest_ms = None if routing is None else routing.context.lookup.features.newest_event_time_ms
         answer = Recommendation(
@@ -266,7 +278,10 @@ class Recommend:
         return answer
 
     async def _compile(self, request: RecommendRequest, live: Live, deadline: Deadline, stages: StageTimer) -> Compiled:
-        """Return the masks of the request's clauses, made beside the event loop where that is long work. Raises DeadlineExceeded."""
+        """Return the masks of the request's clauses, computed off the event loop if that takes long.
+
+        Raises DeadlineExceeded.
+        """
         clauses = [clause for _, clause in clauses_of(request)]
         found = live.expressions.compiled_soon(clauses)
         if found is None:
@@ -278,14 +293,14 @@ class Recommend:
     async def _read(
         self, request: RecommendRequest, version: str, deadline: Deadline, features: Features | None
     ) -> FeatureLookup:
-        """Read the user's features within this stage's share of the deadline."""
+        """Read the user's features within this stage's fraction of the deadline."""
         timeout_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
         return await look_up_features(features or self._features, request.user_id, version, timeout_s)
 
     async def _rank(
         self, context: RequestContext, planned: RoutingDecision
     ) -> tuple[RoutingDecision, dict[Tier, TierResult]]:
-        """Rank with the planned tier, and with its fallbacks in turn until one has a ranking."""
+        """Rank with the planned tier, then with its fallbacks in turn until a tier returns a ranking."""
         decided, results = planned, await self._run(planned.tier, context)
         while (failure := results[decided.tier].failure) is not None:
             decided = policy.fall_back(decided, failure)
@@ -294,13 +309,17 @@ class Recommend:
         return decided, results
 
     async def _run(self, tier: Tier, context: RequestContext) -> dict[Tier, TierResult]:
-        """Run one tier. A remote tier's fallback ranks beside it, so that a late answer costs no time; it is awaited only if it is needed."""
+        """Run one tier.
+
+        The fallback of a remote tier ranks concurrently, so a late answer costs no extra time; it is awaited only if
+        needed.
+        """
         started = self._tiers[tier].rank(context)
         if not isinstance(started, asyncio.Task):
             return {tier: started}
         fallback: asyncio.Task[dict[Tier, TierResult]] | None = None
         try:
-            await asyncio.sleep(0)  # the request leaves before the fallback, below, occupies this thread
+            await asyncio.sleep(0)  # send the request before the fallback, below, occupies this thread
             fallback = asyncio.create_task(self._run(policy.FALLBACKS[tier], context))
             result = await started
             is_enough = result.ranking is not None and len(result.ranking.indices) >= context.num_wanted
@@ -314,7 +333,7 @@ class Recommend:
     def _choose(
         self, context: RequestContext, results: Mapping[Tier, TierResult], answering: Tier
     ) -> tuple[list[Chosen], Ruled | None]:
-        """Choose the items from the rankings, by the request's rules and the surface's exploration where there are some."""
+        """Choose the items from the rankings, applying the request's rules and the surface's exploration."""
         rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
         available, exploration = context.live.items.columns.available, context.surface.explore
         if not rules.reorder and exploration is None:
@@ -341,7 +360,7 @@ class Recommend:
         return ruled.chosen, ruled
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:
-        """Yield the rankings in the order in which they fill the answer; the last tier ranks only if it is needed."""
+        """Yield the rankings in the order that fills the answer; the last tier ranks only if needed."""
         last = self._last.tier
         for tier in self._tiers:
             if tier is not last and tier in results and (ranking := results[tier].ranking) is not None:
@@ -351,7 +370,7 @@ class Recommend:
             yield filling.ranking
 
     async def _write_rationale(self, context: RequestContext, items: tuple[ScoredItem, ...]) -> Rationale:
-        """Write the rationale within the rest of the deadline; the items do not wait longer for it. Hidden items of the history are not named."""
+        """Write the rationale within the rest of the deadline. It omits hidden items of the history."""
         known, available = context.live.items, context.live.items.columns.available
         with context.stages.measure("rationale", SpanKind.CLIENT):
             seen = [known.title(index) for index in context.history if available[index]]

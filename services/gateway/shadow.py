@@ -1,8 +1,9 @@
-"""Ranks a sample of the requests a second time after their answers, and compares: by the candidate of a release, or by the LLM where another tier answered.
+"""Ranks a sample of answered requests again, by a release candidate or by the LLM, and compares the two lists.
 
-A second ranking is an ordinary request through `Recommend`, with the features that the first one read, and with low priority: the same masks, rules and policy hold,
-and it gives way wherever requests of low priority do. One at a time in a process, and only while there is spare capacity; what is drawn otherwise is skipped and
-counted. Nothing of it is shown, sent or recorded but how alike the two lists are. Does not know how a candidate is loaded.
+A second ranking is an ordinary request through `Recommend`, with the features of the first ranking and low priority:
+the same masks, rules and policy apply, and it yields to other traffic as low-priority requests do. Each process runs
+one at a time, and only with spare capacity; other sampled requests are skipped and counted. The result is never shown,
+sent or recorded, except for the overlap of the two lists. Does not know how a candidate is loaded.
 """
 
 import asyncio
@@ -31,9 +32,9 @@ log = structlog.get_logger()
 
 _DOOR = "shadow"
 _PAUSE_S = 0.01
-"""After an answer was made: it is formatted and sent meanwhile."""
+"""Pause after an answer is built, while it is formatted and sent."""
 _LLM_FIRST = Surface(tiers=frozenset({Tier.LLM, Tier.STUDENT, Tier.POPULAR}))
-"""Without stored lists; the student only takes over where the LLM fails, so that the answer has the reason."""
+"""No stored lists; the student answers only if the LLM fails, so the answer carries the reason."""
 _OF_THE_MOMENT = frozenset(
     {
         Reason.LLM_OVERLOADED,
@@ -46,55 +47,58 @@ _OF_THE_MOMENT = frozenset(
         Reason.SHED,
     }
 )
-"""Reasons for which a list says nothing of the models behind it."""
+"""Transient reasons: such a list does not represent the models behind it."""
 
 
 class RecommendBy(Protocol):
-    """Makes the ordinary request's way with a bundle, surfaces and sinks of its own."""
+    """Builds the ordinary request path with the given bundle, surfaces and sinks."""
 
     def __call__(self, *, names: BundleFinder, surfaces: SurfaceFinder, sinks: Sequence[AnswerSink]) -> Recommend:
-        """Make it."""
+        """Build the request path."""
         ...
 
 
 class SecondRanker(Protocol):
-    """Who ranks a request again."""
+    """A ranker for second rankings."""
 
     @property
     def by(self) -> str:
-        """Its name in metrics."""
+        """Name in metrics."""
         ...
 
     @property
     def share(self) -> float:
-        """The share (0 to 1) of the answers that are drawn."""
+        """Fraction (0 to 1) of answers that are sampled."""
         ...
 
     @property
     def agreement(self) -> Histogram:
-        """Where the overlap goes, by model name, the answer's tier and the second ranking's bundle."""
+        """Histogram of the overlap by model name, tier of the answer, and bundle of the second ranking."""
         ...
 
     def bundle_for(self, record: AnswerRecord, routing: RoutingRecord) -> Live | None:
-        """Return the bundle to rank with; None where there is nothing to compare."""
+        """Return the bundle to rank with; None if there is nothing to compare."""
         ...
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
-        """Return the request's way."""
+        """Return the request path."""
         ...
 
     def deadline_ms(self, routing: RoutingRecord) -> int:
-        """Return how long the second ranking may take."""
+        """Return the deadline of the second ranking."""
         ...
 
     def flaw(self, shown: Recommendation, answer: Recommendation) -> Reason | None:
-        """Return the reason for which the two lists cannot be compared; None if they can."""
+        """Return the reason why the two lists cannot be compared; None if they can."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The candidate of a release, as it would answer the same request. `beside` returns the one that is loaded beside a live bundle, if there is one."""
+    """The candidate of a release, as it would answer the same request.
+
+    `beside` returns the candidate loaded alongside a live bundle, or None.
+    """
 
     share: float
     agreement: Histogram
@@ -107,23 +111,29 @@ class Candidate:
         return self.beside(routing.context.live)
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
-        """Return the way of any request, on a surface with the same tiers; the rest of the surface is in the request already."""
+        """Return the ordinary path on a surface with the same tiers.
+
+        The request already contains the rest of the surface.
+        """
         return self.recommend_by(
             names=_One(live), surfaces=_Only(Surface(tiers=routing.context.surface.tiers)), sinks=()
         )
 
     def deadline_ms(self, routing: RoutingRecord) -> int:
-        """Return the request's own deadline, which decides the tier too."""
+        """Return the request's own deadline, which also affects the tier."""
         return routing.context.deadline.total_ms
 
     def flaw(self, shown: Recommendation, answer: Recommendation) -> Reason | None:
-        """Return a reason of the moment that only one of the two has."""
+        """Return a transient reason that only the second answer has."""
         return answer.reason if answer.reason in _OF_THE_MOMENT and answer.reason is not shown.reason else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """The LLM of the same bundle, where another tier answered. `recommend_by` has an LLM tier that is asked wherever there is a history."""
+    """The LLM of the same bundle, for answers of other tiers.
+
+    `recommend_by` builds a path whose LLM tier accepts any non-empty history.
+    """
 
     share: float
     agreement: Histogram
@@ -136,20 +146,20 @@ class Teacher:
         return None if record.answer.tier is Tier.LLM else routing.context.live
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
-        """Return the way on a surface where the LLM comes first."""
+        """Return the path on a surface with the LLM as first tier."""
         return self.recommend_by(names=_One(live), surfaces=_Only(_LLM_FIRST), sinks=())
 
     def deadline_ms(self, routing: RoutingRecord) -> int:
-        """Return the longest deadline, since nobody waits."""
+        """Return the longest deadline, since no caller waits."""
         return self.max_deadline_ms
 
     def flaw(self, shown: Recommendation, answer: Recommendation) -> Reason | None:
-        """Return why it was not the LLM that ranked."""
+        """Return the reason why the LLM did not rank."""
         return None if answer.tier is Tier.LLM else answer.reason
 
 
 class Shadow:
-    """Draws answers, has them ranked again in the background, and observes the overlap. One per process."""
+    """Samples answers, ranks them again in the background, and observes the overlap. One per process."""
 
     def __init__(
         self,
@@ -159,7 +169,7 @@ class Shadow:
         clock: Callable[[], float],
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Take the parts. `draw` returns numbers in [0, 1)."""
+        """`draw` returns numbers in [0, 1)."""
         self._rankers = [ranker for ranker in rankers if ranker.share > 0]
         self._load = load
         self._samples = samples
@@ -169,11 +179,11 @@ class Shadow:
 
     @property
     def sinks(self) -> tuple[AnswerSink, ...]:
-        """The sink of answers; none where nothing is ever drawn."""
+        """The sink of answers; empty if sampling is off."""
         return (self.answered,) if self._rankers else ()
 
     def answered(self, record: AnswerRecord) -> None:
-        """Draw, and begin what is drawn in the background."""
+        """Sample the answer and start its second ranking in the background."""
         routing = record.routing
         if routing is None or routing.context.lookup.is_unavailable or record.request.subject is not None:
             return  # answered from memory, or a list that no model ranks
@@ -187,7 +197,7 @@ class Shadow:
             self._ranking = asyncio.get_running_loop().create_task(ranking, context=Context())
 
     async def stop(self) -> None:
-        """Cancel the ranking that is under way."""
+        """Cancel the running second ranking."""
         if self._ranking is not None:
             self._ranking.cancel()
             with suppress(asyncio.CancelledError):
@@ -197,13 +207,13 @@ class Shadow:
         await asyncio.sleep(_PAUSE_S)
         try:
             outcome = await self._outcome(ranker, live, record, routing)
-        except Exception as error:  # noqa: BLE001 - whatever it fails at, the request has its answer
+        except Exception as error:  # noqa: BLE001 - the request is already answered
             log.warning("shadow_failed", by=ranker.by, request_id=record.request.request_id, error=repr(error))
             outcome = "failed"
         self._samples.labels(ranker.by, outcome).inc()
 
     async def _outcome(self, ranker: SecondRanker, live: Live, record: AnswerRecord, routing: RoutingRecord) -> str:
-        """Rank once more and observe the overlap; return what became of it."""
+        """Rank again and observe the overlap; return the outcome."""
         if not self._load.has_spare_capacity:
             return "no_capacity"
         shown, context = record.answer, routing.context
@@ -223,45 +233,45 @@ class Shadow:
 
 
 def _features_for(live: Live, routing: RoutingRecord) -> UserFeatures:
-    """Return the features that the request read; a stored list only where it is this bundle's too."""
+    """Return the features that the request read; keep the stored list only if it belongs to this bundle too."""
     known, read_for = routing.context.lookup.features, routing.context.live
     return known if live.lists_version == read_for.lists_version else replace(known, precomputed=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _One:
-    """A bundle that does not change."""
+    """Returns the same bundle for every request."""
 
     live: Live
 
     def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
-        """Return it."""
+        """Return the bundle."""
         return self.live
 
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """The surface of every request."""
+    """Returns the same surface for every request."""
 
     surface: Surface
 
     def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return it."""
+        """Return the surface."""
         return self.surface
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Features that were read before."""
+    """Features that have already been read."""
 
     features: UserFeatures
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return them."""
+        """Return the features."""
         return self.features
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Return them for each."""
+        """Return the features for each user."""
         return dict.fromkeys(user_ids, self.features)

@@ -1,4 +1,4 @@
-"""Authorization: from a call's headers and the scope that it needs to the caller, or a refusal. The same at every door.
+"""Authorization: from a call's headers and required scope to the caller, or a refusal. The same at every door.
 
     headers ─▶ key ─▶ holder ─▶ scope ─▶ rate and quota ─▶ Caller
 
@@ -24,41 +24,42 @@ API_KEY = "x-api-key"
 _LOOPBACK_NAME = "localhost"
 _BEARER = "bearer "
 _CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN})
-"""The scopes of calls that change something."""
+"""The scopes of calls that change state."""
 
 
 class Access(Protocol):
-    """Decides whether a call is admitted; every door calls it before anything else."""
+    """Decides whether a call is admitted; every door calls it first."""
 
     async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
         """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
 
-        Waits for some milliseconds at most.
+        Waits for a few milliseconds at most.
         """
         ...
 
     async def start(self) -> None:
-        """Follow the keys and share the counts from now on. Call in the serving loop."""
+        """Start following the keys and sharing the counts. Call in the serving loop."""
         ...
 
     async def stop(self) -> None:
-        """End that."""
+        """Stop following and sharing."""
         ...
 
 
 class OpenAccess:
-    """Admits every call as one caller, but what other sites' pages make a visitor's browser do: for a server without keys.
+    """Admits every call as one caller, for a server without keys; rejects calls from other sites' pages.
 
-    A page cannot send a key for another site, so that only a server without keys is at risk. Two ways lead there:
+    A page cannot send a key for another site, so only a server without keys is at risk, in two ways:
 
-    - DNS rebinding: the page's own name is made to mean this machine. The browser then sends that name as `Host`. Addresses are
-      accepted, since no name can be rebound to them.
-    - A form or a script posts to this machine. The browser says so in `Sec-Fetch-Site`, older ones in `Origin`; other programs
-      send neither.
+    - DNS rebinding: the page's own name resolves to this machine, and the browser sends that name as `Host`. Addresses
+    are
+      accepted, since they cannot be rebound.
+    - CSRF: a form or a script posts to this machine. The browser reports this in `Sec-Fetch-Site`, older browsers in
+      `Origin`; other programs send neither.
     """
 
     def __init__(self, caller: Caller = ANYONE, names: frozenset[str] | None = None) -> None:
-        """Take the caller, and the server's names besides localhost and addresses; None: any name."""
+        """`names` are the server's names in addition to localhost and addresses; None accepts any name."""
         self._caller = caller
         self._names = names
 
@@ -71,22 +72,22 @@ class OpenAccess:
         call.caller = self._caller
 
     async def start(self) -> None:
-        """There is nothing to follow."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing."""
 
 
 def open_to_all(max_k: int, names: frozenset[str]) -> OpenAccess:
-    """Return the access without keys: everybody may do everything, with at most `max_k` items a request.
+    """Return the access without keys: every caller has all scopes, with at most `max_k` items per request.
 
-    A server without keys is called by one of its `names`, by localhost or by an address.
+    Callers address the server by one of its `names`, by localhost or by an IP address.
     """
     return OpenAccess(replace(ANYONE, max_k=max_k), names)
 
 
 def _refuse_other_names(headers: Mapping[str, str], names: frozenset[str]) -> None:
-    """Refuse a `Host` that is neither an address, nor localhost, nor one of these names. Raises InvalidRequest."""
+    """Reject a `Host` that is neither an address, nor localhost, nor one of these names. Raises InvalidRequest."""
     host = headers.get("host")
     if host is None:
         return
@@ -98,7 +99,7 @@ def _refuse_other_names(headers: Mapping[str, str], names: frozenset[str]) -> No
 
 
 def _refuse_other_sites(headers: Mapping[str, str]) -> None:
-    """Refuse a call that another site's page makes from a visitor's browser (CSRF). Raises InvalidRequest."""
+    """Reject a call that another site's page makes from a visitor's browser (CSRF). Raises InvalidRequest."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     fix = "use the console's own page, or no browser"
     if site not in (None, "same-origin", "none"):
@@ -108,16 +109,16 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
 
 
 def _name_of(host: str) -> str:
-    """Return a `Host` header's name without its port, in lower case; a malformed one unchanged."""
+    """Return a `Host` header's name without its port, in lower case; a malformed header keeps its text."""
     try:
         name = urlsplit(f"//{host}").hostname
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without a valid address
         name = None
     return (name or host).rstrip(".").lower()
 
 
 def _place_of(origin: str) -> str | None:
-    """Return an `Origin` header's host and port; None for a malformed one."""
+    """Return an `Origin` header's host and port; None if malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -140,7 +141,7 @@ class Keys(Protocol):
         ...
 
     async def start(self) -> None:
-        """Follow changes."""
+        """Start following changes."""
         ...
 
     async def stop(self) -> None:
@@ -149,16 +150,16 @@ class Keys(Protocol):
 
 
 class KeyedAccess:
-    """Checks the key, its scope and its rate, in this order. A call that lacks the scope uses no quota."""
+    """Checks the key, its scope and its rate, in this order. A call without the scope uses no quota."""
 
     def __init__(self, keys: Keys, rates: SharedRates, wall_clock: Callable[[], float] = time.time) -> None:
-        """Take the valid keys and the counter of their calls, which it starts and stops."""
+        """Takes ownership of `keys` and `rates`: starts and stops both."""
         self._keys = keys
         self._rates = rates
         self._wall_clock = wall_clock
 
     async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
-        """See Access."""
+        """Authorize a call; see Access."""
         holder = self._keys.find(key_from(headers), self._wall_clock())
         if holder is None:
             raise Unauthenticated
@@ -171,12 +172,12 @@ class KeyedAccess:
         call.caller = caller
 
     async def start(self) -> None:
-        """See Access."""
+        """Start; see Access."""
         await self._keys.start()
         await self._rates.start()
 
     async def stop(self) -> None:
-        """See Access."""
+        """Stop; see Access."""
         await self._keys.stop()
         await self._rates.stop()
 
@@ -214,9 +215,9 @@ class _KeyMeter:
 
 
 def key_from(headers: Mapping[str, str]) -> str:
-    """Return the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
+    """Return the key sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
 
-    Empty when there is none, which is refused like any other wrong key.
+    Empty without a key, which is refused like any other wrong key.
     """
     authorization = headers.get(AUTHORIZATION)
     if authorization is None:

@@ -1,11 +1,12 @@
-"""The valid keys in memory, read again when the keys file changes.
+"""The valid keys in memory, reloaded when the keys file changes.
 
-A file that is broken or cannot be read leaves the old keys valid: half an edit locks nobody out. A file that is gone leaves no key valid:
-whoever removes it means that. It must be gone at two polls, since some editors remove a file before they write it again.
+A broken or unreadable file leaves the old keys valid, so that half an edit locks nobody out. A missing file revokes all
+keys, since removal is deliberate. It must be missing at two polls, since some editors remove a file before they write
+it again.
 
-A key is looked up by the first bytes of its hash and compared in constant time, and an unknown key is compared too: the time
-of an answer does not reveal how close a wrong key was. Follows the file through symbolic links, which is how Kubernetes
-replaces a secret.
+A key is looked up by the first bytes of its hash and compared in constant time; unknown keys are compared too, so the
+response time does not reveal how close a wrong key was. Follows the file through symbolic links, which is how
+Kubernetes replaces a secret.
 """
 
 import asyncio
@@ -31,19 +32,19 @@ _POLLS_UNTIL_GONE = 2
 
 
 class KeysState(IntEnum):
-    """Which keys are valid, as the metric says it."""
+    """The source of the valid keys, as the metric reports it."""
 
     CURRENT = 0
-    """Those of the file."""
+    """The current file."""
     OUTDATED = 1
-    """Those of the last file that was right: the present one is refused."""
+    """The last valid file: the current one is rejected."""
     GONE = 2
-    """None: there is no file."""
+    """No key is valid: the file is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The caller to whom a key belongs, and the allowance."""
+    """The caller that owns a key, and its allowance."""
 
     caller: Caller
     allowance: Allowance
@@ -60,7 +61,7 @@ _NO_ENTRY = _Entry(bytes(len(digest_of(""))), float("inf"), None)
 
 
 class KeyRing:
-    """Finds the holder of a key. Reads the file at construction and again whenever it changes."""
+    """Finds the holder of a key. Reads the file at construction and whenever it changes."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class KeyRing:
 
         Args:
             path: The file.
-            max_k: Bounds every key's own.
+            max_k: Upper bound of every key's own `max_k`.
             on_state: Called with the state at construction and at each change of the file.
         """
         self._path = path
@@ -92,15 +93,18 @@ class KeyRing:
         return entry.holder if is_equal and now_unix_s < entry.expires_unix_s else None
 
     async def start(self) -> None:
-        """Follow the file. Call in the serving loop."""
+        """Start following the file. Call in the serving loop."""
         self._following.start()
 
     async def stop(self) -> None:
-        """Stop following; the keys stay."""
+        """Stop following; the keys stay valid."""
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; log a broken one, and one that is gone, once. An error that is none of these is raised at each poll."""
+        """Read the file again if it has changed; log a broken or missing file once.
+
+        Other errors are raised at each poll.
+        """
         stamp = stamp_of(self._path)
         if stamp is None and _is_gone(self._path):
             self._polls_without_file += 1
@@ -139,7 +143,7 @@ def _holder_of(key: StoredKey, max_k: int) -> Holder:
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether there is no file, which differs from one that cannot be read at the moment."""
+    """Whether the file does not exist, as opposed to being unreadable."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -3,9 +3,9 @@
     {"keys": [{"id": "shop", "hashes": [{"sha256": "9f86...", "expires_at": null}], "scopes": ["recommend", "events"],
                "priority": "high", "rate_per_s": 50, "burst": 100, "daily_quota": null, "max_k": 100}]}
 
-JSON, since a command writes it. A key is 256 random bits, so that one SHA-256 protects its hash as well as a slow hash
-would (there is nothing to guess), and a check costs a microsecond; a slow hash would let anyone load the server with wrong
-keys. Two hashes under one id are a rotation: both keys are valid until the older one expires.
+JSON, since a command writes it. A key is 256 random bits, so SHA-256 protects it as well as a slow hash would (it
+cannot be guessed), and a check costs a microsecond; a slow hash would let anyone load the server with wrong keys. Two
+hashes under one id are a rotation: both keys are valid until the older one expires.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from services.contracts.recommend import MAX_K
 from services.errors import ConfigError
 
 PREFIX = "trk_"
-"""What every key starts with, so that scanners find one that was committed somewhere by mistake."""
+"""Prefix of every key, so that scanners detect keys committed by mistake."""
 
 _SECRET_BYTES = 32
 
@@ -37,13 +37,13 @@ class _Stored(BaseModel):
 
 
 class StoredHash(_Stored):
-    """One key's hash, and when it expires; None: when it is revoked."""
+    """One key's hash and its expiry; None: valid until revoked."""
 
     sha256: Hash
     expires_at: AwareDatetime | None = None
 
     def expires_unix_s(self) -> float:
-        """Return the end in Unix seconds; infinity when there is none."""
+        """Return the expiry in Unix seconds; infinity without one."""
         return float("inf") if self.expires_at is None else self.expires_at.timestamp()
 
 
@@ -62,7 +62,7 @@ class StoredKey(_Stored):
     @model_validator(mode="before")
     @classmethod
     def _read_priority(cls, given: object) -> object:
-        """Take the priority by its name."""
+        """Accept the priority by name."""
         if isinstance(given, dict) and isinstance(name := given.get("priority"), str):
             if name.upper() not in Priority.__members__:
                 raise ValueError(f"priority {name} is none of {', '.join(one.name.lower() for one in Priority)}")
@@ -77,7 +77,7 @@ class StoredKey(_Stored):
 
     @property
     def ends_at(self) -> datetime | None:
-        """When the last of its hashes ends; None when one never does."""
+        """Expiry of the last of its hashes; None if a hash never expires."""
         ends = [one.expires_at for one in self.hashes if one.expires_at is not None]
         return max(ends) if len(ends) == len(self.hashes) else None
 
@@ -96,11 +96,11 @@ class KeysFile(_Stored):
         return self
 
     def find(self, key_id: str) -> StoredKey | None:
-        """Return the key of this id, if there is one."""
+        """Return the key of this id, or None."""
         return next((key for key in self.keys if key.id == key_id), None)
 
     def with_new(self, key: StoredKey) -> "KeysFile":
-        """Add a key. Raises ConfigError when its id is taken."""
+        """Add a key. Raises ConfigError if its id is taken."""
         if self.find(key.id) is not None:
             raise ConfigError(f"key {key.id}: there is one already; rotate or revoke it")
         return KeysFile(keys=(*self.keys, key))
@@ -108,9 +108,9 @@ class KeysFile(_Stored):
     def rotated(
         self, key_id: str, sha256: str, now: datetime, overlap: timedelta, expires_at: datetime | None = None
     ) -> "KeysFile":
-        """Add a hash to an id; those that it had hold for `overlap` longer at most. Raises ConfigError.
+        """Add a hash to an id; its previous hashes stay valid for at most `overlap`. Raises ConfigError.
 
-        A key that ends at some time ends then with the new hash, too, unless `expires_at` gives it another end.
+        The new hash keeps the key's expiry unless `expires_at` replaces it.
         """
         key = self._existing(key_id)
         new_end = expires_at or key.ends_at
@@ -126,7 +126,7 @@ class KeysFile(_Stored):
         return KeysFile(keys=tuple(changed if one.id == key_id else one for one in self.keys))
 
     def without(self, key_id: str) -> "KeysFile":
-        """Revoke an id with all its hashes. Raises ConfigError when there is none."""
+        """Revoke an id with all its hashes. Raises ConfigError if it is unknown."""
         self._existing(key_id)
         return KeysFile(keys=tuple(one for one in self.keys if one.id != key_id))
 
@@ -138,7 +138,7 @@ class KeysFile(_Stored):
 
 
 def make_key() -> str:
-    """Make a key: 256 random bits in 47 characters that need no quoting anywhere."""
+    """Create a key: 256 random bits in 47 characters that need no quoting anywhere."""
     return PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
@@ -148,12 +148,12 @@ def digest_of(key: str) -> bytes:
 
 
 def hash_of(key: str) -> str:
-    """Return a key's hash as it stands in the file."""
+    """Return a key's hash as written in the file."""
     return digest_of(key).hex()
 
 
 def read_keys(path: Path) -> KeysFile:
-    """Read a keys file. Raises ConfigError saying what is wrong with it; the message quotes no value of it."""
+    """Read a keys file. Raises ConfigError with the problem; the message quotes no value of the file."""
     try:
         return KeysFile.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -165,7 +165,7 @@ def read_keys(path: Path) -> KeysFile:
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:
-    """Replace the file in one move, readable by its owner alone; a new one when there was none."""
+    """Replace or create the file atomically, readable only by its owner."""
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

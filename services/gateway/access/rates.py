@@ -1,10 +1,10 @@
-"""One process's counts of calls by key: all of them, and those granted ahead by the counts that all processes share.
+"""One process's counts of calls by key: its own, and the calls granted in advance by the shared counts.
 
     Rates   a token bucket for a key's rate, a count for its day (UTC): decides while the shared counts are unavailable
-    Peers   how many processes share a key's limits: divides them meanwhile
+    Peers   number of processes that share a key's limits: divides them meanwhile
     Lease   calls that the shared counts granted this process for the next tenth of a second
 
-Pure: the time is an argument. A refused call uses nothing. `shared_rates` decides which applies.
+Pure: time is an argument. A refused call uses nothing. `shared_rates` decides which one applies.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,23 @@ from services.contracts.access import DAY_S, QUOTA, RATE, WHOLE, Allowance, Ask,
 from services.errors import QuotaExceeded
 
 REFRESH_S, IDLE_S = 1.0, 60.0
-"""How often a process asks how a key stands that it has seen lately: it must know that when the shared counts become unavailable."""
+"""How often a process fetches the state of recently used keys, which it needs when the shared counts become
+unavailable."""
 LEASE_S = 0.1
-"""How long a lease lasts, and for how long a caller's calls are granted ahead."""
+"""Duration of a lease: the calls of this time are granted in advance."""
 MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0
-"""How long no exchange is made after a refusal: long enough for several calls to become due, short enough to notice what other processes return."""
+"""Pause between exchanges after a refusal: long enough for several calls to become due, short enough to see what other
+processes return."""
 
 
 PEERS_KEPT_S = 10.0
-"""For how long a larger number of peers is kept when fewer are reported: processes that start, or a store that was emptied, are counted one by one."""
+"""How long a larger peer count is kept when fewer are reported: after a start or an emptied store, peers register one
+by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What a key has left: `tokens` in its bucket (a full one without a rate), and its calls of the day so far."""
+    """Remaining allowance of a key: `tokens` in its bucket (full without a rate), and its calls so far today."""
 
     tokens: float
     today: int
@@ -49,7 +52,10 @@ class Rates:
         self._used: dict[str, _Used] = {}
 
     def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1) -> Remaining:
-        """Count a call. Raises QuotaExceeded with the time to the next permitted one. `now_s` is monotonic, for the rate."""
+        """Count a call. Raises QuotaExceeded with the time to the next permitted call.
+
+        `now_s` is monotonic, for the rate.
+        """
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
         needed = min(cost, allowance.burst)  # a call that costs more than this process's share needs a full bucket
         if used.tokens < needed - WHOLE:
@@ -61,12 +67,12 @@ class Rates:
         return Remaining(max(0.0, used.tokens), used.today)
 
     def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> Remaining:
-        """Return what the key has left."""
+        """Return the key's remaining allowance."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
         return Remaining(max(0.0, used.tokens), used.today)
 
     def note(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int) -> None:
-        """Count a call that was permitted elsewhere."""
+        """Count a call that the shared counts permitted."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
         used.tokens = max(0.0, used.tokens - cost)
         used.today += cost
@@ -77,7 +83,7 @@ class Rates:
         return 0 if used is None or used.day != int(now_unix_s // DAY_S) else used.today
 
     def _brought_up(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> _Used:
-        """Return the key's counts with the tokens of this time; a full bucket when there is no rate."""
+        """Return the key's counts with the tokens refilled up to now; a full bucket without a rate."""
         day = int(now_unix_s // DAY_S)
         used = self._used.get(key_id)
         if used is None:
@@ -92,20 +98,23 @@ class Rates:
 
 @dataclass(slots=True)
 class Peers:
-    """How many processes share a key's limits, this one included; to begin with the most that there may be."""
+    """Number of processes that share a key's limits, including this process; initially the maximum."""
 
     num: int
     at_s: float
 
     def reported(self, num: int, now_s: float) -> None:
-        """Take a report: more at once, fewer after PEERS_KEPT_S."""
+        """Take a report: an increase at once, a decrease after PEERS_KEPT_S."""
         if num >= self.num or now_s - self.at_s >= PEERS_KEPT_S:
             self.num, self.at_s = num, now_s
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Calls of this cost or more are refused before `until_s` without asking; their Retry-After is taken from `back_at_s` (both monotonic)."""
+    """Calls of at least this cost are refused without an exchange before `until_s`.
+
+    Retry-After counts to `back_at_s` (both monotonic).
+    """
 
     refused_by: str
     cost: int
@@ -115,13 +124,14 @@ class Hold:
 
 @dataclass(slots=True)
 class Lease:
-    """One key's calls that this process may let through without asking.
+    """One key's calls that this process may admit without an exchange.
 
-        ask ─▶ granted: n calls ─▶ taken one by one ─▶ used up, or over ─▶ ask again, and give back what is left
-           └─▶ refused: a hold, and nobody asks again before it is over
+        ask ─▶ granted: n calls ─▶ taken one by one ─▶ used up or expired ─▶ ask again, return the rest
+           └─▶ refused: a hold; no exchange before it ends
 
-    A slow caller's lease holds its one call, so the shared count is exact; one with hundreds of calls a second asks ten times a
-    second. `spent_alone` are calls let through without asking, which the shared counts still have to learn of.
+    A slow caller's lease holds only its current call, so the shared count is exact; a caller with hundreds of calls a
+    second causes ten exchanges a second. `spent_alone` counts calls admitted without an exchange, to be reported to the
+    shared counts.
     """
 
     allowance: Allowance
@@ -135,7 +145,7 @@ class Lease:
     _num_taken: int = 0
 
     def take(self, cost: int, now_s: float) -> bool:
-        """Take calls out of the lease; False if it does not have them."""
+        """Take calls from the lease; False if it has too few."""
         self.used_at_s = now_s
         if self.num_calls < cost or now_s >= self.ends_s:
             return False
@@ -144,12 +154,12 @@ class Lease:
         return True
 
     def hold_on(self, cost: int, now_s: float) -> Hold | None:
-        """Return the hold by which a call of this cost is refused now."""
+        """Return the hold that refuses a call of this cost now, if any."""
         hold = self.hold
         return hold if hold is not None and cost >= hold.cost and now_s < hold.until_s else None
 
     def ask(self, cost: int, now_s: float) -> Ask:
-        """Return what to ask for a call that was not taken, and take note that it is asked."""
+        """Return the request to the shared counts for a call that was not taken, and mark it as sent."""
         elapsed_s = max(now_s - self.asked_at_s, LEASE_S / 10)
         batch = int(self._num_taken / elapsed_s * LEASE_S) if cost > 0 else 0
         ask = Ask(
@@ -177,11 +187,14 @@ class Lease:
         return True
 
     def unanswered(self, ask: Ask) -> None:
-        """The exchange failed: the next one reports the same. If Redis counted it all the same, the key has less, not more."""
+        """Restore the counts after a failed exchange: the next one reports them again.
+
+        If Redis counted it anyway, the key has less, not more.
+        """
         self.spent_alone += ask.spent
         self.num_calls += ask.unspent
 
     def needs_settling(self, now_s: float) -> bool:
-        """Whether there are counts to report or to fetch that no call will exchange soon."""
+        """Whether counts must be reported or fetched that no call will exchange soon."""
         is_outdated = now_s - self.asked_at_s >= REFRESH_S and now_s - self.used_at_s < IDLE_S
         return self.spent_alone > 0 or is_outdated or (self.num_calls > 0 and now_s >= self.ends_s)

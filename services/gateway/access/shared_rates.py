@@ -4,11 +4,12 @@
          ─▶ covered by this process's lease ───────────▶ admitted
          ─▶ refused a moment ago ──────────────────────▶ refused
          ─▶ shared counts, one exchange of a few ms ───▶ admitted, with the next lease | refused
-         └─▶ shared counts are unavailable ─▶ own counts, this process's share ─▶ admitted | refused; reported to the shared counts later
+         └─▶ shared counts are unavailable ─▶ own counts, this process's share ─▶ admitted | refused, reported later
 
-A process's share is that of one of all that asked lately; of the most that there may be, where it never learned how many that are. Together
-they admit the limits then, each rounded up to a call. Processes that start meanwhile add their small shares, so that all admit less than twice
-the limits. Owned by one event loop. Does not know how the shared counts are kept.
+A process's share is the limit divided by the number of recently counted processes, or by the maximum if that number is
+unknown. Together the processes then admit the limits, each rounded up to a call. Processes that start meanwhile add
+their small shares, so that all admit less than twice the limits. Owned by one event loop. Does not know how the shared
+counts are stored.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ log = structlog.get_logger()
 
 TIMEOUT_S = 0.005
 _BLOCKED_S = 0.01
-"""A wait so much longer than the timeout was this event loop's fault."""
+"""A wait exceeding the timeout by this much was caused by this event loop."""
 _CHECK_TIMEOUT_S = 1.0
 _MAX_FAILURES, _OPEN_S = 3, 0.25
 _SETTLE_EVERY_S = 0.25
@@ -41,21 +42,21 @@ class SharedCounts(Protocol):
     """The counts that all processes share."""
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Count. Raises DependencyUnavailable; then it may have been counted."""
+        """Count. Raises DependencyUnavailable; the call may then have been counted."""
         ...
 
     async def check(self, timeout_s: float) -> int:
-        """Report that this process counts, and return how many do. Raises DependencyUnavailable."""
+        """Register this process, and return the number of registered processes. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
-        """Report that this process counts no longer, and close the connection."""
+        """Unregister this process and close the connection."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A key's limits and what is left of them, as far as this process knows."""
+    """A key's limits and remaining allowance, as known to this process."""
 
     allowance: Allowance
     left: Remaining
@@ -63,7 +64,7 @@ class Standing:
     is_shared: bool
 
     def headers(self) -> dict[str, str]:
-        """Return the fields of draft-ietf-httpapi-ratelimit-headers-07: the limit that is nearest, and all of them as the policy."""
+        """Return the headers of draft-ietf-httpapi-ratelimit-headers-07: the tightest limit, and all limits."""
         limits = [limit for limit in (self._rate(), self._quota()) if limit is not None]
         nearest = min(limits, key=lambda limit: limit[1])
         counted = "" if self.is_shared else ";counted=replica"
@@ -75,7 +76,7 @@ class Standing:
         }
 
     def _rate(self) -> tuple[int, int, int, int] | None:
-        """Return limit, calls left, seconds to the full bucket, and the window in which an empty one fills."""
+        """Return limit, calls left, seconds to the full bucket, and the seconds that an empty bucket takes to fill."""
         rate, burst = self.allowance.rate_per_s, self.allowance.burst
         if rate is None:
             return None
@@ -90,7 +91,7 @@ class Standing:
 
 
 class SharedRates:
-    """Counts calls by key over all processes; without `counts` in this process alone."""
+    """Counts calls by key over all processes; without `counts`, only in this process."""
 
     def __init__(
         self,
@@ -101,12 +102,12 @@ class SharedRates:
         on_unavailable: Callable[[bool], None] = lambda _: None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Make the counter.
+        """Create the counter.
 
         Args:
             counts: The shared counts; closed by `stop`.
-            num_processes: How many processes there may be at most: divides the limits while the shared counts are unavailable, unless these
-                reported how many there are for some seconds.
+            num_processes: Maximum number of processes; divides the limits while the shared counts are unavailable and
+                have not reported the actual number for some seconds.
             clock: Monotonic.
             wall_clock: Unix time.
             on_unavailable: Called with whether the shared counts are unavailable, at each change.
@@ -127,13 +128,13 @@ class SharedRates:
         self._settling = PeriodicTask("rate_counts", self.settle, _SETTLE_EVERY_S)
 
     async def start(self) -> None:
-        """Connect, and settle in the background from now on. Call in the serving loop."""
+        """Connect and start settling in the background. Call in the serving loop."""
         if self._counts is not None:
             await self._try_to_reach(self._counts)
             self._settling.start()
 
     async def stop(self) -> None:
-        """Return what is left of the leases, and end."""
+        """Return the unused calls of the leases, and close."""
         if self._counts is not None:
             await self._settling.stop()
             for lease in self._leases.values():
@@ -142,7 +143,7 @@ class SharedRates:
             await self._counts.close()
 
     async def spend(self, key_id: str, allowance: Allowance, cost: int = 1) -> Standing:
-        """Count a call. Raises QuotaExceeded with the time to the next permitted one."""
+        """Count a call. Raises QuotaExceeded with the time to the next permitted call."""
         lease = self._lease_of(key_id, allowance)
         if self._counts is None:
             return self._spend_alone(key_id, lease, cost)
@@ -161,13 +162,13 @@ class SharedRates:
             return self._granted(key_id, lease, cost)
 
     def give_back(self, key_id: str, cost: int) -> None:
-        """Take back a call that was counted."""
+        """Return a call that was counted."""
         if (lease := self._leases.get(key_id)) is not None:
             lease.num_calls += cost if self._counts is not None else 0
             self._own.note(key_id, self._share_of(key_id, lease), self._wall_clock(), self._clock(), -cost)
 
     def standing_of(self, key_id: str, allowance: Allowance) -> Standing:
-        """Return what the key has left, for a call that was refused."""
+        """Return the key's remaining allowance, for a refused call."""
         lease, now_unix_s = self._lease_of(key_id, allowance), self._wall_clock()
         if lease.grant is not None and self._breaker.state(self._clock()) is BreakerState.CLOSED:
             left = Remaining(lease.grant.tokens + lease.num_calls, lease.grant.today - lease.num_calls)
@@ -176,7 +177,7 @@ class SharedRates:
         return Standing(share, self._own.left(key_id, share, now_unix_s, self._clock()), now_unix_s, is_shared=False)
 
     async def settle(self) -> None:
-        """Report calls that no exchange will report soon, and read the counts of each key and of processes.
+        """Report calls that no exchange will report soon, and fetch the counts of each key and the number of processes.
 
         While the store is unavailable, try to connect.
         """
@@ -197,7 +198,7 @@ class SharedRates:
                         lease.answered(ask, grant, self._clock())
 
     def _lease_of(self, key_id: str, allowance: Allowance) -> Lease:
-        """Return the key's lease; its limits may have changed."""
+        """Return the key's lease, updated to its current limits."""
         lease = self._leases.get(key_id)
         if lease is None:
             lease = self._leases[key_id] = Lease(allowance, self._clock(), self._clock())
@@ -206,7 +207,7 @@ class SharedRates:
         return lease
 
     def _spend_here(self, key_id: str, lease: Lease, cost: int) -> Standing | None:
-        """Take the call out of the lease, or refuse it as a moment ago; None if the shared counts must be asked."""
+        """Take the call from the lease, or refuse it under a hold; None if the shared counts must be asked."""
         now_s = self._clock()
         if lease.take(cost, now_s):
             return self._granted(key_id, lease, cost)
@@ -237,7 +238,7 @@ class SharedRates:
         return grant
 
     async def _try_to_reach(self, counts: SharedCounts) -> None:
-        """Connect outside of any call, which takes longer than a call may wait."""
+        """Connect outside of any call, since connecting takes longer than a call may wait."""
         try:
             await self._count_peers(counts)
         except DependencyUnavailable as error:
@@ -252,7 +253,7 @@ class SharedRates:
             self._on_unavailable(False)
 
     async def _count_peers(self, counts: SharedCounts) -> None:
-        """Report that this process counts, and take note of how many do. Raises DependencyUnavailable."""
+        """Register this process and record the number of processes. Raises DependencyUnavailable."""
         self._peers.reported(await counts.check(_CHECK_TIMEOUT_S), self._clock())
 
     def _report_if_unavailable(self, why: str) -> None:
@@ -262,14 +263,14 @@ class SharedRates:
             log.warning("rate_counts_unavailable", why=why)
 
     def _spend_alone(self, key_id: str, lease: Lease, cost: int) -> Standing:
-        """Count in this process."""
+        """Count in this process only."""
         now_unix_s, share = self._wall_clock(), self._share_of(key_id, lease)
         left = self._own.spend(key_id, share, now_unix_s, self._clock(), cost)
         lease.spent_alone += cost
         return Standing(share, left, now_unix_s, is_shared=False)
 
     def _share_of(self, key_id: str, lease: Lease) -> Allowance:
-        """Return this process's share of the rate, and of what was left of the day's quota when it was last known."""
+        """Return this process's share of the rate, and of the day's last known remaining quota."""
         share, quota = lease.allowance.shared_by(self._peers.num), lease.allowance.daily_quota
         if quota is None or lease.grant is None or lease.grant.day != self._wall_clock() // DAY_S:
             return share

@@ -1,1 +1,1 @@
-"""What the doors share: headers, operations and their OpenAPI document, the HTTP application."""
+"""Code shared by the doors: headers, operations and their OpenAPI document, the HTTP application."""

@@ -1,6 +1,6 @@
-"""The schemas of the OpenAPI document as code generators can use them; what they accept stays the same. Pure.
+"""Adapts the OpenAPI schemas to code generators; the accepted values stay the same. Pure.
 
-Each change answers what openapi-generator 7.26 made of the schemas without it; tests/integration/clients compiles what it makes of them now.
+Each change works around a problem of openapi-generator 7.26; tests/integration/clients compiles its output.
 """
 
 import json
@@ -14,9 +14,9 @@ _INT_32 = 2**31
 
 
 def suit_generators(schemas: Schemas, bodies: Iterable[str]) -> None:
-    """Change the schemas in place; `bodies` are those that requests have.
+    """Change the schemas in place; `bodies` names the request bodies.
 
-    Answers may gain fields, which a client must ignore: only what requests contain forbids unknown ones.
+    Answers may gain fields, which clients must ignore, so only request schemas forbid unknown fields.
     """
     named: Schemas = {}
     for schema in schemas.values():
@@ -27,7 +27,7 @@ def suit_generators(schemas: Schemas, bodies: Iterable[str]) -> None:
 
 
 def _suit(schema: Any, named: Schemas, title: str) -> None:
-    """Change a schema and all within it; `title` is that of the nearest schema around it that has one."""
+    """Change a schema and all nested schemas; `title` is that of the nearest enclosing schema with a title."""
     if isinstance(schema, dict) and isinstance(schema.get("title"), str):
         title = schema["title"]
     for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
@@ -40,7 +40,10 @@ def _suit(schema: Any, named: Schemas, title: str) -> None:
 
 
 def _join_null(schema: Schemas) -> None:
-    """Write a type or null as one type list: of `anyOf` one type is made for all fields that are alike, with the description of any of them."""
+    """Write "type or null" as a type list.
+
+    For `anyOf`, the generator creates one type for all fields that are alike, with the description of an arbitrary one.
+    """
     match schema.get("anyOf"):
         case [{"type": str(kind)} as form, {"type": "null"}]:
             del schema["anyOf"]
@@ -48,11 +51,11 @@ def _join_null(schema: Schemas) -> None:
 
 
 def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
-    """Name each list among the forms of a field: Java has no class literal for a list of texts, nor for a map."""
+    """Name each list type among a field's alternatives: Java has no class literal for a list of strings or a map."""
     forms = schema.get("anyOf")
     for place, form in enumerate(forms if isinstance(forms, list) else ()):
         if form.get("type") == "object" and form.get("additionalProperties") is True:
-            del form["additionalProperties"]  # which is the default
+            del form["additionalProperties"]  # the default
         if form.get("type") == "array":
             name = title.replace(" ", "") + _type_name(form)
             if named.setdefault(name, form) != form:
@@ -70,7 +73,7 @@ def _type_name(schema: Schemas) -> str:
 
 
 def _state_width(schema: Schemas) -> None:
-    """Name the width of numbers: without it they have 32 bits, too few for milliseconds since 1970."""
+    """State the width of numbers: the generator's default of 32 bits is too small for milliseconds since 1970."""
     kinds = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
     if "integer" in kinds and schema.get("maximum", _INT_32) >= _INT_32:
         schema["format"] = "int64"
@@ -79,14 +82,14 @@ def _state_width(schema: Schemas) -> None:
 
 
 def _drop_default(schema: Schemas) -> None:
-    """Leave out a default that is null, an object, a list or one of several forms: it is written as no language has it."""
+    """Drop a default that is null, an object, a list or one of several types: generators write invalid code for it."""
     is_simple = "type" in schema and not isinstance(schema.get("default"), dict | list | None)
     if "default" in schema and not is_simple:
         del schema["default"]
 
 
 def _reachable(names: Iterable[str], schemas: Schemas) -> set[str]:
-    """Return these schemas and all that they refer to."""
+    """Return these schemas and all schemas that they refer to."""
     found: set[str] = set()
     ahead = list(names)
     while ahead:

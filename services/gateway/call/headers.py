@@ -1,4 +1,4 @@
-"""A call's headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id`, `x-deadline-ms`, and what the edge adds."""
+"""Headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id`, `x-deadline-ms`, and the edge's headers."""
 
 import math
 import uuid
@@ -15,9 +15,10 @@ REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
 EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
 BATCH_SIZE = "x-batch-size"
-"""How many requests a call holds, by which the edge counts it; without it the edge takes it to hold the most that it may."""
+"""Number of requests in a call, for the edge's count; without it the edge assumes the maximum."""
 EDGE_LIMIT = "x-edge-limit"
-"""The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
+"""The edge's clock and count on a request, and the gateway's limit on an answer; the edge strips all of them from
+callers' traffic."""
 
 _MAX_DIGITS = 9
 _MAX_MARK_DIGITS = 15
@@ -25,7 +26,7 @@ _MAX_NAME_LEN = 64
 
 
 def retry_after(seconds: float) -> str:
-    """Write when a retry may succeed as both doors and the edge do: in whole seconds, at least one."""
+    """Format a retry delay as both doors and the edge do: in whole seconds, at least one."""
     return str(max(1, math.ceil(seconds)))
 
 
@@ -34,15 +35,15 @@ class Meter(Protocol):
 
     @property
     def max_cost(self) -> int:
-        """The most calls that the key's limits ever have room for at once."""
+        """Maximum number of calls that the key's limits can admit at once."""
         ...
 
     def headers(self) -> Mapping[str, str]:
-        """Return the fields that say the limits and what is left of them."""
+        """Return the headers with the limits and the remaining allowance."""
         ...
 
     async def charge(self, num_more: int) -> None:
-        """Count the call as so many more. Raises QuotaExceeded; then the call uses nothing at all."""
+        """Count the call as `num_more` additional calls. Raises QuotaExceeded; the call then uses no quota at all."""
         ...
 
 
@@ -50,8 +51,8 @@ class Meter(Protocol):
 class Call:
     """One call at a door.
 
-    `request_id` is replaced as better ones are read: the one made at arrival, then the header's, then the body's. `caller` is
-    None until the call is authorized, `meter` for a key without limits.
+    `request_id` is generated at arrival, then replaced by the header's, then by the body's. `caller` is None until the
+    call is authorized, `meter` is None for a key without limits.
     """
 
     request_id: str
@@ -61,7 +62,7 @@ class Call:
 
     @property
     def limits(self) -> Mapping[str, str]:
-        """The headers or trailers that say what the key has left; none without limits."""
+        """The headers or trailers with the key's remaining allowance; empty without limits."""
         return {} if self.meter is None else self.meter.headers()
 
     @property
@@ -71,7 +72,11 @@ class Call:
         return self.caller
 
     async def charge(self, num_calls: int, field: str, what: str) -> None:
-        """Count the call as so many. Raises QuotaExceeded, or InvalidRequest naming the field of `what` for more than the key can ever have."""
+        """Count the call as `num_calls` calls.
+
+        Raises QuotaExceeded, or InvalidRequest naming the field of `what` if the key's limits can never admit that
+        many.
+        """
         if self.meter is None or num_calls == 1:
             return
         if num_calls > self.meter.max_cost:
@@ -81,12 +86,12 @@ class Call:
 
     @property
     def echo(self) -> dict[str, str]:
-        """The header or trailer that returns the id; none when the id is not ASCII."""
+        """The header or trailer that returns the id; empty if the id is not ASCII."""
         return {REQUEST_ID: self.request_id} if self.request_id.isascii() else {}
 
 
 def request_id_from(request_id: str | None) -> str:
-    """Return the request id of a caller's header, or a new one without it. Raises InvalidRequest."""
+    """Return the caller's request id, or a new id without the header. Raises InvalidRequest."""
     if request_id is None:
         return new_request_id()
     check_id(REQUEST_ID, request_id)
@@ -94,7 +99,7 @@ def request_id_from(request_id: str | None) -> str:
 
 
 def deadline_ms_from(headers: Mapping[str, str], at_most: int) -> int | None:
-    """Return the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest naming the header."""
+    """Return the caller's deadline in milliseconds from arrival, or None. Raises InvalidRequest naming the header."""
     text = headers.get(DEADLINE_MS)
     if text is None:
         return None
@@ -107,7 +112,7 @@ def deadline_ms_from(headers: Mapping[str, str], at_most: int) -> int | None:
 
 
 def batch_size_from(headers: Mapping[str, str]) -> int | None:
-    """Return how many requests a call says that it holds, if it does. Raises InvalidRequest."""
+    """Return the declared number of requests in a call, or None. Raises InvalidRequest."""
     text = headers.get(BATCH_SIZE)
     if text is None:
         return None
@@ -117,7 +122,7 @@ def batch_size_from(headers: Mapping[str, str]) -> int | None:
 
 
 def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
-    """Return what the edge wrote; None where the request did not come through it."""
+    """Return the edge's mark; None if the request did not come through the edge."""
     stamp_ms, num_in_flight = headers.get(EDGE_ARRIVED_MS, ""), headers.get(EDGE_IN_FLIGHT, "")
     if not (_is_count(stamp_ms) and _is_count(num_in_flight)):
         return None
@@ -129,5 +134,5 @@ def _is_count(text: str) -> bool:
 
 
 def new_request_id() -> str:
-    """Make an id for a request that came without one."""
+    """Return a new id for a request without one."""
     return uuid.uuid4().hex

@@ -1,6 +1,6 @@
-"""Serves operations over HTTP: guards each call, writes errors in the door's format, answers unknown paths, describes itself.
+"""Serves operations over HTTP: guards calls, formats errors for the door, answers unknown paths, describes itself.
 
-Starlette without FastAPI: its reading of dependencies costs as much as an answer from memory.
+Starlette without FastAPI, whose dependency resolution costs as much as an answer from memory.
 """
 
 import contextlib
@@ -49,11 +49,11 @@ _MAX_PATH_CHARS = 120
 Handler = Callable[[Request, Call], Awaitable[Response]]
 """Answers one admitted call; may raise any error."""
 OnError = Callable[[str, str, str, str], None]
-"""Called with the door, the error's code, its summary and the request's id."""
+"""Called with the door, the error code, its summary and the request id."""
 
 
 class SentRoute(Route):
-    """One method of a path, which is matched as it was sent: Starlette matches the decoded path, in which `U/` is a user as `U%2F` is."""
+    """One method of a path, matched as it was sent: Starlette matches decoded paths and confuses `U/` with `U%2F`."""
 
     def __init__(self, path: str, endpoint: ASGIApp, method: str) -> None:
         super().__init__(path, endpoint)
@@ -61,7 +61,7 @@ class SentRoute(Route):
         self._pattern = pattern_of(path)
 
     def matches(self, connection: Connection) -> tuple[Match, Connection]:
-        """Return whether this is the path, and with it the method, of a request, and its decoded parameters."""
+        """Return whether the path and the method match a request, with its decoded parameters."""
         found = self._pattern.fullmatch(sent_path(connection)) if connection["type"] == "http" else None
         if found is None:
             return Match.NONE, {}
@@ -75,17 +75,17 @@ class HttpApp(Starlette):
     def __init__(
         self, title: str, errors: ErrorFormat, *, access: Access, tracing: Tracing, echoes_request_id: bool
     ) -> None:
-        """Make an app without operations.
+        """Create an app without operations.
 
         Args:
-            title: The OpenAPI document's.
-            errors: The format for unknown paths.
-            access: Decides who is admitted.
-            tracing: Where spans go.
-            echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose proxy sends it already.
+            title: Title of the OpenAPI document.
+            errors: The error format of unknown paths.
+            access: Decides which calls are admitted.
+            tracing: Destination of spans.
+            echoes_request_id: Whether answers carry X-Request-Id; False under Ray Serve, whose proxy already sends it.
         """
         super().__init__(exception_handlers={HTTPException: self._answer_no_route})
-        self.router.redirect_slashes = False  # a redirect would lead behind the edge, without its TLS
+        self.router.redirect_slashes = False  # a redirect would bypass the edge and its TLS
         self.access = access
         self.tracing = tracing
         self.echoes_request_id = echoes_request_id
@@ -97,7 +97,7 @@ class HttpApp(Starlette):
         self.add_route("/openapi.json", self._answer_openapi)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Answer one request. Paths that can be read in more than one way are refused before anything else."""
+        """Answer one request. Ambiguous paths are refused before anything else."""
         if scope["type"] == "http":
             try:
                 check_path(sent_path(scope))
@@ -113,7 +113,7 @@ class HttpApp(Starlette):
         self.router.routes.append(SentRoute(operation.path, endpoint, operation.method))
 
     def describe_missing(self, paths: re.Pattern[str], errors: ErrorFormat, fix: str) -> None:
-        """Answer for paths of this pattern that no operation has in the format of their door, with this fix."""
+        """Answer unknown paths of this pattern in the format of their door, with this fix."""
         self._not_offered.append((paths, errors, fix))
 
     def openapi(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class HttpApp(Starlette):
         return json_response(self.openapi())
 
     async def _answer_no_route(self, http: Request, error: Exception) -> Response:
-        """Answer for unknown paths, naming the nearest one, and for unknown methods, naming those that exist."""
+        """Answer unknown paths, suggesting the nearest path, and unknown methods, listing the allowed ones."""
         call, path = Call(_request_id_or_new(http)), http.url.path
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
             allow = ", ".join(
@@ -147,7 +147,7 @@ class HttpApp(Starlette):
         return response
 
     def _answer_ambiguous(self, http: Request, error: InvalidRequest) -> Response:
-        """Answer for an ambiguous path, in the format of the operation that it would lead to."""
+        """Answer an ambiguous path in the error format of the operation that it would lead to."""
         call, plain = Call(_request_id_or_new(http)), posixpath.normpath(f"/{http.scope['path'].lstrip('/')}")
         meant = {
             **http.scope,
@@ -166,18 +166,18 @@ class HttpApp(Starlette):
         return [route for route in routes if route.matches(connection)[0] is not Match.NONE]
 
     def _nearest(self, path: str) -> str:
-        """Return the beginning of a sentence on the path of the public API that is most like this one; empty where none is."""
+        """Return the start of a sentence that suggests the nearest public path; empty without a close match."""
         public = {operation.path: None for operation in self._operations if operation.is_described}
         return "".join(f"the nearest is {near}; " for near in difflib.get_close_matches(path, public, n=1))
 
     def _errors_of(self, route: Route | None, path: str) -> ErrorFormat:
-        """Return the format of the door to which the route belongs; for none, of the door whose path it looks like."""
+        """Return the error format of the route's door; without a route, of the door that the path resembles."""
         if route and isinstance(route.endpoint, _Endpoint):
             return route.endpoint.operation.errors
         return next((errors for paths, errors, _ in self._not_offered if paths.match(path)), self._errors)
 
     def echo(self, call: Call, response: Response) -> None:
-        """Return the request's id in a header, where that is this app's task."""
+        """Return the request id in a header, if this app is responsible for it."""
         if self.echoes_request_id:
             response.headers.update(call.echo)
 
@@ -204,7 +204,7 @@ class _Endpoint:
         await response(connection, receive, send)
 
     async def _traced(self, http: Request, scope: Scope) -> Response:
-        """Guard the call inside a span, by OpenTelemetry's conventions for HTTP; continues the caller's trace if there is one."""
+        """Guard the call inside a span, by OpenTelemetry's HTTP conventions; continues the caller's trace, if any."""
         tracing, path = self._app.tracing, self.operation.path
         if tracing.is_off:
             return await self._guarded(http, scope)
@@ -215,9 +215,9 @@ class _Endpoint:
             return response
 
     async def _guarded(self, http: Request, scope: Scope) -> Response:
-        """Admit the caller, call the handler, and write whatever is raised as an error. No stack trace leaves the process.
+        """Admit the caller, call the handler, and write any error as a response. No stack trace leaves the process.
 
-        Nothing of the request's body is read before the caller is admitted.
+        The body is not read before the caller is admitted.
         """
         call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
         try:
@@ -238,7 +238,7 @@ class _Endpoint:
             if self._on_error is not None:
                 self._on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
             response = error_response(failure, call.request_id, self.operation.errors)
-        finally:  # a caller who leaves cancels the work, but not what it has done by then
+        finally:  # a disconnect cancels the work but does not undo it
             if self.operation.is_audited:
                 path = self.operation.path if self.operation.is_private else http.url.path
                 _audit(http, path, who, outcome, call.request_id)
@@ -249,9 +249,9 @@ class _Endpoint:
 
 
 def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) -> None:
-    """Log who called an audited operation, from where, and how it ended; refused calls too.
+    """Log the caller, origin and outcome of an audited operation, refused calls included.
 
-    `outcome` is ok, the error's code, or gone: the caller left before the answer, and the act may have been done.
+    `outcome` is ok, the error code, or gone: the caller left before the answer, and the action may have been done.
     """
     origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
     act = f"{http.method} {path}"
@@ -259,22 +259,22 @@ def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) ->
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Write plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    """Return a response with plain values as compact JSON. Raises ValueError for NaN and infinity."""
     return text_response(json_text(body), status, headers)
 
 
 def json_text(body: object) -> str:
-    """Return plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    """Return plain values as compact JSON. Raises ValueError for NaN and infinity."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def text_response(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with this JSON."""
+    """Return a response with this JSON text."""
     return Response(text, status, headers, media_type=JSON)
 
 
 def error_response(error: TailraceError, request_id: str, errors: ErrorFormat) -> Response:
-    """Write an error, with the headers that say when to retry or how to authenticate."""
+    """Return an error response, with the headers for retries and authentication."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = retry_after(error.retry_after_s)
@@ -284,7 +284,7 @@ def error_response(error: TailraceError, request_id: str, errors: ErrorFormat) -
 
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
-    """Read the body up to the limit, declared or not. Raises RequestTooLarge at the first byte beyond it."""
+    """Read the body up to the limit, whether its length is declared or not. Raises RequestTooLarge beyond it."""
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise RequestTooLarge(max_bytes)
@@ -297,7 +297,7 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
 
 
 def refuse_query(http: Request) -> None:
-    """Refuse query parameters where everything is in the body, which would be ignored. Raises InvalidRequest naming the first."""
+    """Reject query parameters of calls that read only the body. Raises InvalidRequest naming the first."""
     for name in http.query_params:
         raise InvalidRequest(
             name, "a query parameter, of which this call has none", "send it as a field of the JSON body"
@@ -305,13 +305,16 @@ def refuse_query(http: Request) -> None:
 
 
 def field_path(location: Iterable[int | str]) -> str:
-    """Write the names and indices that lead to a field of a JSON body: `messages[0].content`."""
+    """Return the path to a field of a JSON body: `messages[0].content`."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return path.removeprefix(".")
 
 
 def _request_id(http: Request) -> str:
-    """Return the caller's request id, or a new one. Raises InvalidRequest. Starlette reads headers as Latin-1, ids are UTF-8."""
+    """Return the caller's request id, or a new id. Raises InvalidRequest.
+
+    Starlette decodes headers as Latin-1, but ids are UTF-8.
+    """
     sent = http.headers.get(REQUEST_ID)
     try:
         return request_id_from(None if sent is None else sent.encode("latin-1").decode())
@@ -320,7 +323,7 @@ def _request_id(http: Request) -> str:
 
 
 def _request_id_or_new(http: Request) -> str:
-    """Return the caller's request id, or a new one in the place of none and of a malformed one."""
+    """Return the caller's request id, or a new id if it is missing or malformed."""
     with contextlib.suppress(InvalidRequest):
         return _request_id(http)
     return new_request_id()

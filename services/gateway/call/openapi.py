@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the operations and their models. Pure."""
+"""The OpenAPI document of the operations and their models. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.LATE: "a stage exceeded the deadline",
     ErrorKind.INTERNAL: "an internal error; it is logged under the request id",
 }
-"""What each error code means to a caller."""
+"""The meaning of each error code to a caller."""
 
 _REF = "#/components/schemas/{model}"
 _HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
@@ -56,7 +56,7 @@ _KEY_SCHEMES = {
 
 
 def openapi_document(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
-    """Describe the operations."""
+    """Return the OpenAPI document of the operations."""
     described = [operation for operation in operations if operation.is_described]
     models = {model: None for operation in described for model in _models_of(operation)}
     schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1].get("$defs", {})
@@ -110,7 +110,7 @@ def _request_body(operation: Operation) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
-    """Return the answers and the errors; kinds that share a status share a description."""
+    """Return the answers and errors by status; kinds that share a status share a description."""
     responses = {status: _answer(answer) for status, answer in operation.answers.items()}
     for kind in ErrorKind:
         if kind not in operation.all_kinds:

@@ -1,4 +1,4 @@
-"""What one HTTP operation takes and answers: its route and its part of the OpenAPI document both come from this. No behaviour."""
+"""The declaration of an HTTP operation, the source of its route and its part of the OpenAPI document. No behaviour."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from services.errors import ErrorKind, TailraceError
 
 JSON = "application/json"
 PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
-"""What `str.isprintable` allows, as a pattern of JSON schema."""
+"""JSON-schema pattern equivalent to `str.isprintable`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFormat:
-    """How one door writes errors: a status by kind, and a body.
+    """The error format of a door: a status by kind, and a body.
 
-    `body` takes an error and the request's id; `no_route` takes a code, the problem, the fix and the request's id, for paths and
-    methods that do not exist. `model` describes both bodies.
+    `body` takes an error and the request id; `no_route` takes a code, the problem, the fix and the request id, for
+    unknown paths and methods. `model` describes both bodies.
     """
 
     model: type[BaseModel]
@@ -30,7 +30,7 @@ class ErrorFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A header (`where` is "header"), a part of the path ("path") or of the query ("query"), with its JSON schema."""
+    """A header (`where` is "header") or a part of the path ("path") or query ("query"), with its JSON schema."""
 
     name: str
     where: str
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer that is no error: its content by media type. None: described as a string; no content: an empty body."""
+    """One successful answer: its content by media type. A None model is a string; empty content is an empty body."""
 
     description: str
     content: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
@@ -52,18 +52,18 @@ class Operation:
 
     Attributes:
         name: Unique; the `operationId`.
-        path: With its parameters, for example `/v1/models/{model_id}`; each is one segment.
-        scope: What the caller's key must allow. None: open to everybody, and neither guarded nor traced.
-        errors: How errors are written.
-        kinds: The kinds of errors that only this operation can have; `all_kinds` adds those that follow from the other fields.
-        bodies: Models of which the request's body must be one; none: the operation reads no body.
-        examples: Bodies that are accepted.
+        path: With its parameters, for example `/v1/models/{model_id}`; each parameter is one segment.
+        scope: Required scope of the caller's key. None: open to all callers, neither guarded nor traced.
+        errors: The error format.
+        kinds: Error kinds specific to this operation; `all_kinds` adds those implied by the other fields.
+        bodies: Alternative models of the request body; empty: the operation reads no body.
+        examples: Valid bodies.
         answers: By status.
         headers: Sent with every answer.
         is_traced: Whether each call is a span.
-        is_audited: Whether each call leaves an audit line.
-        is_private: Whether that line has the operation's path as it is described, since the path that was sent names a user.
-        is_described: Whether the OpenAPI document has it.
+        is_audited: Whether each call writes an audit line.
+        is_private: Whether the audit line shows the path template instead of the sent path, which names a user.
+        is_described: Whether the OpenAPI document includes it.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Operation:
 
     @property
     def all_kinds(self) -> frozenset[ErrorKind]:
-        """Every kind of error that the operation can answer with."""
+        """Every error kind that the operation can answer with."""
         kinds = set(self.kinds)
         if self.scope is not None:
             kinds |= {ErrorKind.INVALID_REQUEST, ErrorKind.INTERNAL}  # any request id may be malformed
@@ -96,5 +96,5 @@ class Operation:
 
 
 def json_answer(model: type[BaseModel], description: str = "OK") -> Mapping[int, Answer]:
-    """Return the answers of an operation that has one, in JSON."""
+    """Return the answers of an operation with a single JSON answer."""
     return {200: Answer(description, {JSON: model})}

@@ -1,1 +1,1 @@
-"""The console: the page at / and the JSON API behind it. It shows what the doors answer and what the metrics count."""
+"""The console: the page at / and its JSON API. It shows the doors' answers and the metrics."""

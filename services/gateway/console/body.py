@@ -1,4 +1,4 @@
-"""The JSON bodies of the console's own calls: read strictly, and refused by field."""
+"""The JSON bodies of the console's API: parsed strictly, and rejected by field."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from services.gateway.call.http import field_path, read_body
 
 
 class Sent(BaseModel):
-    """A body; a field that it lacks or has too many is an error."""
+    """A body; a missing or unknown field is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -19,7 +19,7 @@ B = TypeVar("B", bound=Sent)
 
 
 async def read_sent(http: Request, model: type[B], max_bytes: int) -> B:
-    """Read a body. Raises InvalidRequest naming the first field that is wrong, or RequestTooLarge."""
+    """Read a body. Raises InvalidRequest naming the first wrong field, or RequestTooLarge."""
     try:
         return model.model_validate_json(await read_body(http, max_bytes))
     except ValidationError as error:

@@ -1,15 +1,18 @@
-"""The console's routes: the page's files and the small JSON API that the page reads. Errors have the REST door's envelope.
+"""The console's routes: the page's files and the small JSON API that the page reads.
 
+Errors have the REST door's envelope.
     GET  /                      the page            GET  /console/page/NAME    its files
     GET  /console/live          SLOs, steps of the charts, drills               scope recommend
     GET  /console/bundle        the live bundle and its evaluation              scope recommend
-    GET  /console/users         some users that the store holds                 scope admin
+    GET  /console/users         some users in the store                         scope admin
     GET  /console/history       a user's history with titles                    scope admin
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
 
-Those of the editor are in `editor.py`.
-The routes are no part of the public API, so OpenAPI leaves them out. The page's files are read once, and served with an ETag and a
-strict content security policy, without a build step. One is generated: the tiers and reasons in words, which the OpenAPI document has too.
+The editor's routes are in `editor.py`.
+
+The routes are not part of the public API, so OpenAPI excludes them. The page's files are read once and served with an
+ETag and a strict content security policy, without a build step. One file is generated: the texts of tiers and reasons,
+which the OpenAPI document uses too.
 """
 
 import hashlib
@@ -72,7 +75,7 @@ def add_console(app: HttpApp, service: ConsoleService) -> None:
 
 
 def console_operation(method: str, path: str, scope: Scope | None = None, *, is_audited: bool = False) -> Operation:
-    """Return an operation that OpenAPI leaves out; no answer of the API is stored by a browser."""
+    """Return an operation that OpenAPI excludes; browsers do not store its answers."""
     return Operation(
         name=path,
         method=method,
@@ -121,7 +124,7 @@ class _ConsoleDoor:
 
 
 def parse_drills(body: bytes) -> dict[DrillTarget, bool]:
-    """Return which parts are to be off (True) or on (False). Raises InvalidRequest naming the field."""
+    """Return the parts to switch off (True) or on (False). Raises InvalidRequest naming the field."""
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
@@ -152,7 +155,7 @@ class StaticFile:
     etag: str
 
     def answer(self, if_none_match: str | None) -> Response:
-        """Return the file, or 304 when the caller has this version."""
+        """Return the file, or 304 if the caller has this version."""
         headers = {**HEADERS, "etag": self.etag}
         known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
         if self.etag in known:
@@ -161,7 +164,7 @@ class StaticFile:
 
 
 def load_page(folder: Path = PAGE_DIR) -> Mapping[str, StaticFile]:
-    """Return the page's files by name, the generated one included."""
+    """Return the page's files by name, including the generated file."""
     bodies = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in _MEDIA_TYPES}
     return {name: _static_file(name, body) for name, body in {**bodies, REASONS_FILE: _reasons_module()}.items()}
 

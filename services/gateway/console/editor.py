@@ -1,19 +1,22 @@
-"""The console's routes that change answers. Each is refused to other sites' pages, and each that changes or tries something leaves an audit line.
+"""The console's routes that change answers.
 
-A route needs the scope of the API's operation that does the same: items those of the scope `items`, erasures `erase`. The others need `admin`.
+All refuse calls from other sites' pages, and changes and previews are audited. A route needs the scope of the
+equivalent API operation: `items` for items, `erase` for erasures, and `admin` for all other routes.
 
     GET   /console/items?find=TEXT         items by id, beginning of an id, or title
     PATCH /console/items/ID                {"available": false}: hidden from every answer within a second
     GET   /console/surfaces                the file's text, its SHA-256, and whether it can be saved
-    PUT   /console/surfaces                {"text": ..., "sha256": ...}: saved, unless it is wrong or has changed meanwhile
-    POST  /console/surfaces:boost          {"text": ..., "surface": ..., "item_id": ..., "factor": ...}: a text with the boost, which is not saved
-    POST  /console/surfaces:form           {"text": ..., "surface": ...}: the fields of a form, as they are in the text
-    POST  /console/surfaces:set            {"text": ..., "surface": ..., "fields": {"k": 6}}: a text with these fields, which is not saved
-    POST  /console/surfaces:preview        {"text": ..., "surface": ..., "user_id": ...}: a user's answer now, and by the text
-    POST  /console/erasures                {"user_id": ...}: erases a user; its audit line names nobody
+    PUT   /console/surfaces                {"text": ..., "sha256": ...}: saves a valid text, unless the file has changed
+    POST  /console/surfaces:boost          {"text": ..., "surface": ..., "item_id": ..., "factor": ...}:
+                                           the text with the boost, not saved
+    POST  /console/surfaces:form           {"text": ..., "surface": ...}: the form fields of the text
+    POST  /console/surfaces:set            {"text": ..., "surface": ..., "fields": {"k": 6}}:
+                                           the text with these fields, not saved
+    POST  /console/surfaces:preview        {"text": ..., "surface": ..., "user_id": ...}: answers now and by the text
+    POST  /console/erasures                {"user_id": ...}: erases a user; the audit line omits the user
     GET   /console/erasures/ID             the receipt
 
-Holds no rule: what is asked for goes to the data plane, as from the other doors.
+Holds no rule: like the other doors, it passes requests to the data plane.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Finds items for the editor: by id, by the beginning of an id, or by words of the title, as they stand in answers now.
+"""Finds items for the editor: by id, by the beginning of an id, or by words of the title, in their current state.
 
-A catalogue may hold a million items: the search goes through them in steps between which other requests have their turn, and ends at the limit.
+A catalogue may hold a million items: the search runs in steps, lets other requests run in between, and stops at the
+limit.
 """
 
 import asyncio
@@ -17,7 +18,10 @@ _STEP = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundItem:
-    """One item. `available` is what is stated of it; `is_shown` whether answers may hold it now, which its times decide too."""
+    """One item.
+
+    `available` is its stated availability; `is_shown` also reflects its times: whether answers may contain it now.
+    """
 
     item_id: str
     title: str
@@ -27,7 +31,7 @@ class FoundItem:
 
 
 async def find_items(items: ItemLayout, text: str) -> list[FoundItem]:
-    """Return at most MAX_FOUND items, the one with this id first. Raises InvalidRequest."""
+    """Return at most MAX_FOUND items, the item with this id first. Raises InvalidRequest."""
     if not text.strip() or len(text) > MAX_SEARCH_CHARS:
         raise InvalidRequest("find", "empty or too long", f"send 1 to {MAX_SEARCH_CHARS} characters")
     found: list[FoundItem] = []

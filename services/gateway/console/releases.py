@@ -1,13 +1,18 @@
-"""The console's routes of names and releases. All need the scope admin, and are refused to other sites' pages; each move leaves an audit line with name and version.
+"""The console's routes for names and releases. All need the scope admin and refuse calls from other sites' pages.
 
-    GET  /console/names                                  what serves under each name, its release with the last verdict, its history; the published versions
-    POST /console/names/NAME:rollback                    {"seen": LIVE, "to": null, "reason": ""}: the version before, or `to`; LIVE is withdrawn
-    POST /console/names/NAME/versions/VERSION:promote    {"seen": LIVE}: makes it live
-    POST /console/names/NAME/versions/VERSION:release    {"stages": [{"share": 0.05, "hold_s": 3600.0}], "by_hand": false}: gives it to a share of the users
+    GET  /console/names                                  each name's live version, release with the last analysis
+                                                         result, and history; the published versions
+    POST /console/names/NAME:rollback                    {"seen": LIVE, "to": null, "reason": ""}:
+                                                         restores the previous version, or `to`, and withdraws LIVE
+    POST /console/names/NAME/versions/VERSION:promote    {"seen": LIVE}: promotes the version
+    POST /console/names/NAME/versions/VERSION:release    {"stages": [{"share": 0.05, "hold_s": 3600.0}],
+                                                         "by_hand": false}:
+                                                         releases the version to a traffic fraction
     POST /console/names/NAME/versions/VERSION:stage      {"stage": 1}: moves its release to this stage, from 0
     POST /console/names/NAME/versions/VERSION:stop       {"withdraw": false, "reason": ""}: ends its release
 
-`seen` is what the page shows as live: a move from anything else is refused. Holds no rule: the store of bundles decides what may be moved.
+`seen` is the live version shown on the page: a move from any other version is refused. Each move writes an audit line
+with name and version. Holds no rule: the bundle store decides which moves are allowed.
 """
 
 import asyncio
@@ -64,7 +69,10 @@ class _Stopped(Sent):
 
 
 def add_releases(app: HttpApp, store: BundleStore, lead_s: float, wall_clock: Callable[[], float]) -> None:
-    """Add the routes to the app. A stage begins `lead_s` after its record is written, in which all processes load the version."""
+    """Add the routes to the app.
+
+    A stage begins `lead_s` after its record is written, so that all processes can load the version before.
+    """
     door = _ReleaseDoor(store, lead_s, wall_clock)
     of_version = "/console/names/{name}/versions/{version}"
     for method, path, handler in (
@@ -132,7 +140,7 @@ class _ReleaseDoor:
         return await self._move(http, move)
 
     async def _move(self, http: Request, move: Callable[[BundleStore], object]) -> Response:
-        """Move a name, and return all of them as they are then."""
+        """Move a name, and return the resulting state of all names."""
         await asyncio.to_thread(self._moved, http.path_params["name"], move)
         return json_response(await asyncio.to_thread(self._describe))
 
@@ -156,7 +164,7 @@ class _ReleaseDoor:
 
 
 def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any]:
-    """Return a name's record in plain values, the newest move and withdrawal first."""
+    """Return a name's record as plain values, the newest move and withdrawal first."""
     return {
         "name": name,
         "live": record.live,
@@ -173,7 +181,7 @@ def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any
 
 
 def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
-    """Return a release in plain values. `verdict` is the report of the last look, None before the first."""
+    """Return a release as plain values. `verdict` is the last analysis report, None before the first."""
     report = ReleaseReport.decode(canary.report)
     return {
         "version": canary.version,
@@ -204,7 +212,10 @@ def _by(call: Call) -> str:
 
 @contextmanager
 def _in_words(field: str) -> Iterator[None]:
-    """Turn what the store refuses into an error whose words the caller sees: callers here are operators. Raises InvalidRequest or StoreUnavailable."""
+    """Convert the store's refusals to errors that the caller may see: callers here are operators.
+
+    Raises InvalidRequest or StoreUnavailable.
+    """
     try:
         yield
     except StoreUnavailable:

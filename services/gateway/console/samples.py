@@ -1,7 +1,7 @@
 """Sample the node's metrics in the background: every second while the console is open, every 20 seconds otherwise.
 
-A sample holds the counters that the console reads; the difference of two samples is what happened between them. Sampling
-takes a few milliseconds of a thread, so nothing is read on the request path.
+A sample holds the counters that the console reads; the difference of two samples covers the time between them. Sampling
+takes a few milliseconds in a thread, off the request path.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _SLACK_S = 0.05
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Buckets = list[tuple[float, float]]
-"""A histogram: (upper bound in seconds, observations at or below it), bounds rising, the last one infinite."""
+"""A histogram: (upper bound in seconds, observations at or below it), bounds increasing, the last bound infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesSelection:
-    """The series that a sample keeps: these metrics, summed over all labels but these."""
+    """The series that a sample keeps: these metrics, summed over all labels except these."""
 
     metrics: frozenset[str]
     labels: frozenset[str]
@@ -51,7 +51,7 @@ class Counts:
     span_s: float = 0.0
 
     def since(self, earlier: "Counts") -> "Counts":
-        """Return what was counted after `earlier`. A counter that fell was reset and counts from zero."""
+        """Return the increase since `earlier`. A counter that fell was reset and counts from zero."""
         grown = {series: _increase(earlier.values.get(series, 0.0), value) for series, value in self.values.items()}
         return Counts(self.at_s, grown, self.at_s - earlier.at_s)
 
@@ -74,10 +74,10 @@ class Counts:
 
 
 class SampleRing:
-    """Samples, oldest first: all of the last `fine_s` seconds, and of the last `keep_s` one per `thin_s` seconds.
+    """Samples, oldest first: all of the last `fine_s` seconds, and one per `thin_s` seconds of the last `keep_s`.
 
-    Thinning, and sharing the names of series between samples, keep an hour of them within some three megabytes. Pure: the time comes
-    with the samples.
+    Thinning, and sharing series names between samples, keep an hour of samples within about three megabytes. Pure:
+    samples carry their times.
     """
 
     def __init__(self, fine_s: float, keep_s: float, thin_s: float) -> None:
@@ -96,17 +96,23 @@ class SampleRing:
             self._coarse.popleft()
 
     def window(self, length_s: float) -> Counts | None:
-        """Return what was counted in the last `length_s` seconds, or in as many as there are. None before two samples."""
+        """Return the counts of the last `length_s` seconds, or of all samples if they cover less.
+
+        Returns None before two samples.
+        """
         inside = self._last(length_s)
         return inside[-1].since(inside[0]) if len(inside) > 1 else None
 
     def steps(self, length_s: float) -> Iterator[Counts]:
-        """Yield what was counted between neighbouring samples of the last `length_s` seconds, oldest first."""
+        """Yield the counts between neighbouring samples of the last `length_s` seconds, oldest first."""
         for before, after in pairwise(self._last(length_s)):
             yield after.since(before)
 
     def _sharing_names(self, sample: Counts) -> Counts:
-        """Return the sample under the newest one's series where they are equal: a scrape reads their names again, and they take six times its values."""
+        """Return the sample with the newest sample's series objects where equal.
+
+        Each scrape creates new names, which take six times the memory of the values.
+        """
         names = {series: series for series in self._fine[-1].values} if self._fine else {}
         return replace(sample, values={names.get(series, series): value for series, value in sample.values.items()})
 
@@ -149,11 +155,11 @@ class MetricSampler:
         await self._sampling.stop()
 
     async def sample(self) -> None:
-        """Take one sample. If the metrics folder cannot be read (a process may have just begun a file), skip this sample."""
+        """Take one sample. Skipped if the metrics folder cannot be read (a process may have just created a file)."""
         self._sampled_s = self._clock()
         try:
             families = await asyncio.to_thread(lambda: list(self._scrape()))
-        except Exception as error:  # noqa: BLE001 - whatever a scrape fails at, the next one may succeed
+        except Exception as error:  # noqa: BLE001 - the next scrape may succeed
             log.warning("metrics_not_sampled", error=repr(error))
             return
         self.ring.add(counts_of(families, self._series, self._sampled_s))

@@ -1,4 +1,4 @@
-"""What the console's API returns: live numbers, users and histories, the live bundle, and the drills.
+"""The results of the console's API: live numbers, users and histories, the live bundle, and the drills.
 
 Knows no transport. The composition root builds it from ports and starts it with the doors.
 """
@@ -22,12 +22,15 @@ SLO_WINDOW_S = 3_600.0
 NUM_USERS = 12
 _USERS_KEPT_S = 5.0
 _QUALITY_MODELS = ("decoder", "student", "twin", "item_knn", "bigram", "popularity")
-"""The models of an evaluation report, in the order in which they are shown."""
+"""The models of an evaluation report, in display order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleLive:
-    """The live view. `slos` cover the last `window_s` seconds; `drills` maps a part to the seconds its drill has left."""
+    """The live view.
+
+    `slos` cover the last `window_s` seconds; `drills` maps a part to the remaining seconds of its drill.
+    """
 
     window_s: float
     slos: list[SloStatus]
@@ -48,7 +51,10 @@ class ModelQuality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryGain:
-    """What the LLM adds to the student's NDCG at ten for histories of `first` to `last` known items (None: no last), and whether it is called for them."""
+    """The LLM's gain over the student's NDCG at ten for histories of `first` to `last` known items, and its use.
+
+    `last` is None for the longest histories; the use is whether the LLM is called.
+    """
 
     first: int
     last: int | None
@@ -135,7 +141,7 @@ class ConsoleService:
         )
 
     async def users(self) -> list[ListedUser]:
-        """Return some users that the store holds, read again every few seconds. Raises DependencyUnavailable."""
+        """Return some users from the store, cached for a few seconds. Raises DependencyUnavailable."""
         now_s = self._clock()
         if self._listed is None or now_s - self._listed[0] > _USERS_KEPT_S:
             self._listed = (now_s, await choose_users(self._users, self._live.current().version, NUM_USERS))
@@ -147,7 +153,10 @@ class ConsoleService:
         return await read_history(self._users, user_id, self._live.current(), self._event_times)
 
     async def bundle(self) -> ConsoleBundle:
-        """Return the live bundle. Raises DependencyUnavailable before the first one, BundleError if its report is gone."""
+        """Return the live bundle.
+
+        Raises DependencyUnavailable before the first bundle is loaded, BundleError if its report is missing.
+        """
         live = self._live.current()
         if self._bundle is None or self._bundle.version != live.version:
             report = await asyncio.to_thread(self._read_report, live.version)
@@ -162,7 +171,7 @@ class ConsoleService:
         return self._bundle
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
-        """Switch parts off (True) or on; return the seconds that each part which is off has left."""
+        """Switch parts off (True) or on; return the remaining seconds of each part that is off."""
         await self._drills.switch(wanted)
         return self._drills.remaining_s()
 
@@ -178,7 +187,7 @@ def build_console(
     default_deadline_ms: int,
     llm_needs_gain: bool,
 ) -> ConsoleService:
-    """Build the service with the objectives and a sampler of what `scrape` returns; starts nothing."""
+    """Build the service with the objectives and a sampler of `scrape`'s output; starts nothing."""
     objectives = load_objectives()
     return ConsoleService(
         live=live,
@@ -194,7 +203,10 @@ def build_console(
 
 
 def _bundle_quality(report: Mapping[str, Any], routed_by: Live | None) -> BundleQuality:
-    """Return an evaluation report's tables; what the report lacks is left out. `routed_by` is the bundle that decides where the LLM is called, None: everywhere."""
+    """Return an evaluation report's tables; skips missing ones.
+
+    `routed_by` is the bundle that decides where the LLM is called; None: everywhere.
+    """
     metrics = report.get("metrics", {})
     return BundleQuality(
         dataset=str(report.get("dataset", "")),

@@ -1,6 +1,6 @@
 """The SLO tiles and the steps of the live charts, computed from counted metrics. Pure; the objectives are an argument.
 
-An error budget covers many days and the console sees an hour at most, so the budget shown is that of this hour.
+An error budget covers many days and the console sees at most an hour, so it shows that hour's budget.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ _LATE = Selector(metric=_DEADLINE_MISSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloStatus:
-    """One objective and how it was kept. `good_share` is None if nothing was counted.
+    """One objective and its compliance. `good_share` is None without counts.
 
-    `budget_left` is 1 with no bad event, 0 when the budget is used up, negative beyond.
+    `budget_left` is 1 without bad events, 0 when the budget is used up, negative beyond.
     """
 
     name: str
@@ -59,7 +59,7 @@ def series_for(objectives: Objectives) -> SeriesSelection:
 
 
 def slo_statuses(objectives: Objectives, counted: Counts) -> list[SloStatus]:
-    """Return how each objective was kept over what was counted."""
+    """Return the compliance with each objective over the counted metrics."""
     return [_slo_status(objective, counted) for objective in objectives.objectives]
 
 

@@ -1,6 +1,6 @@
-"""The users and histories that the console shows: user ids that the feature store holds, and histories with titles.
+"""The users and histories that the console shows: user ids from the feature store, and histories with titles.
 
-Knows no store: its ports are arguments. The times of single events are known only where the offline tables are on this machine.
+Knows no store: its ports are arguments. Event times are known only if the offline tables are on this machine.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ _SAMPLED_PER_USER = 4
 
 
 class UserDirectory(Features, Protocol):
-    """The feature store, as far as the console needs it."""
+    """The feature store, as the console uses it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds, possibly with repeats. Raises DependencyUnavailable."""
+        """Return some user ids from the store; may contain duplicates. Raises DependencyUnavailable."""
         ...
 
 
@@ -37,7 +37,7 @@ class ListedUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryItem:
-    """One item of a history. `event_time_ms` is Unix time, None if it is not known."""
+    """One item of a history. `event_time_ms` is Unix time, None if unknown."""
 
     item_id: str
     title: str
@@ -47,7 +47,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A user's history, newest first, at most MAX_SHOWN items of it. `num_events` counts all events."""
+    """A user's history, newest first, at most MAX_SHOWN items. `num_events` counts all events."""
 
     user_id: str
     num_events: int
@@ -57,7 +57,7 @@ class History:
 
 
 EventTimes = Callable[[str], Mapping[int, int]]
-"""Returns the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
+"""Returns the Unix ms of a user's nth event by n (from 1), where known. May block."""
 
 
 async def choose_users(directory: UserDirectory, bundle_version: str, limit: int) -> list[ListedUser]:
@@ -72,7 +72,7 @@ async def choose_users(directory: UserDirectory, bundle_version: str, limit: int
 
 
 def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
-    """Return at most `limit` users, from the longest history to the shortest, a third of them with a stored list if possible."""
+    """Return at most `limit` users, from the longest history to the shortest, if possible a third with stored lists."""
     ordered = sorted(found, key=lambda user: (-user.num_events, user.user_id))
     with_list = _evenly([user for user in ordered if user.has_stored_list], limit // 3)
     others = _evenly([user for user in ordered if user not in with_list], limit - len(with_list))
@@ -93,7 +93,7 @@ async def read_history(directory: UserDirectory, user_id: str, live: Live, event
 
 
 def _evenly(ordered: Sequence[ListedUser], limit: int) -> list[ListedUser]:
-    """Return every nth user, the first and the last among them."""
+    """Return evenly spaced users, including the first and the last."""
     if len(ordered) <= limit:
         return list(ordered)
     step = (len(ordered) - 1) / max(1, limit - 1)

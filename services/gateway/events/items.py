@@ -1,7 +1,7 @@
-"""The operations on items of the live catalogue: each change is one record of the topic, and is done when the broker has it.
+"""Operations on items of the live catalogue: each change is a topic record, done when the broker acknowledges it.
 
-Every process takes it over from there, this one too, within a second. Knows neither JSON nor protobuf: a draft is a mapping of the fields
-that the caller sent.
+All processes apply it from there within a second. Knows neither JSON nor protobuf: a draft is a
+mapping of the fields that the caller sent.
 """
 
 import asyncio
@@ -17,32 +17,32 @@ from services.gateway.overload.long_work import LongWork
 from services.items.live_items import Knowledge, LiveItems
 
 ItemDraft = Mapping[str, Any]
-"""One item's fields, as parsed and not yet checked."""
+"""One item's fields, parsed but not yet checked."""
 
 _CATCH_UP_S = 2.0
 _FEW = 8
-"""So many drafts are checked in the event loop."""
+"""Up to this many drafts are checked in the event loop."""
 
 
 class ItemReader(Protocol):
     """Brings the live catalogue up to date with the topic."""
 
     def start(self, timeout_s: float) -> None:
-        """Begin, and wait for at most so long until all is known that the topic holds. Blocks."""
+        """Start, and wait up to `timeout_s` until the topic has been read to its end. Blocks."""
         ...
 
     def stop(self) -> None:
-        """End. Blocks for a moment."""
+        """Stop. Blocks for a moment."""
         ...
 
     async def catch_up(self, timeout_s: float) -> None:
-        """Return when all is known that the topic holds now. Raises DependencyUnavailable."""
+        """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome:
-    """What became of one entry of a request: None, the broker has it; or why it was refused."""
+    """The outcome of one entry of a request: acknowledged by the broker, or refused."""
 
     item_id: str
     refusal: InvalidRequest | None = None
@@ -52,7 +52,7 @@ class ItemOperations:
     """Puts, patches, reads and deletes items."""
 
     def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems, start_timeout_s: float = 15.0) -> None:
-        """Take the topic's producer and reader, and what is read into."""
+        """`log` and `reader` are the topic's producer and reader; the reader fills `items`."""
         self._log = log
         self._reader = reader
         self._items = items
@@ -62,11 +62,11 @@ class ItemOperations:
 
     @property
     def knowledge(self) -> Knowledge:
-        """What is known of the items' states."""
+        """How much is known of the item states."""
         return self._items.knowledge
 
     async def start(self) -> None:
-        """Begin to follow the topic, and wait until all is known that it holds, unless no broker answers."""
+        """Start following the topic, and wait until it has been read to its end, unless no broker answers."""
         await asyncio.to_thread(self._reader.start, self._start_timeout_s)
 
     async def stop(self) -> None:
@@ -74,9 +74,10 @@ class ItemOperations:
         await asyncio.to_thread(self._reader.stop)
 
     async def put(self, drafts: Sequence[tuple[str, ItemDraft]]) -> tuple[ItemOutcome, ...]:
-        """Replace whole states, (item id, fields), the last one of an id wins. Entries that are wrong are refused each by itself.
+        """Replace whole states, (item id, fields); the last of an id wins. Invalid entries are refused individually.
 
-        Raises InvalidRequest for too many entries and where all are wrong, DependencyUnavailable or Overloaded where the broker has not acknowledged the others.
+        Raises InvalidRequest for too many entries or if all are invalid, DependencyUnavailable or Overloaded if the
+        broker has not acknowledged the valid ones.
         """
         _check_num_items(len(drafts))
         checked = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
@@ -96,10 +97,10 @@ class ItemOperations:
         return state
 
     async def patch(self, item_id: str, changes: ItemDraft) -> ItemState:
-        """Merge changes into what is stated of an item, and return the whole.
+        """Merge changes into the state of an item, and return the merged state.
 
-        What the topic holds when the call comes is read first. Of two that meet at one gateway the second builds on the first; of two at
-        different gateways within milliseconds the later record wins, with the fields that the other one changed as they were before it.
+        Reads the topic to its current end first. Concurrent patches at one gateway are serialized; at different
+        gateways, the later record wins and reverts fields that the other patch changed within the same milliseconds.
 
         Raises NotFound, InvalidRequest, DependencyUnavailable or Overloaded.
         """
@@ -115,7 +116,7 @@ class ItemOperations:
         return state
 
     def get(self, item_id: str) -> ItemState:
-        """Return an item as it stands in answers. Raises NotFound or InvalidRequest."""
+        """Return an item as it appears in answers. Raises NotFound or InvalidRequest."""
         check_id("item_id", item_id)
         state = self._items.find(lambda layout: layout.shown_state(item_id))
         if state is None:
@@ -123,7 +124,7 @@ class ItemOperations:
         return state
 
     async def delete(self, item_ids: Sequence[str]) -> None:
-        """Delete items, known or not: one of which nothing is known yet stays away from later bundles too.
+        """Delete items, known or not; an unknown item is excluded from later bundles too.
 
         Raises InvalidRequest, DependencyUnavailable or Overloaded.
         """
@@ -133,7 +134,7 @@ class ItemOperations:
         await self._record([(item_id.encode(), None) for item_id in item_ids])
 
     def _read(self, item_id: str, draft: ItemDraft, names: set[tuple[str, str]]) -> ItemState:
-        """Read a draft, `names` with the request's new names of attributes. Raises InvalidRequest."""
+        """Read a draft; `names` collects the request's new attribute names. Raises InvalidRequest."""
         state = item_from(item_id, draft)
         self._items.layout.check_names(state, names)
         return state
@@ -141,7 +142,10 @@ class ItemOperations:
     def _with_names_checked(
         self, index: int, state: ItemState | InvalidRequest, names: set[tuple[str, str]]
     ) -> ItemState | InvalidRequest:
-        """Return the state, or a refusal if its attributes exceed the limit of names; `names` collects the request's new names."""
+        """Return the state, or a refusal if its attributes exceed the name limit.
+
+        `names` collects the request's new names.
+        """
         try:
             if isinstance(state, ItemState):
                 self._items.layout.check_names(state, names)
@@ -162,7 +166,7 @@ def _check_num_items(num_items: int) -> None:
 
 
 def _check_all(drafts: Sequence[tuple[str, ItemDraft]]) -> list[ItemState | InvalidRequest]:
-    """Return the state, or the refusal, of each entry."""
+    """Return the state or the refusal of each entry."""
     return [_checked(index, item_id, draft) for index, (item_id, draft) in enumerate(drafts)]
 
 

@@ -1,13 +1,13 @@
-"""Sends records to one Kafka topic from an event loop, through a thread of its own.
+"""Sends records to one Kafka topic from an event loop, through a separate thread.
 
-kafka-python blocks (for metadata, for a connection), and its producer is unusable once the broker has lost its topics. So one
-thread owns the client, sends the jobs of a bounded queue, and makes a new client after a failure. Where no caller waits for
-the acknowledgement, records are gathered for a moment and sent together: each exchange with a broker holds the interpreter
-for about as long as a request does. A caller waits at most `ack_timeout_s` for the broker's acknowledgement; records that were
-not passed to the client by then are never sent. Those that were may still arrive after a refusal: a repeated event id makes
-that harmless.
+kafka-python blocks (for metadata, for a connection), and its producer is unusable once the broker has lost its topics.
+So one thread owns the client, sends the jobs of a bounded queue, and creates a new client after a failure. If no caller
+waits for the acknowledgement, records are gathered briefly and sent together: each exchange with a broker holds the
+interpreter for about as long as a request does.
 
-Does not know what the records mean.
+A caller waits at most `ack_timeout_s` for the broker's acknowledgement; records not passed to the client by then are
+never sent. Records already passed may still arrive after a refusal; repeated event ids make that harmless. Does not
+know the records' meaning.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from services.settings.kafka_clients import any_listens, close_producer, missing
 log = structlog.get_logger()
 
 Record = tuple[bytes, bytes | None]
-"""Key and value; None: a tombstone."""
+"""Key and value; a value of None is a tombstone."""
 
 _CONNECT_S = 1.0
 _METADATA_S = 0.5
@@ -47,7 +47,7 @@ _LINGER_MS = 5
 
 @dataclass(slots=True)
 class _Job:
-    """Records that are acknowledged together, and the future of the acknowledgement. `trace` is sent as record headers."""
+    """Records acknowledged together, and the future of the acknowledgement. `trace` is sent as record headers."""
 
     records: Sequence[Record]
     expires_at_s: float
@@ -60,8 +60,8 @@ class TopicProducer:
 
     Args:
         ack_timeout_s: How long one call may wait for the broker.
-        max_in_flight: Jobs over this are refused.
-        gather_s: How long records are gathered after a send, at most a quarter of `ack_timeout_s`; 0 sends each at once.
+        max_in_flight: Jobs beyond this number are refused.
+        gather_s: How long to gather records after a send, at most a quarter of `ack_timeout_s`; 0 sends each at once.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class TopicProducer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send the queued jobs, for at most two seconds, and end the thread. Blocks."""
+        """Send the queued jobs, for at most two seconds, and stop the thread. Blocks."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join(_STOP_S)
 
     async def record(self, records: Sequence[Record]) -> None:
-        """Send records and wait until the broker has them all.
+        """Send records and wait until the broker has acknowledged them all.
 
-        Raises Overloaded when too much is in flight, DependencyUnavailable when the broker does not acknowledge in time.
+        Raises Overloaded if too much is in flight, DependencyUnavailable if the broker does not acknowledge in time.
         """
         with span(f"send {self._topic}", SpanKind.PRODUCER, self._about):
             note({"messaging.batch.message_count": len(records)})
@@ -107,7 +107,10 @@ class TopicProducer:
                 raise DependencyUnavailable(self._topic, _RETRY_AFTER_S, why) from error
 
     def offer(self, record: Record, on_done: Callable[[bool], None]) -> bool:
-        """Send a record without waiting; return False if too much is in flight. `on_done` is called with whether it arrived."""
+        """Send a record without waiting; return False if too much is in flight.
+
+        `on_done` is called with whether it arrived.
+        """
         job = self._enqueue([record])
         if job is None:
             return False
@@ -140,7 +143,7 @@ class TopicProducer:
         return self._jobs.get()
 
     def _connect(self) -> Any:
-        """Make a client; None while no broker answers, and for half a second after that without another attempt."""
+        """Return a new client; None if no broker answers, and without another attempt for half a second after that."""
         if not self._connecting.allows(time.monotonic()):
             return None
         self._broken.clear()
@@ -198,7 +201,7 @@ class _Acks:
         self._lock = threading.Lock()
 
     def one(self, outcome: Any) -> None:
-        """Count the acknowledgement of one record (its metadata), or its failure (an exception)."""
+        """Count one record's acknowledgement (its metadata) or failure (an exception)."""
         if isinstance(outcome, BaseException):
             self.fail(outcome)
             return

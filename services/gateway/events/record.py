@@ -1,7 +1,7 @@
 """Records events: checks each, then sends them to the broker, all or none.
 
-Knows neither JSON nor protobuf: a draft is a mapping of the fields that the caller sent. Event ids and times that are
-absent are set here; a caller who may retry should send its own event ids, since only those make a repeat harmless.
+Knows neither JSON nor protobuf: a draft is a mapping of the fields that the caller sent. Missing event ids and times
+are set here; a caller that may retry should send its own event ids, which make a repeat harmless.
 """
 
 import time
@@ -14,19 +14,22 @@ from services.errors import InvalidRequest
 from services.gateway.overload.long_work import LongWork
 
 Draft = Mapping[str, Any]
-"""One event's fields, as parsed and not yet checked."""
+"""One event's fields, parsed but not yet checked."""
 
 _FEW = 64
-"""So many events are checked in the event loop."""
+"""Up to this many events are checked in the event loop."""
 _MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
-"""In the REST door's schema; null there means absent."""
+"""Nullable in the REST door's schema; null means absent."""
 
 
 class EventLog(Protocol):
     """A durable log of events."""
 
     async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Return once all records (key, value; None: a tombstone) are acknowledged. Raises DependencyUnavailable or Overloaded."""
+        """Return once all records (key, value; a None value marks a tombstone) are acknowledged.
+
+        Raises DependencyUnavailable or Overloaded.
+        """
         ...
 
 
@@ -42,8 +45,8 @@ class RecordEvents:
     async def __call__(self, drafts: Sequence[Draft]) -> tuple[Interaction, ...]:
         """Record the events, each id of a user once, and return all in the same order.
 
-        Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or Overloaded when
-        the broker has not acknowledged all of them.
+        Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or
+        Overloaded if the broker has not acknowledged all of them.
         """
         now_ms = int(self._wall_clock() * 1_000)
         check_num_events(len(drafts), self.max_events)
@@ -60,13 +63,16 @@ class RecordEvents:
 
 
 def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
-    """Return the drafts as interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
+    """Return the drafts as interactions.
+
+    Raises InvalidRequest with the event's index in the field: `events[3].item_id`.
+    """
     check_num_events(len(drafts), max_events)
     return tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
 
 
 def once_each(events: Iterable[Interaction]) -> list[Interaction]:
-    """Return the first event of each id of a user: one that is sent again in the same request counts as little as in another."""
+    """Return the first event of each id of a user: repeats within a request are dropped as across requests."""
     first: dict[tuple[str, str], Interaction] = {}
     for event in events:
         first.setdefault((event.user_id, event.event_id), event)
@@ -74,7 +80,7 @@ def once_each(events: Iterable[Interaction]) -> list[Interaction]:
 
 
 def check_num_events(num_events: int, max_events: int) -> None:
-    """Refuse a request without events, or with too many. Raises InvalidRequest."""
+    """Reject a request with no events or too many. Raises InvalidRequest."""
     if not num_events:
         raise InvalidRequest("events", "empty", "send at least one event")
     if num_events > max_events:

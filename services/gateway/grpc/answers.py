@@ -1,7 +1,8 @@
 """Guards gRPC calls: authorizes the caller, and answers an error as a status with details and trailers.
 
-Runs under Ray Serve's context and under grpc.aio's alike. An error is a status on an empty message, never an exception: Ray Serve would log a stack trace and drop the trailers. The
-details are sent as `google.rpc.Status` in `grpc-status-details-bin`. Knows gRPC; knows no request and no rule.
+Runs under Ray Serve's context and grpc.aio's. An error is a status on an empty message, never an exception: Ray Serve
+would log a stack trace and drop the trailers. The details are sent as `google.rpc.Status` in `grpc-status-details-bin`.
+Knows gRPC, but no request and no rule.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 
 DOOR = "grpc"
 DOMAIN = "tailrace"
-"""Whose error codes a `google.rpc.ErrorInfo` holds."""
+"""Domain of the error codes in `google.rpc.ErrorInfo`."""
 STATUS = {
     ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 
 class GrpcContext(Protocol):
-    """The part that Ray Serve's and grpc.aio's contexts share."""
+    """The methods shared by Ray Serve's and grpc.aio's contexts."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
         """Return the call's metadata."""
@@ -55,7 +56,7 @@ class GrpcContext(Protocol):
         ...
 
     def set_details(self, details: str) -> None:
-        """Set the status's text."""
+        """Set the status message."""
         ...
 
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None:
@@ -77,16 +78,16 @@ async def guarded(
     scope: Scope,
     act: str | None = None,
 ) -> M:
-    """Authorize the caller, call the handler, and answer whatever is raised as a status. No stack trace leaves the process.
+    """Authorize the caller, call the handler, and answer any error as a status. No stack trace leaves the process.
 
     Args:
         context: The call.
         handler: Answers the authorized call.
-        empty: The message that is sent with an error.
-        on_error: Called with the door, the error's code, its summary and the request's id.
+        empty: The message sent with an error.
+        on_error: Called with the door, the error code, its summary and the request id.
         access: Authorizes the caller.
-        scope: What the caller's key must allow.
-        act: The name under which the call leaves an audit line; None: it leaves none.
+        scope: Required scope of the caller's key.
+        act: The call's name in the audit line; None: no audit line.
     """
     call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
     trailers: list[tuple[str, str | bytes]] = []
@@ -110,7 +111,7 @@ async def guarded(
         context.set_details(failure.summary)
         trailers = _trailers(failure, call.request_id)
         response = empty
-    finally:  # a caller who leaves cancels the work, but not what it has done by then
+    finally:  # a disconnect cancels the work but does not undo it
         if act is not None:
             origin = dict(context.invocation_metadata()).get("x-forwarded-for", "unknown")
             log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=call.request_id)
@@ -119,7 +120,7 @@ async def guarded(
 
 
 async def traced(tracing: Tracing, context: GrpcContext, method: str, answering: Awaitable[T]) -> T:
-    """Await the answer inside a span, by OpenTelemetry's conventions for RPC; a refusal overwrites its status."""
+    """Await the answer inside a span, by OpenTelemetry's RPC conventions; a refusal overwrites its status."""
     if tracing.is_off:
         return await answering
     metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
@@ -129,7 +130,7 @@ async def traced(tracing: Tracing, context: GrpcContext, method: str, answering:
 
 
 def _trailers(failure: TailraceError, request_id: str) -> list[tuple[str, str | bytes]]:
-    """Return the error's details for programs: its code and fix, the request's id, the field, and when to retry."""
+    """Return the machine-readable error details: code and fix, request id, field, and retry delay."""
     status = status_pb2.Status(code=STATUS[failure.kind].value[0], message=failure.summary)
     metadata = {"message": failure.problem} | ({"fix": failure.fix} if failure.fix else {})
     info = error_details_pb2.ErrorInfo(reason=failure.kind.value.upper(), domain=DOMAIN, metadata=metadata)

@@ -1,7 +1,7 @@
 """The gRPC door: bytes in, the data plane, a message out. Holds no rule.
 
-The servicer's methods take raw bytes, so that a malformed message is refused by this door and not by grpc. The plane is looked up at
-each request, since it is made after the door is registered.
+The servicer's methods take raw bytes, so that this door and not grpc refuses a malformed message. The plane is looked
+up at each request, since it is created after the door is registered.
 """
 
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ class RpcDoor:
         access: Access | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Make the door; without `access` every call is admitted, without `tracing` nothing is traced."""
+        """Without `access` every call is admitted; without `tracing` no call is traced."""
         self._tracing = tracing or Tracing()
         self._access = access or OpenAccess()
         self._plane = plane
@@ -68,11 +68,11 @@ class RpcDoor:
         return await self._ranked("Recommend", request, context, parse_recommend, pb.RecommendRequest)
 
     async def SimilarItems(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """List items that are like one, or like those of a cart."""
+        """Return items similar to one item, or to the items of a cart."""
         return await self._ranked("SimilarItems", request, context, parse_similar, pb.SimilarItemsRequest)
 
     async def Popular(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """List what is popular, by window and category."""
+        """Return popular items, by window and category."""
         return await self._ranked("Popular", request, context, parse_popular, pb.PopularRequest)
 
     async def RecommendBatch(self, request: bytes, context: GrpcContext) -> pb.RecommendBatchResponse:
@@ -126,7 +126,7 @@ class RpcDoor:
         return await traced(self._tracing, context, f"{SERVICE}/{method}", answering)
 
     async def Assign(self, request: bytes, context: GrpcContext) -> pb.AssignResponse:
-        """Return which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return the version and variants that a user, or a visitor's session, gets on each surface."""
 
         async def handle(_call: Call, _: dict[str, str]) -> pb.AssignResponse:
             return format_assigned(self._plane().assign(parse_assign(request, self._max_body_bytes)))
@@ -136,7 +136,7 @@ class RpcDoor:
         )
 
     async def RecordEvents(self, request: bytes, context: GrpcContext) -> pb.RecordEventsResponse:
-        """Record what users did; answers OK only when the broker has every event."""
+        """Record events; answers OK only when the broker has every event."""
         plane = self._plane()
 
         async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
@@ -190,7 +190,7 @@ class RpcDoor:
         )
 
     async def PutItems(self, request: bytes, context: GrpcContext) -> pb.PutItemsResponse:
-        """Replace what is stated of items; an entry that is wrong is refused by itself."""
+        """Replace the states of items; an invalid entry is refused individually."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.PutItemsResponse:
             plane = self._plane()
@@ -210,7 +210,7 @@ class RpcDoor:
         return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
 
     async def GetItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
-        """Return an item as it stands in answers."""
+        """Return an item as it appears in answers."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
             return items.format_item(self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
@@ -218,7 +218,7 @@ class RpcDoor:
         return await self._on_items(context, "GetItem", handle, pb.CatalogueItem(), is_audited=False)
 
     async def DeleteItems(self, request: bytes, context: GrpcContext) -> pb.DeleteItemsResponse:
-        """Delete items, from later bundles too."""
+        """Delete items, also from later bundles."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.DeleteItemsResponse:
             item_ids = items.parse_delete(request, self._max_body_bytes)
@@ -260,7 +260,7 @@ class RpcDoor:
 
 
 def add_recommender_to_server(servicer: Any, server: Any) -> None:
-    """Register the service, its methods taking raw bytes; named in Ray Serve's `grpc_servicer_functions`."""
+    """Register the service, whose methods take raw bytes; named in Ray Serve's `grpc_servicer_functions`."""
     methods: dict[str, type[Message]] = {
         "Recommend": pb.RecommendResponse,
         "RecommendBatch": pb.RecommendBatchResponse,

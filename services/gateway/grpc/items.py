@@ -1,4 +1,7 @@
-"""Items of the live catalogue at the gRPC door: its messages, to and from drafts and states. Holds no rule: the contract checks the values."""
+"""Items of the live catalogue at the gRPC door: converts messages to drafts, and states to messages.
+
+The contract checks the values.
+"""
 
 from typing import Any
 
@@ -18,7 +21,10 @@ def parse_put(body: bytes, max_bytes: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def parse_patch(body: bytes, max_bytes: int) -> tuple[str, dict[str, Any]]:
-    """Read an item's id and its changes, None for a field or an attribute to remove. Raises InvalidRequest or RequestTooLarge."""
+    """Read an item's id and its changes; None removes a field or an attribute.
+
+    Raises InvalidRequest or RequestTooLarge.
+    """
     message = parse_strictly(pb.PatchItemRequest, body, max_bytes)
     changes = _draft("changes.", message.changes)
     attributes: dict[str, Any] = changes.get("attributes", {})
@@ -45,7 +51,7 @@ def parse_delete(body: bytes, max_bytes: int) -> list[str]:
 
 
 def format_item(state: ItemState) -> pb.CatalogueItem:
-    """Write a state as a message."""
+    """Return a state as a message."""
     return pb.CatalogueItem(
         item_id=state.item_id,
         title=state.title,
@@ -59,7 +65,7 @@ def format_item(state: ItemState) -> pb.CatalogueItem:
 
 
 def format_outcomes(outcomes: tuple[ItemOutcome, ...]) -> pb.PutItemsResponse:
-    """Write the outcomes of a batch."""
+    """Return the outcomes of a batch as a message."""
     return pb.PutItemsResponse(
         accepted=sum(one.refusal is None for one in outcomes),
         outcomes=[pb.ItemOutcome(item_id=one.item_id, error=_refusal(one.refusal)) for one in outcomes],

@@ -1,6 +1,6 @@
-"""The gRPC door's messages, to and from the contracts' types. Strict: fields that the schema lacks are refused by number.
+"""The gRPC door's messages, to and from the contracts' types. Strict: unknown fields are rejected by number.
 
-Parses bytes, so that malformed messages are refused with a field and a fix. Knows protobuf, not gRPC.
+Parses bytes, so that malformed messages are rejected with a field and a fix. Knows protobuf, not gRPC.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,8 @@ from services.gateway.events.record import Draft, check_num_events
 M = TypeVar("M", bound=Message)
 
 _MAX_UNKNOWN_BYTES = 10_000
-"""protobuf lists all unknown fields to return the first, which took 0.2 s of the event loop for a body full of them."""
+"""protobuf lists all unknown fields to return the first, which took 0.2 s of the event loop for a body full of unknown
+fields."""
 _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 
@@ -55,13 +56,16 @@ def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int
 
 
 def parse_assign(body: bytes, max_bytes: int) -> AssignRequest:
-    """Read a request for who gets what. Raises InvalidRequest or RequestTooLarge."""
+    """Read an assignment request. Raises InvalidRequest or RequestTooLarge."""
     message = parse_strictly(pb.AssignRequest, body, max_bytes)
     return AssignRequest(user_id=message.user_id or None, session_id=message.session_id or None)
 
 
 def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
-    """Read the requests of a call; a wrong entry is refused by itself. Raises InvalidRequest naming what is wrong with the whole, or RequestTooLarge."""
+    """Read the requests of a batch; an invalid entry is refused individually.
+
+    Raises InvalidRequest if the batch as a whole is invalid, or RequestTooLarge.
+    """
     message = _parse(pb.RecommendBatchRequest, body, max_bytes)
     check_batch_size(len(message.requests), None)
     deadline_ms = message.deadline_ms if message.HasField("deadline_ms") else deadline_ms
@@ -113,7 +117,7 @@ def _request(
 
 
 def request_id_of(body: bytes, kind: type[Message] = pb.RecommendRequest) -> str | None:
-    """Return the request id of a message of this kind that is refused, if it can be read and the id is a valid one."""
+    """Return the request id of a rejected message of this kind, if it can be read and is valid."""
     message: Any = kind()
     with suppress(DecodeError):
         message.ParseFromString(body)
@@ -140,7 +144,7 @@ def parse_events(body: bytes, max_bytes: int, max_events: int) -> list[Draft]:
 
 
 def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
-    """Write an answer as a message."""
+    """Return an answer as a message."""
     rationale = answer.rationale
     return pb.RecommendResponse(
         request_id=answer.request_id,
@@ -169,7 +173,10 @@ def _expression(filters: pb.Filters) -> Expression | None:
 
 
 def _plain(message: Message, path: str) -> dict[str, Any]:
-    """Return a message as the plain values of its JSON form, which the contract reads for all doors. Raises InvalidRequest."""
+    """Return a message as the plain values of its JSON form, which the contract validates for all doors.
+
+    Raises InvalidRequest.
+    """
     try:
         return json_format.MessageToDict(message, preserving_proto_field_name=True)
     except (json_format.Error, ValueError) as error:
@@ -179,7 +186,7 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
 
 
 def format_assigned(assigned: Assigned) -> pb.AssignResponse:
-    """Write who gets what as a message."""
+    """Return an assignment as a message."""
     return pb.AssignResponse(
         surfaces=[
             pb.SurfaceAssignment(
@@ -195,7 +202,7 @@ def format_assigned(assigned: Assigned) -> pb.AssignResponse:
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
-    """Write the answers as a message."""
+    """Return the answers as a message."""
     return pb.RecommendBatchResponse(answers=[_outcome(one) for one in answers])
 
 
@@ -215,14 +222,14 @@ def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
 
 
 def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
-    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
+    """Read a message without unknown fields. Raises InvalidRequest or RequestTooLarge."""
     message = _parse(kind, body, max_bytes)
     _refuse_unknown(message)
     return message
 
 
 def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
-    """Write a receipt as a message."""
+    """Return a receipt as a message."""
     return pb.ErasureReceipt(
         erasure_id=receipt.erasure_id,
         accepted_time_ms=receipt.accepted_time_ms,
@@ -239,7 +246,7 @@ def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
 
 
 def _draft(event: pb.Interaction) -> Draft:
-    """Return the fields that were set; proto3 cannot tell an empty string from an absent one."""
+    """Return the fields that were set; proto3 cannot distinguish an empty string from an absent one."""
     fields: dict[str, Any] = {field.name: value for field, value in event.ListFields()}
     return fields
 
@@ -256,7 +263,10 @@ def _parse(kind: type[M], body: bytes, max_bytes: int) -> M:
 
 
 def _refuse_unknown(message: Message) -> None:
-    """Refuse a message that holds unknown fields. Raises InvalidRequest naming the first, or the body if there are too many to list."""
+    """Reject a message with unknown fields.
+
+    Raises InvalidRequest naming the first, or the body if there are too many to list.
+    """
     known = type(message)()
     known.CopyFrom(message)
     known.DiscardUnknownFields()
@@ -270,7 +280,7 @@ def _refuse_unknown(message: Message) -> None:
 
 
 def _unknown_fields(message: Message, path: str) -> Iterator[str]:
-    """Name the places of fields that the schema lacks, by their numbers: `filters.#7`."""
+    """Yield the paths of unknown fields, by number: `filters.#7`."""
     unknown = UnknownFieldSet(message)
     for place in range(len(unknown)):
         yield f"{path}#{unknown[place].field_number}"

@@ -1,1 +1,1 @@
-"""The OpenAI door: text in OpenAI's words."""
+"""The OpenAI door: text generation with OpenAI's API."""

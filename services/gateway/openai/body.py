@@ -1,8 +1,8 @@
-"""From a body's bytes to a validated model. Fields that have no meaning here are dropped or refused by name.
+"""Parses a body into a validated model. Fields without meaning here are dropped or rejected by name.
 
 without effect        bookkeeping of OpenAI's service: dropped
-not supported         would change the answer: refused with a fix, unless its value switches the feature off
-unknown               refused, since a mistyped setting would otherwise be ignored silently
+not supported         would change the answer: rejected with a fix, unless its value switches the feature off
+unknown               rejected, since a mistyped setting would otherwise be ignored silently
 """
 
 import re
@@ -52,7 +52,7 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "guided_grammar": 'send response_format {"type": "json_schema", ...}',
     "structured_outputs": 'send response_format {"type": "json_schema", ...}',
 }
-"""Fields of other servers, each with what to send instead."""
+"""Unsupported fields of other servers, each with the alternative."""
 
 _OFF: tuple[object, ...] = (False, 0, "", "none", "auto", [], {}, ["text"])
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -60,11 +60,12 @@ _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),
 }
-"""Fields with further values that ask for nothing beyond what the door does anyway."""
+"""Fields with additional values that match the door's behaviour."""
 _KEPT_NULLS = frozenset({"schema", "chat_template_kwargs"})
-"""Objects in which a null is a value."""
+"""Objects whose nulls are values."""
 _MAX_NUM_FAULTS = 2_000
-"""pydantic formats every fault to return one, which took 0.3 s of the event loop for an object in the body full of unknown fields."""
+"""Pydantic formats every error to return one, which took 0.3 s of the event loop for a body object full of unknown
+fields."""
 _TYPE_NAME = re.compile(r"^(str|int|float|bool|dict|constrained-str|list\[.*|.*\[.*\].*)$")
 
 
@@ -85,7 +86,7 @@ def parse_body(kind: type[B], body: bytes) -> B:
 
 
 def _effective(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with an effect: nulls are dropped. Raises InvalidRequest for unsupported and unknown fields."""
+    """Return the fields with an effect, without nulls. Raises InvalidRequest for unsupported and unknown fields."""
     for name, fix in NOT_SUPPORTED.items():
         value = sent.get(name)
         if value is not None and value not in _OFF_VALUES.get(name, _OFF):
@@ -100,7 +101,7 @@ def _effective(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop the nulls of an object and of the objects in it, but not where a null is a value."""
+    """Drop the nulls of an object and of nested objects, except where a null is a value."""
     if not isinstance(value, dict):
         return value
     present = {name: field for name, field in value.items() if field is not None}
@@ -119,7 +120,7 @@ def _message(place: int, message: Any) -> Any:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    """Return the error of the deepest wrong field: of a union's alternatives, the one that fits best."""
+    """Return the error of the deepest wrong field; for a union, of the best matching alternative."""
     if error.error_count() > _MAX_NUM_FAULTS:
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", "send the fields of /docs")
     faults = error.errors(include_url=False, include_context=False, include_input=False)
@@ -129,7 +130,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(field, "unknown", "leave it out")
     if fault["type"] == "missing":
         return InvalidRequest(field, "missing", f"send {field}")
-    problem, has_fix, fix = message.partition("; ")  # as schema.py writes its own
+    problem, has_fix, fix = message.partition("; ")  # the format of the errors in schema.py
     if has_fix:
         return InvalidRequest(field, problem, fix)
     return InvalidRequest(field, "wrong type or value", message.replace("Input should", "it should"))

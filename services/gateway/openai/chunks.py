@@ -1,7 +1,7 @@
 """The JSON of answers: chunks of a stream and whole answers, for completions and for chat. Pure.
 
-A choice that its deadline ended has the finish reason `length`, the nearest of OpenAI's, and the stop reason `deadline`
-(the field is vLLM's).
+A choice that ended at its deadline has the finish reason `length`, the nearest in OpenAI's API, and the stop reason
+`deadline` (a vLLM field).
 """
 
 import math
@@ -19,7 +19,7 @@ _NEVER = -9_999.0
 
 @dataclass(slots=True)
 class Choice:
-    """One choice, as far as it is generated."""
+    """One choice, generated up to now."""
 
     text: str = ""
     num_tokens: int = 0
@@ -89,16 +89,16 @@ class CompletionFormat:
                 yield self.chunk(TextPiece(index=index, text=echo, num_tokens=0))
 
     def chunk(self, piece: TextPiece) -> Json:
-        """See AnswerFormat."""
+        """Return the chunk for one piece; see AnswerFormat."""
         return {**self._head, "choices": [self._choice(piece.index, piece.text, piece)]}
 
     def whole(self, choices: list[Choice], usage: Json) -> Json:
-        """See AnswerFormat."""
+        """Return the whole answer; see AnswerFormat."""
         listed = [self._choice(i, self._echoes.get(i, "") + choice.text, choice) for i, choice in enumerate(choices)]
         return {**self._head, "choices": listed, "usage": usage}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """See AnswerFormat."""
+        """Return the last chunk; see AnswerFormat."""
         return {**self._head, "choices": [], "usage": usage}
 
     def _choice(self, index: int, text: str, content: TextPiece | Choice) -> Json:
@@ -123,7 +123,7 @@ class ChatFormat:
             yield {**self._chunk_head, "choices": [choice]}
 
     def chunk(self, piece: TextPiece) -> Json:
-        """See AnswerFormat."""
+        """Return the chunk for one piece; see AnswerFormat."""
         delta = {"content": piece.text} if piece.text else {}
         choice = {
             "index": piece.index,
@@ -134,7 +134,7 @@ class ChatFormat:
         return {**self._chunk_head, "choices": [choice]}
 
     def whole(self, choices: list[Choice], usage: Json) -> Json:
-        """See AnswerFormat."""
+        """Return the whole answer; see AnswerFormat."""
         listed = [
             {
                 "index": index,
@@ -147,7 +147,7 @@ class ChatFormat:
         return {**self._whole_head, "choices": listed, "usage": usage}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """See AnswerFormat."""
+        """Return the last chunk; see AnswerFormat."""
         return {**self._chunk_head, "choices": [], "usage": usage}
 
     def _logprobs(self, content: TextPiece | Choice) -> Json | None:
@@ -165,7 +165,10 @@ def usage_of(done: TextDone) -> Json:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> Json:
-    """Return the completions form: parallel lists. The chosen token is always among the top ones, as an extra if need be."""
+    """Return the completions form: parallel lists.
+
+    The chosen token is always among the top tokens, as an extra if necessary.
+    """
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [_in_json(token.logprob) for token in tokens],
@@ -181,7 +184,10 @@ def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
 
 
 def _top_by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return the logprobs at a token's place. Of tokens with equal text (parts of characters), the chosen or the best counts."""
+    """Return the logprobs at a token's position.
+
+    If tokens have equal text (parts of characters), the chosen or best one counts.
+    """
     by_text: dict[str, float] = {}
     for top in token.top:
         by_text.setdefault(top.token, _in_json(top.logprob))
@@ -193,7 +199,7 @@ def _token(token: TokenLogprob) -> Json:
 
 
 def _in_json(logprob: float) -> float:
-    """Return a log-probability as OpenAI writes one that is minus infinity, which JSON does not have."""
+    """Return a log-probability; minus infinity, which JSON lacks, becomes OpenAI's substitute."""
     return _NEVER if logprob == -math.inf else logprob
 
 

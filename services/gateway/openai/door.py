@@ -2,7 +2,7 @@
 
     body ─▶ parse ─▶ TextRequests ─▶ text tier ─▶ events ─▶ responder ─▶ one answer | a stream of chunks
 
-Errors have OpenAI's envelope. The plane is read at each request, since it is built after the app.
+Errors have OpenAI's envelope. The plane is looked up at each request, since it is created after the app.
 """
 
 import time
@@ -131,7 +131,7 @@ def _head_of(completion: CompletionCall, request_id: str) -> AnswerHead:
 
 
 def _generator_for(plane: DataPlane, completion: CompletionCall, route: str) -> Generate:
-    """Return the generator of text. Raises NotFound where none is served, or InvalidRequest for too many choices."""
+    """Return the text generator. Raises NotFound if no text is served, or InvalidRequest for too many choices."""
     tier = plane.text
     if tier is None:
         raise NotFound(
@@ -142,7 +142,7 @@ def _generator_for(plane: DataPlane, completion: CompletionCall, route: str) -> 
 
 
 async def _list_models(plane: DataPlane) -> list[Json]:
-    """Return the models of text. Raises DependencyUnavailable if the text writer does not answer."""
+    """Return the text models. Raises DependencyUnavailable if the text writer does not answer."""
     return [
         {
             "id": model.name,

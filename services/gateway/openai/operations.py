@@ -1,6 +1,7 @@
-"""The operations of the OpenAI door: paths, bodies, answers and errors. Routes and OpenAPI document are made of them.
+"""The operations of the OpenAI door: paths, bodies, answers and errors.
 
-Errors have OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, and the status that its clients expect.
+The source of the routes and the OpenAPI document. Errors have OpenAI's envelope, `{"error": {"message", "type",
+"param", "code"}}`, and the status that its clients expect.
 """
 
 import re
@@ -25,7 +26,7 @@ from services.gateway.openai.schema import (
 
 @dataclass(frozen=True, slots=True)
 class OpenAiError:
-    """How OpenAI's API names one kind of error."""
+    """One kind of error in the terms of OpenAI's API."""
 
     status: int
     type: str
@@ -45,7 +46,7 @@ ERRORS = {
     ErrorKind.INTERNAL: OpenAiError(500, "server_error", "internal_error"),
 }
 CONTEXT_TOO_LONG = "context_length_exceeded"
-"""The code by which clients know that they must shorten the conversation."""
+"""The code that tells clients to shorten the conversation."""
 
 
 def error_json(error: TailraceError) -> Json:
@@ -68,7 +69,7 @@ OPENAI_ERRORS = ErrorFormat(
 )
 
 OTHER_PATHS = re.compile(rf"/v1/({'|'.join(OPENAI_NAMES)})(/|$)")
-"""Paths of OpenAI's API; those that no operation has are answered in its envelope too."""
+"""Paths of OpenAI's API; unknown ones are answered in its envelope too."""
 _GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE})
 _DEADLINE = Parameter(
     name="X-Deadline-Ms",

@@ -1,4 +1,4 @@
-"""From a validated body to a CompletionCall: prompts or messages, sampling, length and response format. Pure.
+"""Converts a validated body to a CompletionCall: prompts or messages, sampling, length and response format. Pure.
 
 Knows the text contract and OpenAI's fields; knows no HTTP.
 """
@@ -25,7 +25,7 @@ from services.gateway.text.tier import TextLimits
 from services.observability.tracing import trace_headers
 
 ANY_OBJECT = '{"type": "object"}'
-"""The schema that `json_object` stands for."""
+"""The schema of the `json_object` response format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,10 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """A parsed body: one TextRequest per prompt, and the form of the answer. Choice c of prompt p has the index p * n + c."""
+    """A parsed body: one TextRequest per prompt, and the form of the answer.
+
+    Choice c of prompt p has the index p * n + c.
+    """
 
     requests: tuple[TextRequest, ...]
     stream: bool
@@ -173,7 +176,7 @@ def _content(content: str | list[TextPartBody], place: int) -> str:
 
 
 def _template_variables(body: ChatBody) -> dict[str, Any]:
-    """Return the chat template's variables. Raises InvalidRequest for one that the door sets itself."""
+    """Return the chat template's variables. Raises InvalidRequest for a variable that the door sets itself."""
     if reserved := next((name for name in body.chat_template_kwargs if name in TEMPLATE_NAMES), None):
         raise InvalidRequest(f"chat_template_kwargs.{reserved}", "set by the door itself", "leave it out")
     try:
@@ -184,7 +187,7 @@ def _template_variables(body: ChatBody) -> dict[str, Any]:
 
 
 def _max_tokens(body: CompletionBody | ChatBody, limits: TextLimits) -> int | None:
-    """Return the most tokens of a choice; None if not sent. Raises InvalidRequest naming the field that was sent."""
+    """Return the maximum tokens of a choice; None if not sent. Raises InvalidRequest naming the field that was sent."""
     field, max_tokens = "max_tokens", body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         field, max_tokens = "max_completion_tokens", body.max_completion_tokens
@@ -201,7 +204,7 @@ def _n(body: CompletionBody | ChatBody, limits: TextLimits) -> int:
 
 
 def _sampling(body: CompletionBody | ChatBody, num_logprobs: int | None) -> SamplingOptions:
-    """Return the sampling options. Raises InvalidRequest for a bias whose key is no token id."""
+    """Return the sampling options. Raises InvalidRequest for a bias whose key is not a token id."""
     return SamplingOptions(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -223,7 +226,7 @@ def _token_id(token: str) -> int:
 
 
 def _json_schema(response_format: ResponseFormatBody) -> str | None:
-    """Return the schema that the text must satisfy, as JSON. Raises InvalidRequest if it is missing or no JSON."""
+    """Return the schema that the text must satisfy, as JSON. Raises InvalidRequest if it is missing or invalid JSON."""
     if response_format.type == "text":
         return None
     if response_format.type == "json_object":
@@ -238,5 +241,5 @@ def _json_schema(response_format: ResponseFormatBody) -> str | None:
 
 
 def _is_schema_strict(response_format: ResponseFormatBody) -> bool:
-    """Return whether the schema was sent as OpenAI's strict one, the only kind that OpenAI enforces."""
+    """Return whether the schema was sent with OpenAI's `strict`, the only kind that OpenAI enforces."""
     return response_format.json_schema is not None and bool(response_format.json_schema.strict)

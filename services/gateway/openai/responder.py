@@ -1,6 +1,7 @@
-"""Generate the text of a call and answer it, whole or as a stream of chunks. An error within a stream is its last event.
+"""Generate the text of a call and answer it, whole or as a stream of chunks.
 
-Several prompts are one answer: their events come as they are generated, choices are numbered through, tokens are summed.
+An error within a stream is its last event. Several prompts share one answer: their events are sent as they are
+generated, choices are numbered consecutively, tokens are summed.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class CompletionResponder:
     silence_s: float
 
     async def answer(self, http: Request) -> Response:
-        """Return the answer. Raises what generating raises before the first event, and ClientDisconnect."""
+        """Return the answer. Raises generation errors before the first event, and ClientDisconnect."""
         try:
             return await (self._stream(http) if self.call.stream else self._whole(http))
         except ClientDisconnect:
@@ -107,7 +108,7 @@ async def generate_whole(call: CompletionCall, generate: Generate) -> tuple[list
 
 
 async def generate_all(call: CompletionCall, generate: Generate) -> AsyncGenerator[TextEvent, None]:
-    """Yield the events of all prompts: a TextBegan for each, counting those before it, and one TextDone as the last.
+    """Yield the events of all prompts: cumulative TextBegans, and a single TextDone at the end.
 
     Closing this closes the iterator of every prompt.
     """
@@ -128,7 +129,7 @@ async def generate_all(call: CompletionCall, generate: Generate) -> AsyncGenerat
 
 
 async def _merge(call: CompletionCall, generate: Generate) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """Yield the events of all prompts with the prompt's number. One prompt needs no task of its own."""
+    """Yield the events of all prompts with the prompt's index. A single prompt needs no task."""
     if len(call.requests) == 1:
         async with aclosing(generate(call.requests[0])) as events:
             async for event in events:

@@ -1,8 +1,8 @@
-"""Bodies of the OpenAI door: models of requests, which validate, and of answers, which only describe them for OpenAPI.
+"""Bodies of the OpenAI door: request models, which validate, and answer models, which only describe for OpenAPI.
 
-Types and ranges are validated here, combinations of fields in parse.py. The fields are OpenAI's, and vLLM's where OpenAI has
-none; as in OpenAI's API, a null is an absent field. Lists are validated up to their first fault: to report all faults of a
-long list would take seconds.
+Types and ranges are validated here, combinations of fields in parse.py. The fields are OpenAI's, and vLLM's where
+OpenAI has none; as in OpenAI's API, a null is an absent field. Lists are validated up to their first error: reporting
+all errors of a long list would take seconds.
 """
 
 import json
@@ -26,7 +26,8 @@ MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_KEYS = 2_000
 MAX_SCHEMA_DEPTH = 64
 MAX_MULTIPLE = 10_000
-"""Of all `multipleOf` in a schema, decimal points left out: an automaton of as many states is built in memory."""
+"""Limit of the least common multiple of all `multipleOf` in a schema, without decimal points: an automaton with that
+many states is built in memory."""
 MAX_TEXT_DEADLINE_MS = 600_000
 _MAX_TOP_K = 2**31 - 1
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 def _few_prompts(prompt: object) -> object:
-    """Refuse too many prompts before validating each; a list of numbers is one prompt."""
+    """Reject too many prompts before validating each; a list of numbers is one prompt."""
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
         raise PydanticCustomError("too_long", f"{len(prompt)} prompts; send 1 to {MAX_PROMPTS}")
     return prompt
@@ -49,7 +50,7 @@ def _few_biased(logit_bias: object) -> object:
 
 
 def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    """Refuse variables that are too long as JSON, or hold NaN or infinity, which JSON cannot."""
+    """Reject variables that are too long as JSON, or contain NaN or infinity, which JSON lacks."""
     try:
         num_chars = len(json.dumps(variables, allow_nan=False))
     except ValueError as error:
@@ -60,7 +61,7 @@ def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _small_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a schema that would take long to compile."""
+    """Reject a schema that would take long to compile."""
     num_bytes = len(pydantic_core.to_json(schema))
     if num_bytes > MAX_SCHEMA_BYTES:
         raise _too_large(f"{num_bytes} bytes of JSON", f"send at most {MAX_SCHEMA_BYTES}")
@@ -90,7 +91,10 @@ def _levels(schema: dict[str, Any]) -> Iterator[list[Any]]:
 
 
 def _without_point(number: object) -> int:
-    """Return a number without its decimal point: 25 for 0.25. Returns 1 for what is no number above 0: llguidance refuses it."""
+    """Return a number without its decimal point: 25 for 0.25.
+
+    Returns 1 for values that llguidance rejects: anything but a number above 0.
+    """
     if isinstance(number, float) and 0 < number < math.inf:
         return int(f"{Decimal(repr(number)).normalize():f}".replace(".", ""))
     return number if isinstance(number, int) and number > 0 else 1
@@ -101,7 +105,10 @@ def _too_large(problem: str, fix: str) -> PydanticCustomError:
 
 
 def _describe_prompt(schema: dict[str, Any]) -> None:
-    """Add to the JSON schema what parse.py checks: no empty list, and few prompts; a list of numbers is one prompt."""
+    """Add the checks of parse.py to the JSON schema: no empty list, and few prompts.
+
+    A list of numbers is one prompt.
+    """
     for form in schema["anyOf"]:
         if form["type"] == "array":
             form["minItems"] = 1

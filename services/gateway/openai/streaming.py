@@ -1,7 +1,7 @@
 """Server-sent events over HTTP, and work that is cancelled when its client disconnects. Knows no text.
 
-Starlette notices a disconnect only when the next chunk is sent, which may take seconds for a text; here the connection is
-watched beside the work. Proxies close idle connections, so an idle stream sends comments, which clients ignore.
+Starlette notices a disconnect only when the next chunk is sent, which may take seconds for a text; this module watches
+the connection during the work. Proxies close idle connections, so an idle stream sends comments, which clients ignore.
 """
 
 import asyncio
@@ -21,12 +21,15 @@ _KEEP_ALIVE: Message = {"type": "http.response.body", "body": b": keep-alive\n\n
 
 
 def sse(data: Mapping[str, Any]) -> str:
-    """Return one server-sent event. Raises ValueError for numbers that JSON does not have."""
+    """Return one server-sent event. Raises ValueError for NaN and infinity."""
     return f"data: {json_text(data)}\n\n"
 
 
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work; if the client disconnects first, cancel it and raise ClientDisconnect. The body must have been read."""
+    """Do the work; if the client disconnects first, cancel it and raise ClientDisconnect.
+
+    The body must have been read.
+    """
     working = asyncio.ensure_future(work)
     try:
         await _wait_or_disconnect(http, working, None)
@@ -36,7 +39,7 @@ async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class PrefetchedStream(Generic[T]):
-    """An async iterator whose first item is computed at once and can be waited for apart. Must be closed."""
+    """An async iterator whose first item is computed at once and can be awaited separately. Must be closed."""
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
@@ -44,7 +47,7 @@ class PrefetchedStream(Generic[T]):
         self._is_first_taken = False
 
     async def wait_first(self, http: Request, timeout_s: float) -> None:
-        """Wait for the first item, at most so long. Raises its error or ClientDisconnect, after closing."""
+        """Wait at most `timeout_s` for the first item. Raises its error or ClientDisconnect, after closing."""
         try:
             await _wait_or_disconnect(http, self._first, timeout_s)
             if self._first.done():
@@ -72,7 +75,7 @@ class EventStream(StreamingResponse):
     """A stream of server-sent events that ends, and closes its source, when the client disconnects."""
 
     def __init__(self, events: AsyncGenerator[str, None], source: PrefetchedStream[Any], silence_s: float) -> None:
-        """Take the events and their source, which must be closed even if no event was ever read."""
+        """`source` produces the events and must be closed even if no event is read."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
@@ -111,7 +114,7 @@ class _KeptAlive:
         self._may_comment = message.get("more_body", True)
 
     async def fill_silence(self, silence_s: float) -> None:
-        """Send a comment whenever nothing was sent for so long. Never ends."""
+        """Send a comment after every `silence_s` of silence. Never returns."""
         while True:
             await asyncio.sleep(self._last_s + silence_s - self._clock())
             if self._clock() < self._last_s + silence_s:
@@ -123,7 +126,7 @@ class _KeptAlive:
 
 
 async def _wait_or_disconnect(http: Request, working: "asyncio.Future[Any]", timeout_s: float | None) -> None:
-    """Wait for the work, at most so long. Raises ClientDisconnect if the client disconnects first."""
+    """Wait at most `timeout_s` for the work. Raises ClientDisconnect if the client disconnects first."""
     disconnecting = asyncio.ensure_future(_disconnect(http.receive))
     try:
         await asyncio.wait({working, disconnecting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +143,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel what still runs, and wait for its end; results and errors are dropped."""
+    """Cancel unfinished tasks and wait for their end; results and errors are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""What keeps the gateway from more work than it can do in time: who is served, shed or refused, what begins first, and how much the edge lets in."""
+"""Overload protection: admission (serve, shed or refuse), the order of requests, and the limit at the edge."""

@@ -1,20 +1,20 @@
 """Decides which requests are served in full under overload, by priority. Pure: time is an argument.
 
-One number is the strain of the gateway, from 0 (none) to 5, and each priority gives way over one unit of it:
+The strain of the gateway ranges from 0 (none) to 5; each priority degrades over one unit of it:
 
     strain   0 ····· 1 ····· 2 ····· 3 ····· 4 ····· 5
     low        shed   shed    refused refused refused
     normal            shed    shed    refused refused       blank: served in full
     high                              shed    refused
 
-Within its unit a priority gives way in part (strain 0.3: three of ten low requests are shed), so that the capacity is used. A
-priority gives way only after all lower ones have given way wholly.
+Within its unit a priority degrades proportionally (strain 0.3: three of ten low requests are shed), so that the
+capacity is used. A priority degrades only after all lower ones have degraded fully.
 
-The strain rises fast and falls slowly, a step per window, by two signs: the event loop ran late at every look (a standing queue,
-not a single stall), or the process was busy for more of the time than it may be (then its neighbours, which share the machine,
-wait for it before its own loop is late). Being busy concerns low priority alone. Each further unit takes a later loop, since the
-more important may wait longer than not be served, and a refusal spares little more than an answer from memory does. Beside that,
-nobody may fill all places: the last ones are kept for the more important.
+The strain rises fast and falls slowly, one step per window, on two signals: every sample in the window found the event
+loop late (a standing queue, not a single stall), or the process used more CPU time than its limit (other processes on
+the machine then suffer before its own loop is late). CPU time affects only low priority. Each further unit needs a
+longer delay, since important requests should rather wait than be refused, and a refusal saves little over an answer
+from memory. In addition, the last places in flight are reserved for higher priorities.
 """
 
 import math
@@ -29,7 +29,7 @@ _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.025
 _FAR = 1.5
-"""Pressure over this factor makes low priority give way at once and not in two steps."""
+"""Pressure over this factor makes low priority degrade at once instead of in two steps."""
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
 """By unit of strain: the pressure (delay or CPU time over its limit) above which the strain rises."""
 _CALM_SHARE = 0.7
@@ -38,7 +38,7 @@ _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
 
 
 class Verdict(StrEnum):
-    """The decision on a request at its arrival. SHED: it is answered at once, from memory."""
+    """The decision on an arriving request. SHED: answered at once, from memory."""
 
     ADMIT = "admit"
     SHED = "shed"
@@ -47,9 +47,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How many requests may be served in full at once, and the limits above which low priority gives way.
+    """Limits of admission.
 
-    These are the delay of the event loop, and the share of time for which the process is busy.
+    `max_in_flight` is the number of requests served in full at once. Low priority degrades above `max_delay_s`, the
+    delay of the event loop, and `max_busy`, the fraction of time that the process is busy.
     """
 
     max_in_flight: int
@@ -58,7 +59,7 @@ class AdmissionLimits:
 
 
 class Admission:
-    """Owns the strain and the shares that are due; called once per request."""
+    """Owns the strain and the accumulated fractions; called once per request."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -76,7 +77,7 @@ class Admission:
         return self._strain
 
     def looked(self, now_s: float, loop_delay_s: float, busy_s: float) -> None:
-        """Record a sample: the delay of the event loop, and the CPU seconds of the process in all."""
+        """Record a sample: the delay of the event loop, and the total CPU seconds of the process."""
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
         lasted_s = now_s - self._window_began_s
@@ -89,7 +90,7 @@ class Admission:
         self._num_looks, self._least_delay_s = 0, float("inf")
 
     def judge(self, priority: Priority, num_in_flight: int) -> Verdict:
-        """Decide on a request that arrives now, while `num_in_flight` others are served in full."""
+        """Decide on an arriving request, while `num_in_flight` others are served in full."""
         if self._strain and self._is_due(Verdict.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
             return Verdict.REFUSE
         if num_in_flight >= self._places[priority]:
@@ -99,7 +100,7 @@ class Admission:
         return Verdict.ADMIT
 
     def _is_due(self, verdict: Verdict, priority: Priority, share: float) -> bool:
-        """Spread a share evenly over the requests: at 0.25 every fourth."""
+        """Spread a fraction evenly over the requests: 0.25 selects every fourth."""
         if not 0 < share < 1:
             return share >= 1
         owed = self._owed[verdict, priority] + share

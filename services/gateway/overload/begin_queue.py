@@ -1,6 +1,6 @@
-"""Orders what was read and has not begun: one request begins per turn of the event loop, the more important and the newer first.
+"""Orders requests that were read but have not begun: one per turn of the event loop, by priority, then newest first.
 
-Knows no load and no tier; whether a request that begins late is shed is decided by its caller.
+Does not know load or tiers; the caller decides whether a request that begins late is shed.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from services.contracts.access import Priority
 from services.router.deadline import Deadline
 
 _LATE_SHARE = 0.5
-"""A request of whose deadline so much is over begins late: there is no time left to rank."""
+"""Queued past this fraction of its deadline, a request begins late: too little time is left to rank."""
 _MAX_LATE_PER_TURN = 8
 """An answer from memory costs some 0.2 ms."""
 _NEWEST_WEIGHT = 0.1
@@ -20,14 +20,14 @@ _LONGEST_TURN_S = 0.1
 
 
 class BeginQueue:
-    """Owns the requests of one event loop that were read and have not begun, and begins one per turn of the loop.
+    """Owns the queued requests of one event loop and begins one per turn of the loop.
 
         read ──▶ wait (until half of the deadline is over) ──┬─▶ in time: features, ranking, answer
                                                              └─▶ late: an answer from memory
 
-    The higher priority begins first, of one priority the newest. All requests that were read at once would otherwise begin in one
-    turn, oldest first: under overload each of them is late, and gRPC, which accepts a call only every few turns, waits for all of
-    them. While nothing waits, a request begins at once.
+    Higher priority begins first, then the newest. Without the queue, all requests that were read at once would begin in
+    one turn, oldest first: under overload each of them is late, and gRPC, which accepts a call only every few turns,
+    waits for all of them. With an empty queue, a request begins at once.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -42,16 +42,16 @@ class BeginQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether the queue is empty."""
         return not self._num_waiting
 
     @property
     def delay_s(self) -> float:
-        """How long a request would wait that were read now and began after all others."""
+        """Estimated wait of a request that is read now and begins after all queued requests."""
         return self._num_waiting * self._turn_s
 
     async def begin(self, priority: Priority, deadline: Deadline) -> bool:
-        """Return when this request may begin: whether half of its deadline is left."""
+        """Wait until this request may begin; return whether more than half of its deadline is left."""
         late_s = deadline.arrived_s + _LATE_SHARE * deadline.total_ms / 1_000
         if not self._is_armed:
             self._turned_s = self._clock()
@@ -72,7 +72,7 @@ class BeginQueue:
         asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Let the next one begin, if any waits."""
+        """Begin the next queued request, if any."""
         now_s = self._clock()
         lasted_s = min(now_s - self._turned_s, _LONGEST_TURN_S)
         self._turned_s = now_s
@@ -88,7 +88,7 @@ class BeginQueue:
         self._is_armed = False
 
     def _release_late(self, now_s: float) -> None:
-        """Let those begin that are late, some per turn; those that have begun or left are skipped."""
+        """Begin up to `_MAX_LATE_PER_TURN` late requests; skip requests that have begun or left."""
         num_late = 0
         while self._by_late and self._by_late[0][0] <= now_s and num_late < _MAX_LATE_PER_TURN:
             may_begin = heapq.heappop(self._by_late)[-1]

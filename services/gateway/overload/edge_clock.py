@@ -1,11 +1,15 @@
-"""Computes how long a request waited between an edge and here, where the two clocks may differ. Pure: times are arguments.
+"""Computes how long a request waited between an edge and this process, whose clocks may differ.
 
-The edge's stamp and this process's clock differ by a constant and the wait; the least difference of the last seconds is the constant. Both are clocks of the day: on
-one machine they are set together, and nothing is seen of it. Where they are not, the difference falls at once when the edge's clock is set forward. When that is set
-back, every request seems to have waited. But a wait grows no faster than time passes, except where a request was read before others that had come earlier, and those
-were in flight at the edge when it came. If more requests than that, one after the other, waited longer than the time since one came without waiting, the clock was set,
-and the constant is learned again. Callers that gave up are not in flight any more, so the first request that contradicts this brings the former constant back. Where
-requests are further apart than the step is long, it goes unseen for at most twenty seconds.
+Pure: times are arguments. The edge's stamp and this process's clock differ by a constant plus the wait; the least
+difference of the last seconds estimates the constant. Both are wall clocks: on one machine, a clock step affects both
+and cancels out. On different machines, setting the edge's clock forward lowers the difference at once. Setting it back
+makes every request appear to have waited.
+
+A wait grows no faster than time passes, except when a request was read before requests that arrived earlier, and those
+were in flight at the edge when it arrived. If more consecutive requests than that waited longer than the time since a
+request last arrived without waiting, the clock was set, and the constant is learned again. Callers that gave up are no
+longer in flight, so the first request that contradicts the step restores the previous constant. If the gap between
+requests exceeds the step, the step goes undetected for at most twenty seconds.
 """
 
 import math
@@ -13,24 +17,26 @@ from dataclasses import dataclass
 
 _BASE_LIFE_S = 10.0
 _MARGIN_S = 0.05
-"""Requests that waited less came without waiting."""
+"""A request that waited less counts as not waiting."""
 _MIN_WAITED, _MAX_WAITED = 4, 16
-"""So many requests in a row must have waited before a step is considered: three more than were in flight at the edge with the last one that came at once,
-which may have been read before all of these, but not more than the second number.
+"""Consecutive waiting requests before a clock step is considered.
+
+Three more than were in flight at the edge with the last request that did not wait, which may have been read before all
+of these, but at most the second number.
 """
 _MIN_STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was found, and what would contradict it: a difference below `unless_below_s`."""
+    """A detected clock step; a difference below `unless_below_s` contradicts it."""
 
     before_s: float
     unless_below_s: float
 
 
 class EdgeClock:
-    """Owns what is known of one edge's clock."""
+    """Owns the clock estimate of one edge."""
 
     def __init__(self) -> None:
         self._least_s = self._least_before_s = math.inf
@@ -46,9 +52,9 @@ class EdgeClock:
 
         Args:
             stamp_ms: The edge's clock when the request reached it (Unix time).
-            num_in_flight: How many requests the edge had then, with this one.
-            wall_s: This process's clock of the day.
-            now_s: Its monotonic clock.
+            num_in_flight: Requests in flight at the edge then, including this request.
+            wall_s: This process's wall clock.
+            now_s: This process's monotonic clock.
         """
         difference_s = wall_s - stamp_ms / 1_000
         self._age(difference_s, now_s)
@@ -74,17 +80,17 @@ class EdgeClock:
         return min(self._least_s, self._least_before_s)
 
     def _age(self, difference_s: float, now_s: float) -> None:
-        """Begin a new period after ten seconds; what was known before the last one is forgotten."""
+        """Begin a new period after ten seconds, and forget the period before the last."""
         age_s = now_s - self._began_s
         if age_s >= _BASE_LIFE_S:
             self._least_before_s = self._least_s if age_s < 2 * _BASE_LIFE_S else math.inf
             self._least_s, self._began_s, self._step = difference_s, now_s, None
 
     def _learn(self, base_s: float, now_s: float) -> None:
-        """Begin again with this difference as that of a request that did not wait."""
+        """Restart the estimate with this difference as that of a request that did not wait."""
         self._least_s, self._least_before_s, self._began_s, self._step = base_s, math.inf, now_s, None
         self._note_at_once(now_s)
 
     def _note_at_once(self, now_s: float) -> None:
-        """Note that a request came without waiting: those that waited are counted from here."""
+        """Record a request that did not wait, and restart the count of waiting requests."""
         self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf

@@ -1,21 +1,21 @@
-"""Learns how many recommendations may be in flight at the edge, so that none waits long before a gateway reads it. Pure: time is an argument.
+"""Learns how many recommendations may be in flight at the edge, so that none waits long before a gateway reads it.
 
-The sign is the standing queue in front of the answer: the least time that requests of a window waited between the edge and
-here, with what waits for its turn here. While it is above the target, the limit falls to at most four fifths of what is in
-flight, at least a half, and only requests that came afterwards can lower it again; while it is far below, the limit rises, so that
-after some ten calm seconds there is none. Latency itself is no sign: a request may wait for the LLM and cost nothing.
+Pure: time is an argument. The signal is the standing queue: the least wait of a window's requests between the edge and
+this process, plus the wait in this process's queue. Above the target, the limit falls to between half and four fifths
+of the requests in flight, and only requests that arrived afterwards can lower it again. Far below the target, the limit
+rises, and after about ten calm seconds it no longer limits. Latency itself is not a signal: a request may wait for the
+LLM at no cost.
 
-`EdgeClock` finds that wait without comparing clocks: the edge's stamp and this process's monotonic clock differ by a constant and the wait, and
-the least difference of the last seconds is the constant.
+`EdgeClock` measures the wait without synchronized clocks.
 """
 
 from dataclasses import dataclass
 
 _WINDOW_S = 0.1
 _MIN_OBSERVED = 6
-"""Fewer requests in a window say nothing: at low rates one stall would concern them all."""
+"""Windows with fewer requests are extended: at low rates a single stall would affect them all."""
 _TARGET_S = 0.06
-"""Above the delay at which `services.gateway.overload.admission` answers normal priority from memory: that comes first."""
+"""Above the delay at which `services.gateway.overload.admission` sheds normal priority: shedding comes first."""
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
@@ -25,7 +25,7 @@ _MAX_LIMIT = 4_096
 
 @dataclass(frozen=True, slots=True)
 class EdgeMark:
-    """What the edge wrote on a request: its clock in milliseconds, how many recommendations were in flight there, and its name, empty if it wrote none."""
+    """The edge's mark on a request: clock in ms, recommendations in flight there, and its name (may be empty)."""
 
     stamp_ms: int
     num_in_flight: int
@@ -37,7 +37,7 @@ class EdgeLimit:
 
     def __init__(self) -> None:
         self.limit = _MAX_LIMIT
-        """How many recommendations may be in flight at the edge."""
+        """Maximum recommendations in flight at the edge."""
         self.standing_wait_s = 0.0
         """The least wait of the last window."""
         self._began_s = float("-inf")
@@ -47,7 +47,7 @@ class EdgeLimit:
         self._most_in_flight = 0
 
     def observed(self, waited_s: float, num_in_flight: int, now_s: float) -> None:
-        """Record a request that was read now, having waited since the edge, with so many in flight there."""
+        """Record a request read now that waited since the edge, with this many requests in flight there."""
         if now_s - waited_s < self._fell_s:
             return
         self._num_observed += 1

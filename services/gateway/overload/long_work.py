@@ -1,4 +1,7 @@
-"""Runs work that would block the event loop in a few threads: each thread that runs Python delays the loop."""
+"""Runs work that would block the event loop in a few threads.
+
+Few, since each thread that runs Python delays the loop.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHORT_BYTES = 16_384
-"""Reading a body up to this size takes some milliseconds at most."""
+"""Parsing a body up to this size takes a few milliseconds at most."""
 
 
 class LongWork:
@@ -24,7 +27,10 @@ class LongWork:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=stage)
 
     async def run(self, timeout_s: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the work returns, or raise what it raises. Raises DeadlineExceeded; work that has not begun by then never does."""
+        """Return the result of the work, or raise its error.
+
+        Raises DeadlineExceeded; work that has not begun by then is dropped.
+        """
         in_context = partial(copy_context().run, work, *args, **kwargs)
         running = asyncio.get_running_loop().run_in_executor(self._threads, in_context)
         try:
@@ -33,9 +39,9 @@ class LongWork:
             raise DeadlineExceeded(self._stage) from error
 
     async def run_if(self, is_long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the work returns: in the event loop if it is short."""
+        """Return the result of the work, which runs in the event loop unless `is_long`."""
         return await self.run(None, work, *args, **kwargs) if is_long else work(*args, **kwargs)
 
     async def read(self, body: bytes, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a parser makes of a request with this body."""
+        """Return a parser's result, in a thread if the body is large."""
         return await self.run_if(len(body) > SHORT_BYTES, parse, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Measures the load of this gateway (requests in flight, delay of the event loop, CPU time), and admits and begins requests by it.
+"""Measures the gateway's load (requests in flight, event-loop delay, CPU time), and admits requests by it.
 
-A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and requests that
-wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows
-from load is decided in `admission.py`, and how many requests the edge may let in at once in `edge_limit.py`.
+A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and
+requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic.
+`admission.py` turns load into decisions; `edge_limit.py` computes how many requests the edge may let in at once.
 """
 
 import asyncio
@@ -21,12 +21,13 @@ from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
 from services.router.deadline import Arrival
 
 DOORS = ("rest", "grpc")
-"""Each has a limit at the edge of its own: gRPC reads calls more slowly, and its queue would not show beside REST's short waits."""
+"""Each door has its own edge limit: gRPC reads calls more slowly, and REST's short waits would hide its queue."""
 RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
 _EDGE_WAIT_LIFE_S = 0.3
 _MOST_WAIT_S = 0.1
-"""A longer wait counts as this: alone it makes normal priority answered from memory and nobody refused. The edge refuses, and stops at once when the wait is over."""
+"""Cap on the wait: on its own it sheds normal priority but refuses nobody. The edge refuses, and stops as soon as the
+wait is over."""
 _MAX_EDGES = 64
 
 
@@ -47,7 +48,7 @@ class LoadMonitor:
         self._edge_waits: dict[str, tuple[float, float]] = {}
 
     def start(self) -> None:
-        """Sample the running event loop from now on."""
+        """Start sampling the running event loop."""
         self._strain.set(0)
         self._schedule(self._clock())
 
@@ -57,21 +58,24 @@ class LoadMonitor:
             self._next_sample.cancel()
 
     def waited_at_edge(self, door: str, wait_s: float, now_s: float) -> None:
-        """Record how long this door's requests wait at present between the edge and here: a delay, too, as long as requests come."""
+        """Record how long this door's requests currently wait between the edge and this process.
+
+        The wait counts as delay while requests arrive.
+        """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
     def judge(self, priority: Priority) -> Verdict:
-        """Decide on a request that arrives now."""
+        """Decide on an arriving request."""
         return self.admission.judge(priority, self._num_in_flight)
 
     def refusal(self, cause: str) -> Overloaded:
-        """Count a request that is refused for this cause, and return its error."""
+        """Count a request refused for this cause, and return its error."""
         self._refused.labels(cause).inc()
         return Overloaded("the gateway", RETRY_AFTER_S)
 
     @property
     def has_spare_capacity(self) -> bool:
-        """Whether there is no strain, nothing waits to begin, and a request of low priority has a place."""
+        """Whether the strain is zero, the queue is empty, and a low-priority request would be admitted."""
         return self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is Verdict.ADMIT
 
     @contextmanager
@@ -99,7 +103,7 @@ class LoadMonitor:
 
 
 class EdgeWatch:
-    """Reads the marks that the edge puts on requests: when each reached the edge, and from that how many the edge may let in at once."""
+    """Reads the edge's marks: when each request reached the edge, and how many the edge may let in."""
 
     def __init__(self, load: LoadMonitor, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._load = load
@@ -110,11 +114,11 @@ class EdgeWatch:
 
     @property
     def announcement(self) -> str:
-        """How many recommendations may be in flight at the edge, by door, as the edge reads it."""
+        """The maximum recommendations in flight at the edge, by door, in the edge's format."""
         return " ".join(str(limit.limit) for limit in self._limits.values())
 
     def arrival(self, mark: EdgeMark | None, door: str) -> Arrival:
-        """Return when the request that is read now arrived, on this process's clock: at the edge, where it came through it."""
+        """Return the arrival time of the request being read, on this process's clock: at the edge, if it has a mark."""
         now_s = self._clock()
         if mark is None:
             return Arrival(now_s)
@@ -126,7 +130,10 @@ class EdgeWatch:
         return Arrival(now_s - waited_s, waited_s)
 
     def _arrivals_at(self, edge: str) -> EdgeClock:
-        """Return the clock of this edge, new for an unknown one. Edges come and go with their pods: the one that was not seen for longest is forgotten."""
+        """Return the clock of this edge, creating it if unknown.
+
+        Edges come and go with their pods: the least recently seen is dropped.
+        """
         clock = self._arrivals.pop(edge, None) or EdgeClock()
         self._arrivals[edge] = clock
         if len(self._arrivals) > _MAX_EDGES:

@@ -1,1 +1,1 @@
-"""One record for each answer, and the sinks that consume it."""
+"""One record per answer, and the sinks that consume it."""

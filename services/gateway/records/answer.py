@@ -1,6 +1,6 @@
-"""The record of one recommendation request: made once, and read by every sink (metrics, log, span, explanation, impression).
+"""The record of a request: created once and read by every sink (metrics, log, span, explanation, impression).
 
-Holds references only. What is costly to format is formatted by the sink that needs it, after the answer has gone.
+Holds references only. Expensive formatting is left to the sink that needs it, after the answer is sent.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from services.router.policy import Facts, RoutingDecision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRecord:
-    """How a request was routed and ranked: the facts, the result of each tier that ranked, and what rules made of them, where there were any."""
+    """How a request was routed and ranked: the facts, the result of each tier, and the rules stage if it ran."""
 
     context: RequestContext
     facts: Facts
@@ -27,10 +27,11 @@ class RoutingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """An answered request. `name` is that of the bundle that answered, `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
+    """An answered request.
 
-    `variant` names the experiments' variants, as impressions do.
-    `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
+    `name` is the name of the answering bundle, `answered_s` is on the clock of the deadline, `now_ms` is Unix time.
+    `variant` names the experiment variants, as impressions do. `routing` is None for a shed request answered from
+    memory: nothing was read or ranked.
     """
 
     request: RecommendRequest
@@ -64,7 +65,10 @@ class AnswerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A request that got no list after a bundle was assigned to its user. `code` is the error's kind, or `gone` where the caller left."""
+    """A request without a list, after a bundle was assigned to its user.
+
+    `code` is the error kind, or `gone` if the caller left.
+    """
 
     request: RecommendRequest
     name: str
@@ -76,7 +80,7 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
-    """A request that got an error. `code` is the error's kind, `now_ms` is Unix time."""
+    """A request that ended with an error. `code` is the error kind, `now_ms` is Unix time."""
 
     request_id: str
     door: str
@@ -86,8 +90,8 @@ class RefusalRecord:
 
 
 AnswerSink = Callable[[AnswerRecord], None]
-"""Consumes the record of each answer. Called on the request's path: it must not block."""
+"""Consumes the record of each answer. Runs on the request path: must not block."""
 FailureSink = Callable[[FailureRecord], None]
-"""Consumes the record of each assigned request without a list. It must not block."""
+"""Consumes the record of each assigned request without a list. Must not block."""
 RefusalSink = Callable[[RefusalRecord], None]
 """Consumes the record of each refusal."""

@@ -1,4 +1,4 @@
-"""Describe an explanation in sentences: the tier and its reason, the LLM's work, the stages, the deadline. Pure."""
+"""Describes an explanation in sentences: the tier and its reason, the LLM's work, the stages, the deadline. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ def describe(explanation: Explanation) -> list[str]:
 
 
 def reason_sentence(explanation: Explanation) -> str:
-    """Return why this tier answered, with the numbers that decided."""
+    """Return why this tier answered, with the deciding numbers."""
     text = REASONS[Reason(explanation.reason or "")]
     template = text.planned if explanation.reason == explanation.planned_reason else text.ended
     facts = explanation.facts
@@ -67,7 +67,7 @@ def _list_sentence(explanation: Explanation) -> str:
 
 
 def _rules_sentence(explanation: Explanation) -> str:
-    """Return which rules were at work, and the items that they moved most, as places before and after."""
+    """Return the sentence on the rules: their names, and the first moved items with positions before and after."""
     moved = [one for one in explanation.ruled if one.before != one.after]
     if not explanation.ruled:
         return ""

@@ -1,8 +1,9 @@
-"""The explanations of recent requests: records wait in a small buffer, and are written to a shared store five times a second.
+"""Explanations of recent requests: buffered records, written to a shared store five times a second.
 
-Never on a request's path: offering a record is an append, and it is encoded when it is written, since most explanations are never
-read. What does not fit (200 a second, and as many slow requests), and what the store does not take, is dropped and counted. Any
-replica can explain any request, since the store is shared. Does not know Redis: the port is below.
+Off the request path: offering a record is an append, and the record is encoded when it is written, since most
+explanations are never read. Records that exceed the buffer (200 a second, and as many slow requests) or that the store
+does not accept are dropped and counted. Any replica can explain any request, since the store is shared. Does not know
+Redis: the port is below.
 """
 
 from collections.abc import Sequence
@@ -38,22 +39,22 @@ _MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
 _MAX_RULED = 100
-"""Items before and after rules that an explanation holds."""
+"""Maximum items before and after the rules per explanation."""
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
-"""Refusals of callers who were not let in: they must not be able to overwrite the explanations of others."""
-_FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason says what was asked for
+"""Refusals of unauthorized callers, who must not be able to overwrite other callers' explanations."""
+_FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason states the requested subject
 _facts_of = attrgetter(*_FACT_NAMES)
 
 
 class ExplanationStore(Protocol):
-    """Keeps explanations for a while, for all replicas."""
+    """Keeps explanations for a limited time, for all replicas."""
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Keep records (request id, bytes); a later one replaces an earlier one. Raises DependencyUnavailable."""
+        """Store records (request id, bytes), replacing earlier records of the same id. Raises DependencyUnavailable."""
         ...
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return the record under this id; None if there is none, or none any more. Raises DependencyUnavailable."""
+        """Return the record under this id; None if it is unknown or expired. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -62,7 +63,7 @@ class ExplanationStore(Protocol):
 
 
 class Explanations:
-    """Keeps explanations in `store`; without a store none is kept or found."""
+    """Keeps explanations in `store`; None disables explanations."""
 
     def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
         self._store = store
@@ -72,11 +73,14 @@ class Explanations:
         self._flushing = PeriodicTask("explanations", self.flush, _FLUSH_EVERY_S)
 
     def answered(self, record: AnswerRecord) -> None:
-        """Take an answer's record, or drop it if too many wait; the second half of the places is for slow requests."""
+        """Buffer an answer's record, or drop it if the buffer is full.
+
+        The second half of the buffer is for slow requests.
+        """
         self._offer(record, _MAX_WAITING if record.is_slow else _MAX_WAITING // 2)
 
     def refused(self, record: RefusalRecord) -> None:
-        """Take a refusal's record, or drop it if too many wait. A refusal is quick, and its caller knows why."""
+        """Buffer a refusal's record, or drop it if half of the buffer is full; its caller knows the reason."""
         if record.code not in _NOT_EXPLAINED:
             self._offer(record, _MAX_WAITING // 2)
 
@@ -91,7 +95,7 @@ class Explanations:
     async def find(self, request_id: str) -> Explanation:
         """Return a recent request's explanation.
 
-        Raises NotFound if it is unknown, too old, or in the format of another version; DependencyUnavailable.
+        Raises NotFound if it is unknown, expired, or in another version's format; DependencyUnavailable.
         """
         stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
         if stored is None:
@@ -104,25 +108,25 @@ class Explanations:
             ) from error
 
     async def start(self) -> None:
-        """Write in the background from now on."""
+        """Start writing in the background."""
         if self._store is not None:
             self._flushing.start()
 
     async def stop(self) -> None:
-        """Write what waits, and end."""
+        """Write the buffered records and close the store."""
         await self._flushing.stop()
         await self.flush()
         if self._store is not None:
             await self._store.close()
 
     async def flush(self) -> None:
-        """Write what waits now, in one exchange; it is dropped if the store is unavailable."""
+        """Write the buffered records now, in one exchange; drop them if the store is unavailable."""
         if self._store is None or not self._waiting:
             return
         records, self._waiting = self._waiting, []
         try:
             await self._store.put([_encoded(record) for record in records], _WRITE_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - whatever fails here, requests go on and later ones are explained
+        except Exception as error:  # noqa: BLE001 - a failure must not affect requests or later explanations
             self._lost(len(records), error)
         else:
             self._kept.inc(len(records))
@@ -152,7 +156,7 @@ def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
 
 
 def ruled_items(record: AnswerRecord) -> tuple[RuledItem, ...]:
-    """Return the first items of an answer before and after the rules, as its explanation has them; none without rules."""
+    """Return the first items of an answer before and after the rules, as in its explanation; empty without rules."""
     routing = record.routing
     if routing is None or routing.ruled is None:
         return ()

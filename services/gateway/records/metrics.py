@@ -1,4 +1,4 @@
-"""The metrics of every request: the only place where the doors' recommendations and events are counted."""
+"""The request metrics: the only place where the doors' recommendations and events are counted."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _JUDGED_BY_TEACHER = (Tier.PRECOMPUTED, Tier.STUDENT)
 
 
 class AnswerSource(NamedTuple):
-    """What made an answer."""
+    """The tier and bundle of an answer."""
 
     tier: str
     bundle_version: str
@@ -45,12 +45,12 @@ class AnswerMetrics:
         self._num_answered = self._num_late = 0
 
     def bundle_loaded(self, name: str, version: str) -> None:
-        """Create the series that objectives count of a bundle, which is served under this name."""
+        """Create the series of a bundle, served under this name, that service objectives count."""
         for tier in _JUDGED_BY_TEACHER:
             self._metrics.teacher_agreement.labels(name, tier.value, version)
 
     def take_late_share(self) -> float:
-        """Return the share (0 to 1) of answers since the last call that were late; 0 without any."""
+        """Return the fraction (0 to 1) of late answers since the last call; 0 without answers."""
         share = self._num_late / self._num_answered if self._num_answered else 0.0
         self._num_answered = self._num_late = 0
         return share
@@ -69,7 +69,7 @@ class AnswerMetrics:
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
         if answer.feature_age_ms is not None:
             metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
-        if record.request.surface is not None:  # known, hence one of the few names of the file
+        if record.request.surface is not None:  # bounded labels: only names of the surfaces file get here
             metrics.surface_answers.labels(record.request.surface, answer.tier.value).inc()
         if is_late:
             metrics.deadline_missed.labels(record.door).inc()
@@ -78,7 +78,7 @@ class AnswerMetrics:
             self._observe_stored_list(record.routing, record.now_ms)
 
     def _series_of(self, door: str, answer: Recommendation) -> _Series:
-        """Return the series of this kind of answer; looking three up by their labels costs more than counting."""
+        """Return the series of this kind of answer; cached, since three label lookups cost more than counting."""
         kind = (door, answer.tier, answer.reason, answer.bundle_version)
         if kind not in self._series:
             tier, metrics = answer.tier.value, self._metrics
@@ -91,7 +91,7 @@ class AnswerMetrics:
         return self._series[kind]
 
     def _observe_agreement(self, routing: RoutingRecord) -> None:
-        """Compare the ten best items of LLM and student, if both ranked."""
+        """Compare the top items of LLM and student, if both ranked."""
         llm, student = routing.results.get(Tier.LLM), routing.results.get(Tier.STUDENT)
         if llm is None or student is None or llm.ranking is None or student.ranking is None:
             return
@@ -108,11 +108,11 @@ class AnswerMetrics:
             self._metrics.list_age_seconds.observe(max(0.0, now_ms / 1_000 - stored.made_at_s))
 
     def refused(self, record: RefusalRecord) -> None:
-        """Count a refused request for a recommendation."""
+        """Count a refused recommendation request."""
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
 
     def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
-        """Count events that the broker acknowledged; each may name the request that led to it. `num_unknown` are of unknown items."""
+        """Count acknowledged events, each with its request id if any; `num_unknown` of them are of unknown items."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
         self._metrics.unknown_item_events.labels(door).inc(num_unknown)
         for request_id in request_ids:
@@ -120,15 +120,16 @@ class AnswerMetrics:
                 self._metrics.attributed_events.labels(*source).inc()
 
     def events_refused(self, door: str, code: str) -> None:
-        """Count a refused request to record events; how many events it held may be unknown."""
+        """Count a refused events request; its number of events may be unknown."""
         self._metrics.events.labels(door, code).inc()
 
 
 class Attribution:
-    """The sources of the newest `max_kept` answers, by request id: a click that names its request is counted for them.
+    """The sources of the newest `max_kept` answers by request id, to attribute clicks that name their request.
 
-    Per process: a click that reaches another replica than its answer did, or comes long after it, is not attributed. Replicas are
-    chosen without regard to tiers, so the shares of tiers are comparable; their sum is too low by the number of replicas.
+    Per process: a click that reaches another replica than its answer, or comes much later, is not attributed. Replicas
+    are chosen independently of tiers, so the tiers' shares are comparable; their sum is too low by the number of
+    replicas.
     """
 
     def __init__(self, max_kept: int) -> None:
@@ -136,7 +137,10 @@ class Attribution:
         self._sources: OrderedDict[str, AnswerSource] = OrderedDict()
 
     def answered(self, request_id: str, source: AnswerSource) -> None:
-        """Keep an answer's source, one object for all answers of its kind; a repeated request id stands for its newest answer."""
+        """Keep an answer's source, shared by all answers of its kind.
+
+        A repeated request id refers to its newest answer.
+        """
         self._sources[request_id] = source
         self._sources.move_to_end(request_id)
         if len(self._sources) > self._max_kept:
@@ -148,13 +152,16 @@ class Attribution:
 
 
 def agreement_of(llm: Sequence[int], student: Sequence[int], k: int) -> float | None:
-    """Return the share (0 to 1) of the LLM's first k item indices that are among the student's; None for an empty ranking."""
+    """Return the fraction (0 to 1) of the LLM's first k item indices that the student's first k contain.
+
+    Returns None if empty.
+    """
     first = set(llm[:k])
     return len(first.intersection(student[:k])) / len(first) if first else None
 
 
 def _begin_at_zero(metrics: GatewayMetrics) -> None:
-    """Create the series of alerts and objectives: a first error that begins at 1 is no increase to Prometheus."""
+    """Create the series of alerts and objectives at 0: Prometheus sees no increase in a series that begins at 1."""
     for door in _DOORS:
         metrics.deadline_missed.labels(door)
         for kind in ErrorKind:

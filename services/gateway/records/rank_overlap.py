@@ -1,8 +1,9 @@
-"""How alike two ranked lists are: rank-biased overlap. Pure.
+"""Similarity of two ranked lists: rank-biased overlap. Pure.
 
-Webber, Moffat and Zobel, "A Similarity Measure for Indefinite Rankings", ACM TOIS 28(4), 2010: the mean share of common items among the first d of both,
-over depths d that a reader reaches who goes on from each place to the next with probability p. Beyond the ends of the lists the share is taken to stay as it is
-there (their RBO_EXT, equation 32). Of two lists of ten, p = 0.9 gives the first place a weight of 0.23 and the tenth 0.04 + what is beyond.
+Webber, Moffat and Zobel, "A Similarity Measure for Indefinite Rankings", ACM TOIS 28(4), 2010: the mean fraction of
+common items among the first d of both lists, over the depths d of a reader who continues to the next position with
+probability p. Beyond the ends of the lists the fraction is extrapolated (their RBO_EXT, equation 32). For two lists of
+ten, p = 0.9 gives the first position a weight of 0.23 and the tenth 0.04 plus the extrapolation.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ PERSISTENCE = 0.9
 
 
 def rank_biased_overlap(one: Sequence[str], other: Sequence[str], p: float = PERSISTENCE) -> float | None:
-    """Return the overlap, 0 (no common item) to 1 (equal), of two lists without repeats; None where one is empty."""
+    """Return the overlap, 0 (no common item) to 1 (equal), of two lists without duplicates; None if either is empty."""
     short, long = sorted((one, other), key=len)
     if not short:
         return None
@@ -28,7 +29,7 @@ def rank_biased_overlap(one: Sequence[str], other: Sequence[str], p: float = PER
             common_at_end = num_common
         beyond = (
             common_at_end * max(0, depth - len(short)) / len(short)
-        )  # what the short one would have in common if it went on
+        )  # extrapolates the overlap beyond the shorter list's end
         share = (num_common + beyond) / depth
         weighted += share * p**depth
     return (1 - p) / p * weighted + share * p ** len(long)

@@ -1,7 +1,7 @@
-"""Each tier and each reason in words: the one table that the OpenAPI document, the console and `tailrace explain` read. Pure.
+"""Texts of each tier and reason: the single table for the OpenAPI document, the console and `tailrace explain`. Pure.
 
-`meaning` is one sentence without numbers. `planned` and `ended` are the detailed sentences of an explanation, as templates
-over the policy's facts: the policy planned so before ranking, or ranking ended so. Where one is None, `meaning` serves.
+`meaning` is one sentence without numbers. `planned` and `ended` are the detailed sentences of an explanation, templates
+over the policy's facts: for a reason of the plan before ranking, or of the end of ranking. If None, `meaning` is used.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from services.contracts.recommend import Reason, Tier
 
 @dataclass(frozen=True, slots=True)
 class TierText:
-    """One tier in words."""
+    """Texts of one tier."""
 
     title: str
     meaning: str
@@ -20,7 +20,7 @@ class TierText:
 
 @dataclass(frozen=True, slots=True)
 class ReasonText:
-    """One reason in words."""
+    """Texts of one reason."""
 
     meaning: str
     planned: str | None = None

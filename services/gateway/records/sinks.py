@@ -1,4 +1,4 @@
-"""The small sinks: a request's log line, the attributes of its span (listed in docs/traces.md), and the impression for Kafka."""
+"""The small sinks: the log line, the span attributes (listed in docs/traces.md), and the impression for Kafka."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _FACT_ATTRIBUTES = tuple((one.name, f"tailrace.fact.{one.name}") for one in fiel
 
 
 def log_answer(record: AnswerRecord) -> None:
-    """Write the log line of an answer. A line costs as much as an answer from memory, which therefore gets none."""
+    """Write the log line of an answer. Skipped for answers from memory, which cost no more than the line."""
     if record.routing is None:
         return
     answer = record.answer
@@ -53,7 +53,7 @@ def log_refusal(record: RefusalRecord) -> None:
 
 
 def set_span_attributes(record: AnswerRecord) -> None:
-    """Add the answer's attributes to the open span; without one, do nothing."""
+    """Add the answer's attributes to the open span, if any."""
     if (place := here()) is not None:
         place.span.set_attributes(_attributes(record))
 
@@ -86,7 +86,10 @@ class RecordSink(Protocol):
     """Takes records without ever blocking."""
 
     def offer(self, record: tuple[bytes, bytes], on_done: Callable[[bool], None]) -> bool:
-        """Take a record (key, value), or return False if there is no room; `on_done` gets whether it arrived."""
+        """Take a record (key, value), or return False if the buffer is full.
+
+        `on_done` receives whether it was delivered.
+        """
         ...
 
 
@@ -96,7 +99,7 @@ class Impressions:
     def __init__(
         self, sink: RecordSink, outcomes: Counter, is_releasing: Callable[[str], bool] = lambda _name: False
     ) -> None:
-        """`is_releasing` tells whether a release of this name is under way."""
+        """`is_releasing` returns whether a release of this name is in progress."""
         self._sink = sink
         self._is_releasing = is_releasing
         self._sent = outcomes.labels("sent")
@@ -104,15 +107,16 @@ class Impressions:
         self._dropped = outcomes.labels("dropped")
 
     def answered(self, record: AnswerRecord) -> None:
-        """Send the impression once the answer has gone.
+        """Send the impression after the answer is sent.
 
-        An answer from memory has none: it would cost as much as the answer, and all callers get the same items.
+        An answer from memory has no impression: it would cost as much as the answer, and all callers get the same
+        items.
         """
         if record.routing is not None:
             asyncio.get_running_loop().call_soon(self._offer, record, record.routing)
 
     def failed(self, record: FailureRecord) -> None:
-        """Send a record of a known user's request that got no list, while a release is under way: its analysis counts by assigned user."""
+        """Send a record of a known user's request without a list; only during a release, for canary analysis."""
         if record.request.user_id is not None and self._is_releasing(record.name):
             self._send(failure_of(record))
 
@@ -128,7 +132,7 @@ class Impressions:
 
 
 def failure_of(record: FailureRecord) -> Impression:
-    """Describe an assigned request that got no list."""
+    """Return the impression of an assigned request without a list."""
     return Impression(
         request_id=record.request.request_id,
         user_id=record.request.user_id,
@@ -147,7 +151,7 @@ def failure_of(record: FailureRecord) -> Impression:
 
 
 def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
-    """Describe what was shown, and the history from which it was made."""
+    """Return the impression of an answer, with the history it was made from."""
     answer, features = record.answer, routing.context.lookup.features
     return Impression(
         request_id=answer.request_id,

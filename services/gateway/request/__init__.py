@@ -1,1 +1,1 @@
-"""What a request needs before a tier ranks: load monitor, live bundle, context and candidates."""
+"""The inputs of a ranking: live bundle, context, candidates and page tokens."""

@@ -1,4 +1,4 @@
-"""The items that may be shown, and the merge of several tiers' rankings into one list. Pure; numpy only.
+"""The masks of allowed items, and the merge of several tiers' rankings into one list. Pure; numpy only.
 
 A ranking is item indices, best first, and their scores.
 """
@@ -17,14 +17,14 @@ from services.items.expression import Budget, Compiled, Expressions
 from services.items.layout import ItemLayout
 
 NUM_CANDIDATES = 200
-"""How many candidates rules choose from, for lists of up to half as many."""
+"""Number of candidates that rules choose from, for lists of up to half that length."""
 Chosen = tuple[int, float, Tier]
-"""An item of a list: its index, its score and the tier that ranked it."""
+"""An item of a list: index, score, and the tier that ranked it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemRanking:
-    """One tier's ranking: item indices (n,) int, best first and each once, and their scores (n,) float."""
+    """One tier's ranking: item indices (n,) int, best first, without duplicates, and their scores (n,) float."""
 
     tier: Tier
     indices: np.ndarray
@@ -32,7 +32,7 @@ class ItemRanking:
 
     @classmethod
     def of(cls, tier: Tier, item_ids: Sequence[str], scores: Sequence[float], catalogue: Catalogue) -> "ItemRanking":
-        """Make a ranking from item ids; ids that the catalogue lacks are left out, and those that came before."""
+        """Make a ranking from item ids, skipping duplicates and ids missing from the catalogue."""
         score_of: dict[int, float] = {}
         for item_id, score in zip(item_ids, scores, strict=True):
             if (index := catalogue.index_of.get(item_id)) is not None:
@@ -48,7 +48,7 @@ class ItemRanking:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The items that may be shown, (num_items,) bool: as requested, and with seen items allowed again."""
+    """The allowed items, (num_items,) bool: as requested, and with seen items allowed again."""
 
     allowed: np.ndarray
     allowed_if_seen: np.ndarray
@@ -57,17 +57,17 @@ class Masks:
 
     @property
     def showable(self) -> np.ndarray:
-        """The items that an answer may hold, (num_items,) bool: as requested, or seen items too if no others are left."""
+        """The items that an answer may contain, (num_items,) bool: as requested, or seen items too if none remain."""
         return self.allowed if self.num_allowed else self.allowed_if_seen
 
     @property
     def num_showable(self) -> int:
-        """How many items an answer may hold."""
+        """Number of items that an answer may contain."""
         return self.num_allowed or self.num_allowed_if_seen
 
 
 def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str, ...]:
-    """Append recent items to the stored history (both oldest first), not repeating those that the store already has."""
+    """Append recent items to the stored history (both oldest first), skipping the overlap that is already stored."""
     for overlap in range(min(len(stored), len(recent)), 0, -1):
         if stored[-overlap:] == recent[:overlap]:
             return stored + recent[overlap:]
@@ -75,7 +75,10 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 
 
 def clauses_of(request: RecommendRequest) -> Iterator[tuple[str, Clause]]:
-    """Yield the clauses of a request whose masks are computed, each with its path. Blocks count by themselves until a surface has made them part of the filters."""
+    """Yield the request's clauses that need a mask, each with its path.
+
+    Excludes blocks, which the surface merges into the filters.
+    """
     if request.filters.expression is not None:
         yield "filters", request.filters.expression
     for place, boost in enumerate(request.rules.boosts or ()):
@@ -85,7 +88,7 @@ def clauses_of(request: RecommendRequest) -> Iterator[tuple[str, Clause]]:
 def check_items(
     request: RecommendRequest, items: ItemLayout, expressions: Expressions, budget: Budget | None = None
 ) -> None:
-    """Refuse filters and rules that name unknown categories, items or attributes, or that take more tests of items than `budget` has left.
+    """Reject filters and rules with unknown categories, items or attributes, or more item tests than `budget` has left.
 
     Raises InvalidRequest naming the entry, NotFound for a subject.
     """
@@ -108,7 +111,7 @@ def check_items(
 
 
 def check_rules(rules: Rules, path: str, expressions: Expressions) -> None:
-    """Refuse rules that name attributes which no item has. Raises InvalidRequest naming the entry."""
+    """Reject rules that name unknown attributes. Raises InvalidRequest naming the entry."""
     for place, boost in enumerate(rules.boosts or ()):
         expressions.check(boost.where, f"{path}.boosts[{place}].where")
     for place, clause in enumerate(rules.blocks or ()):
@@ -124,9 +127,11 @@ def masks_for(
     disliked: tuple[str, ...] = (),
     expressions: Compiled | None = None,
 ) -> Masks:
-    """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
+    """Compute the masks from the live catalogue, filters, exclusions, dislikes and history.
 
-    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended. `expressions` has the mask of the filters' expression, if they have one.
+    Hidden, excluded and disliked items are in neither mask. Items of earlier pages are in neither mask too and do not
+    bring seen items back: later pages end where the first page would have ended. `expressions` holds the mask of the
+    filter expression, if any.
     """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
@@ -137,7 +142,7 @@ def masks_for(
     if (expression := request.filters.expression) is not None and expressions is not None:
         wide &= expressions.mask(expression)[
             : len(wide)
-        ]  # looked up after the other was made, so it has all of its items
+        ]  # computed after the other mask, so it covers all of its items
     narrow = _without(wide, seen) if request.exclude_seen else wide
     if request.shown_before:
         before, is_all_seen = items.indices(request.shown_before), not narrow.any()
@@ -148,20 +153,20 @@ def masks_for(
 
 
 def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
-    """Return a mask without these items."""
+    """Return a copy of the mask without these items."""
     left = mask.copy()
     left[indices] = False
     return left
 
 
 def check_named(request: RecommendRequest, items: ItemLayout) -> None:
-    """Refuse items that neither the bundle nor the live catalogue has as a subject. Raises NotFound naming the first."""
+    """Reject subject items that are unknown to the bundle and the live catalogue. Raises NotFound naming the first."""
     if unknown := next((one for one in request.subject_item_ids if items.index(one) is None), None):
         raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a full ranking to the first k allowed items, looking no further than needed."""
+    """Return the first k allowed items of a full ranking, scanning no further than needed."""
     if len(order) > len(allowed):  # ranked after the mask was made, with new items
         is_masked = order < len(allowed)
         order, scores = order[is_masked], scores[is_masked]
@@ -178,11 +183,12 @@ def merge(
     available: np.ndarray,
     num_enough: int | None = None,
 ) -> Sequence[ItemRanking]:
-    """Take the first k allowed items over the rankings in turn, none twice: what is left of each.
+    """Take the first k allowed items over the rankings in turn, without duplicates.
 
-    Later rankings are drawn only where those before have fewer than `num_enough` such items (None: fewer than k).
-    `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
-    A later ranking's scores are moved down where needed, so that scores never rise along the list.
+    Returns the remaining part of each ranking. Later rankings are consumed only if the earlier ones have fewer than
+    `num_enough` such items (None: fewer than k). `available` (at least as many items, bool) is the current live
+    catalogue and excludes items hidden since `allowed` was made. A later ranking's scores are lowered where needed, so
+    that scores never increase along the list.
     """
     num_enough = k if num_enough is None else min(k, num_enough)
     parts: list[ItemRanking] = []
@@ -190,7 +196,7 @@ def merge(
     for ranking in rankings:
         indices = ranking.indices
         may_be_shown = allowed[indices] & available[indices]
-        if parts:  # for some hundred items a loop takes less than np.isin, which sorts
+        if parts:  # for a few hundred items a loop is faster than np.isin, which sorts
             taken = {index for part in parts for index in part.indices.tolist()}
             may_be_shown &= np.array([index not in taken for index in indices.tolist()], dtype=bool)
         kept = np.flatnonzero(may_be_shown)[: k - num_taken]
@@ -221,7 +227,7 @@ def as_chosen(parts: Iterable[ItemRanking]) -> list[Chosen]:
 
 
 def as_items(chosen: Iterable[Chosen], items: ItemLayout) -> tuple[ScoredItem, ...]:
-    """Name the chosen items."""
+    """Return the chosen items with their ids and titles."""
     return tuple(
         ScoredItem(item_id=items.item_id(index), score=score, title=items.title(index), source=tier)
         for index, score, tier in chosen

@@ -1,6 +1,6 @@
-"""One request with everything that is known before a tier ranks: features, history, masks, stored list, and its stage timer.
+"""A request with everything known before a tier ranks: features, history, masks, stored list and stage timer.
 
-An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
+An unavailable feature store is a fact here, not an error. `services.router.policy` decides by these facts.
 """
 
 import math
@@ -26,7 +26,7 @@ from services.router.policy import Facts, list_covers, list_is_fresh
 log = structlog.get_logger()
 
 NUM_COMPARED = 10
-"""How many of the best items of LLM and student are compared, however many a request asks for."""
+"""Number of top items compared between LLM and student, independent of the request's k."""
 _ASKED: Mapping[type, Tier] = {SimilarTo: Tier.SIMILAR, PopularIn: Tier.POPULAR}
 
 
@@ -34,7 +34,7 @@ class Features(Protocol):
     """The feature store."""
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features with the list of this bundle, within `timeout_s` and never later; an unknown user has none.
+        """Return a user's features with the stored list of this bundle, within `timeout_s`; an unknown user has none.
 
         Raises DependencyUnavailable or DeadlineExceeded.
         """
@@ -43,14 +43,17 @@ class Features(Protocol):
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Return the features of these users by id, in one exchange; those that cannot be told now are left out. Raises as `read` does."""
+        """Return the features of these users by id, in one exchange; skips users that cannot be read now.
+
+        Raises as `read` does.
+        """
         ...
 
 
 class StageTimer:
-    """Measures the stages of one request that arrived at `arrived_s` on the same clock. Stages may overlap.
+    """Measures the stages of a request that arrived at `arrived_s` on the same clock. Stages may overlap.
 
-    In a traced request each stage is a span too, a child of the span that was open when the request began.
+    In a traced request each stage is also a span, a child of the span that was open when the request began.
     """
 
     def __init__(self, clock: Callable[[], float], arrived_s: float) -> None:
@@ -58,7 +61,7 @@ class StageTimer:
         self._arrived_s = arrived_s
         self._parent = here()
         self._spent: dict[str, tuple[float, float]] = {}
-        """Copied where it is read: a student that ran out of time ends in its thread, and adds its stage at any moment."""
+        """Readers copy this dict: a student that timed out may still add its stage from its thread."""
 
     @contextmanager
     def measure(self, stage: str, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
@@ -71,11 +74,11 @@ class StageTimer:
             self._spent[stage] = (started_s, self._clock() - started_s)
 
     def as_ms(self) -> dict[str, float]:
-        """Return the milliseconds of each stage measured so far, to the microsecond."""
+        """Return the milliseconds of each stage measured so far, rounded to microseconds."""
         return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.copy().items()}
 
     def raw(self) -> list[tuple[str, float, float]]:
-        """Return (stage, seconds from arrival to its beginning, seconds) for each stage measured so far."""
+        """Return (stage, start in seconds after arrival, duration in seconds) for each stage measured so far."""
         return [
             (stage, started_s - self._arrived_s, seconds) for stage, (started_s, seconds) in self._spent.copy().items()
         ]
@@ -83,7 +86,7 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """The outcome of reading a user's features; empty if the store is unavailable, was not read, or the visitor is anonymous."""
+    """Result of reading a user's features; empty if the store is unavailable or unread, or the visitor is anonymous."""
 
     features: UserFeatures
     is_unavailable: bool = False
@@ -91,15 +94,16 @@ class FeatureLookup:
 
 
 UNREAD = FeatureLookup(UserFeatures(), is_shed=True)
-"""The lookup of a request that is shed: nothing was read."""
+"""The lookup of a shed request, which reads nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """A request, ready to be routed and ranked. `history` holds catalogue indices, `history_item_ids` all ids, oldest first.
+    """A request ready for routing and ranking.
 
-    `listed` is the stored list if it is fresh and covers this request. `stages` is the only mutable part: whoever works on
-    the request measures its time there.
+    `history` holds catalogue indices, `history_item_ids` all ids, oldest first. `listed` is the stored list if it is
+    fresh and covers this request. Only `stages` is mutable: every part that works on the request records its time
+    there.
     """
 
     request: RecommendRequest
@@ -117,12 +121,12 @@ class RequestContext:
 
     @property
     def num_wanted(self) -> int:
-        """How many items an answer should hold: k, or fewer if fewer may be shown."""
+        """Number of items that an answer should hold: k, or fewer if fewer are allowed."""
         return min(self.request.num_items, self.masks.num_showable)
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates an answer is chosen from: as many as it holds, or more where rules reorder them or exploration draws from them."""
+        """Number of candidates that an answer is chosen from: more than its length for rules or exploration."""
         most = self.request.num_items if self.surface.explore is None else self.surface.explore.of
         if self.request.rules.reorder:
             most = max(2 * self.request.num_items, NUM_CANDIDATES)
@@ -130,11 +134,11 @@ class RequestContext:
 
     @property
     def num_ranked(self) -> int:
-        """How many items the student ranks, and the LLM as many as it has beams for: enough to compare them too."""
+        """Number of items that the student ranks: enough for the comparison with the LLM too."""
         return min(max(self.num_candidates, NUM_COMPARED), self.masks.num_showable)
 
     def num_from_beams(self, beam_width: int) -> int:
-        """How many items the LLM ranks: it has `beam_width` beams where fewer are wanted, so that many cost no more."""
+        """Return the number of items that the LLM ranks: up to `beam_width` even if fewer are needed, at no cost."""
         return min(self.num_ranked, max(self.request.num_items, NUM_COMPARED, beam_width))
 
     @property
@@ -143,7 +147,7 @@ class RequestContext:
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
     def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
-        """Return the facts that the policy decides by: those of the request here, and those that each tier states of itself."""
+        """Return the facts for the policy: the request's own facts and the tiers' facts."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
@@ -165,13 +169,13 @@ async def look_up_features(
         return FeatureLookup(UserFeatures())
     try:
         return FeatureLookup(await features.read(user_id, bundle_version, timeout_s))
-    except Exception as error:  # noqa: BLE001 - whatever the store fails at, the request is answered without features
+    except Exception as error:  # noqa: BLE001 - without features the request is still answered
         log.warning("features_unavailable", error=repr(error))
         return FeatureLookup(UserFeatures(), is_unavailable=True)
 
 
 def avoided(request: RecommendRequest, features: UserFeatures, now_s: float) -> tuple[str, ...]:
-    """Return what the request leaves out because the user was shown it a short while before `now_s` (Unix s)."""
+    """Return the items excluded because the user saw them within `avoid_shown_s` before `now_s` (Unix s)."""
     if request.avoid_shown_s is None:
         return ()
     since_s = now_s - request.avoid_shown_s
@@ -188,7 +192,7 @@ def build_context(
     stages: StageTimer,
     expressions: Compiled,
 ) -> RequestContext:
-    """Compose the history, the masks and the stored list. `expressions` has the masks of the request's clauses."""
+    """Compute the history, the masks and the stored list. `expressions` holds the masks of the request's clauses."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
     disliked = lookup.features.disliked_item_ids
     masks = masks_for(request, history_item_ids, live.items, disliked, expressions)

@@ -1,6 +1,7 @@
-"""The bundles that a gateway answers with under one name: the live one and, during a release, the canary; loaded off the event loop, swapped in whole.
+"""The bundles that a gateway serves under one name: the live one and, during a release, the canary.
 
-A bundle that does not load leaves those before it in place. It does not know how a student is read from a bundle: that function is a parameter.
+Bundles load off the event loop and are swapped in whole; a bundle that fails to load leaves the current ones in place.
+The function that reads a student from a bundle is a parameter.
 """
 
 import asyncio
@@ -29,26 +30,30 @@ log = structlog.get_logger()
 
 
 class Student(Protocol):
-    """The small model in this process."""
+    """The distilled model in this process."""
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most k allowed item indices, best first, and their scores.
 
-        `history` holds item indices, oldest first, at least one; `allowed` is (num_items,) bool. Blocks for about a
+        `history` holds at least one item index, oldest first; `allowed` is (num_items,) bool. Blocks for about a
         millisecond.
         """
         ...
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
-        """Return the unit vectors (n, D) of these items (n,) by index, likes pointing alike; None where this student has none."""
+        """Return the unit vectors (n, D) of these item indices (n,); similar items point alike.
+
+        Returns None if this student has none.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Live:
-    """One bundle, loaded to serve under a name: everything that a request needs from it. One that was made of items alone has no student.
+    """A bundle loaded to serve under a name, with everything a request needs from it.
 
-    Others keep what they make of it by the object itself: a version may be loaded under several names, with layouts of its own.
+    `student` is None for an untrained bundle. Caches derived from it are keyed by this object: a version may be loaded
+    under several names, with separate item layouts.
     """
 
     name: str
@@ -62,16 +67,19 @@ class Live:
 
     @property
     def repeats(self) -> bool:
-        """Whether requests show seen items by default, and stored lists hold them."""
+        """Whether requests show seen items by default, and stored lists contain them."""
         return learned_repeats(self.manifest)
 
     @property
     def lists_version(self) -> str:
-        """The version under whose name the store has this bundle's lists."""
+        """The version under which the store keeps this bundle's lists."""
         return lists_version(self.manifest, self.version)
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
-        """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none, or it has no student."""
+        """Return the unit vectors (n, D) of these item indices (n,), zeros for items missing from the bundle.
+
+        Returns None without a student or without its vectors.
+        """
         if self.student is None:
             return None
         if items.max(initial=0) < self.items.num_known:
@@ -81,7 +89,10 @@ class Live:
         return found if found is None else found * is_known[:, None]
 
     def llm_pays(self, num_history: int) -> bool:
-        """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""
+        """Whether the evaluation shows an LLM gain for histories of this many known items.
+
+        Also true if the bundle was not evaluated.
+        """
         return llm_pays(self.manifest, num_history)
 
 
@@ -96,7 +107,7 @@ class LiveBundle:
         metrics: GatewayMetrics,
         items: LiveItems | None = None,
     ) -> None:
-        """Follow the name of `store`. `items` is the live catalogue; without one there is what bundles have."""
+        """`items` is the live catalogue; None uses only the bundles' items."""
         self.name = store.name
         self._load_student = load_student
         self._poll_s = poll_s
@@ -113,22 +124,26 @@ class LiveBundle:
 
     @property
     def canary(self) -> Canary | None:
-        """The release under way, if its candidate is loaded."""
+        """The release in progress, if its candidate is loaded."""
         return self._serving.canary
 
     @property
     def loaded(self) -> tuple[Live, ...]:
-        """All that serves now."""
+        """All bundles that serve now."""
         return tuple(self._serving.loaded.values())
 
     def current(self) -> Live:
-        """Return the live bundle. Raises DependencyUnavailable before the first one is loaded, and while no state of an item is known."""
+        """Return the live bundle.
+
+        Raises DependencyUnavailable before it is loaded, and while the item states are unknown.
+        """
         return self._live_of(self._serving)
 
     def of_unit(self, unit_id: str | None, now_ms: float) -> Live:
-        """Return the bundle for this user, or visitor's session, at this time (Unix ms): the canary for its share of them, the live one for all others and for None.
+        """Return the bundle for this user, or visitor session, at this time (Unix ms).
 
-        Raises DependencyUnavailable before the first live bundle is loaded.
+        The canary answers its traffic fraction; the live bundle answers everyone else and None. Raises
+        DependencyUnavailable before the first live bundle is loaded.
         """
         serving = self._serving
         canary = serving.canary if self._catalogue_state.knowledge is not Knowledge.NONE else None
@@ -137,29 +152,32 @@ class LiveBundle:
         return self._live_of(serving)
 
     def beside(self, live: Live) -> Live | None:
-        """Return the candidate of the release under way, if it is loaded and another bundle than this one."""
+        """Return the loaded candidate of the release in progress, unless it is this bundle."""
         serving = self._serving
         candidate = None if serving.canary is None else serving.loaded[serving.canary.version]
         return None if candidate is live else candidate
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
-        """Call `prepare` with each bundle that is loaded from now on, in the loading thread, before any request sees it. A bundle with which it fails is refused."""
+        """Call `prepare` with each bundle loaded from now on, in the loading thread, before any request uses it.
+
+        A bundle is rejected if `prepare` raises.
+        """
         self._prepare.append(prepare)
 
     async def start(self) -> None:
-        """Load what the name serves, if it does, then follow it in the background."""
+        """Load the bundles of the name, if any, then follow it in the background."""
         await asyncio.to_thread(self._follower.start)
 
     async def stop(self) -> None:
-        """Stop following; what is loaded stays."""
+        """Stop following; loaded bundles stay."""
         self._follower.stop()
 
     async def refresh(self) -> None:
-        """Look at the name now, and load the versions that it has come to serve, unless they were refused a short while ago."""
+        """Poll the name now, and load its new versions except recently rejected ones."""
         await asyncio.to_thread(self._follower.refresh)
 
     def _live_of(self, serving: Serving[Live]) -> Live:
-        if self._catalogue_state.knowledge is Knowledge.NONE:  # it would show hidden items
+        if self._catalogue_state.knowledge is Knowledge.NONE:  # otherwise hidden items would be shown
             raise DependencyUnavailable("states of items", retry_after_s=1.0)
         if serving.live is None:
             raise DependencyUnavailable(f"bundle of {self.name}", retry_after_s=max(1.0, self._poll_s))
@@ -193,7 +211,7 @@ class LiveBundle:
 
 
 def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
-    """Return the role, live or canary, and version of each bundle that serves."""
+    """Return the role (live or canary) and version of each serving bundle."""
     canary = None if serving.canary is None else serving.canary.version
     return [(role, version) for role, version in (("live", serving.live), ("canary", canary)) if version is not None]
 

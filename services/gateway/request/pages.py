@@ -1,13 +1,13 @@
-"""Fresh lists: the token `next` of an answer, which a following request sends to get items that were not shown yet. No state is kept.
+"""Page tokens: the `next` of an answer, which a later request sends to get items not shown yet. Stateless.
 
     token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC, 16 bytes )
-    HMAC    SHA-256 of the length of all before it, of that itself, and of the user
+    HMAC    SHA-256 of the length of everything before it, of those bytes, and of the user
 
-Format 1 joined marks and user without a length, so one user's token could be cut into another's: it is refused.
+Format 1 joined marks and user without a length, so a token could be recut for another user: it is refused.
 
-A mark is 24 bits of a hash of the item's id, so a token outlives a bundle; one other item in sixty thousand has the mark of one of three
-hundred shown, and is left out too. Marks are sorted, and their differences Rice-coded: about 330 fit into a kilobyte. The key is the same for
-all gateways of a stack.
+A mark is 24 bits of a hash of the item id, so a token outlives a bundle. Given 300 shown items, one in sixty thousand
+other items shares a mark and is excluded too. Marks are sorted and their differences Rice-coded: about 330 fit into a
+kilobyte. All gateways of a stack share the key.
 """
 
 import base64
@@ -42,7 +42,7 @@ _MARK_BITS, _MARK_BYTES = 24, 3
 _MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
 _KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
 _FEW_BEHIND = 4_096
-"""Up to this number of new items, the request itself marks and searches them."""
+"""Up to this many new items are marked and searched on the request path."""
 _FIX = "send the `next` of this user's last answer, or leave it out to begin again"
 
 
@@ -50,7 +50,7 @@ class PageKey(Protocol):
     """The key of the tokens, the same for all gateways."""
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
-        """Return the key; where the store has none, it becomes `own`, or a new one. Raises DependencyUnavailable."""
+        """Return the key; a store without a key adopts `own`, or a new key. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -59,7 +59,7 @@ class PageKey(Protocol):
 
 
 class Pages:
-    """Reads and makes tokens. One per process."""
+    """Reads and creates tokens. One per process."""
 
     def __init__(self, names: Names, key: PageKey, wall_clock: Callable[[], float] = time.time) -> None:
         self._source = key
@@ -71,12 +71,12 @@ class Pages:
         names.before_swap(self._marks_of)
 
     async def start(self) -> None:
-        """Get the key, and look for it in the background from now on: the store may lose it, and another gateway has it then."""
+        """Get the key and refresh it in the background: if the store loses it, another gateway may replace it."""
         await self.refresh()
         self._refreshing.start()
 
     async def stop(self) -> None:
-        """Stop that."""
+        """Stop the refresh and close the key source."""
         await self._refreshing.stop()
         await self._source.close()
 
@@ -89,7 +89,10 @@ class Pages:
                 await self._marking.run(None, known.catch_up, live)
 
     async def shown_before(self, request: RecommendRequest, live: Live, timeout_s: float) -> tuple[str, ...]:
-        """Return the items of the pages before this one, which the live catalogue has. Raises InvalidRequest, DependencyUnavailable or DeadlineExceeded."""
+        """Return the items of the earlier pages that the live catalogue has.
+
+        Raises InvalidRequest, DependencyUnavailable or DeadlineExceeded.
+        """
         if request.next is None:
             return ()
         marks, known = self._read(request.next, request.user_id), self._marks_of(live)
@@ -98,12 +101,15 @@ class Pages:
         return known.items(marks, live)
 
     def next_token(self, request: RecommendRequest, items: Sequence[ScoredItem]) -> str | None:
-        """Return the token for what follows these items; None where they are the last, or too many have been shown."""
+        """Return the token for the page after these items.
+
+        Returns None after the last page, or if too many items have been shown.
+        """
         if not items or self._key is None:
             return None
         before = [] if request.next is None else self._read(request.next, request.user_id)
         marks = sorted({*before, *(mark_of(item.item_id) for item in items)})
-        if len(marks) > _MAX_BYTES:  # at least a byte each
+        if len(marks) > _MAX_BYTES:  # each mark takes at least a byte
             return None
         header = _HEADER.pack(_FORMAT, int(self._wall_clock()) + KEEP_S, len(marks))
         content = header + encode_marks(marks)
@@ -112,7 +118,10 @@ class Pages:
         return base64.urlsafe_b64encode(content + self._mac(content, request.user_id)).rstrip(b"=").decode()
 
     def _read(self, token: str, user_id: str | None) -> list[int]:
-        """Return the marks of a token. Raises InvalidRequest for one that is forged, expired or another user's; DependencyUnavailable."""
+        """Return the marks of a token.
+
+        Raises InvalidRequest for a forged or expired token or another user's, DependencyUnavailable without a key.
+        """
         if self._key is None:
             raise DependencyUnavailable("features", _KEY_TIMEOUT_S)
         try:
@@ -135,7 +144,7 @@ class Pages:
         return hmac.digest(self._key, signed, sha256)[:_MAC_BYTES]
 
     def _marks_of(self, live: Live) -> "ItemMarks":
-        """Return the marks of a bundle's items; made where it is loaded, in the loading thread."""
+        """Return the marks of a bundle's items, normally computed in the loading thread."""
         found = self._marks.get(live)
         if found is None:
             found = self._marks[live] = ItemMarks(live)
@@ -143,16 +152,16 @@ class Pages:
 
 
 class ItemMarks:
-    """The items of one bundle, and those of the live catalogue beside it, by their marks."""
+    """The items of one bundle and the newer items of the live catalogue, by mark."""
 
     def __init__(self, live: Live) -> None:
-        """Take 0.7 s for a million items."""
+        """Mark the items; takes 0.7 s for a million."""
         self._sorted = _Sorted.of(None, live)
         self._newest: list[int] = []
         self._num_newest_from = self._sorted.num_items
 
     def num_behind(self, live: Live) -> int:
-        """Return how many items there are behind the sorted ones."""
+        """Return the number of items that are not sorted yet."""
         return live.items.num_named - self._sorted.num_items
 
     def catch_up(self, live: Live) -> None:
@@ -160,7 +169,7 @@ class ItemMarks:
         self._sorted = _Sorted.of(self._sorted, live)
 
     def items(self, marks: Sequence[int], live: Live) -> tuple[str, ...]:
-        """Return the items with one of these marks, which are sorted. Call in the event loop."""
+        """Return the items that have one of these sorted marks. Call in the event loop."""
         found, items, is_wanted = self._sorted, live.items, set(marks)
         del self._newest[: found.num_items - self._num_newest_from]
         self._num_newest_from = first = found.num_items
@@ -172,7 +181,7 @@ class ItemMarks:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """The first items by mark: their marks (n,) uint32, sorted, and their indices (n,) int32 in that order. Does not change."""
+    """The first items by mark: sorted marks (n,) uint32, and item indices (n,) int32 in that order. Immutable."""
 
     marks: np.ndarray
     order: np.ndarray
@@ -183,7 +192,7 @@ class _Sorted:
 
     @classmethod
     def of(cls, before: "_Sorted | None", live: Live) -> "_Sorted":
-        """Sort all items that there are now; the marks of those in `before` are known."""
+        """Sort all current items, reusing the marks in `before`."""
         items, num_known = live.items, 0 if before is None else before.num_items
         marks = np.empty(items.num_named, dtype=np.uint32)
         if before is not None:
@@ -193,7 +202,7 @@ class _Sorted:
         return cls(marks[order], order)
 
     def indices(self, marks: Sequence[int]) -> list[int]:
-        """Return the items with one of these marks."""
+        """Return the indices of the items that have one of these marks."""
         wanted = np.array(marks, dtype=np.uint32)
         first, last = (np.searchsorted(self.marks, wanted, side=side) for side in ("left", "right"))
         return [self.order[place] for one, end in zip(first, last, strict=True) for place in range(one, end)]
@@ -205,7 +214,7 @@ def mark_of(item_id: str) -> int:
 
 
 def encode_marks(marks: Sequence[int]) -> bytes:
-    """Encode different marks, sorted: the differences to the one before, Rice-coded (Golomb, with a power of two)."""
+    """Encode distinct, sorted marks: differences to the previous mark, Rice-coded (Golomb with a power of two)."""
     num_low = _low_bits(len(marks))
     words, before = [], -1
     for mark in marks:
@@ -216,7 +225,7 @@ def encode_marks(marks: Sequence[int]) -> bytes:
 
 
 def decode_marks(data: bytes, num_marks: int) -> list[int]:
-    """Decode so many marks. Raises InvalidRequest for anything else."""
+    """Decode this many marks. Raises InvalidRequest for truncated data."""
     bits = bin(int.from_bytes(data))[3:]  # without 0b and the leading 1
     num_low = _low_bits(num_marks)
     marks: list[int] = []
@@ -234,5 +243,5 @@ def decode_marks(data: bytes, num_marks: int) -> list[int]:
 
 
 def _low_bits(num_marks: int) -> int:
-    """Return the bits of a difference that are written as they are: as many as an average one has."""
+    """Return the number of bits of a difference that are stored verbatim: the length of an average difference."""
     return max(0, ((1 << _MARK_BITS) * 7 // 10 // max(1, num_marks)).bit_length() - 1)

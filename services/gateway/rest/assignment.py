@@ -1,4 +1,4 @@
-"""The REST door's call about who gets what."""
+"""The REST door's assignment call: versions and variants by user."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -53,7 +53,7 @@ ASSIGNMENT = Operation(
 
 
 def add_assignment(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
-    """Serve the call."""
+    """Add the operation to the app."""
 
     async def assignment(http: Request, _: Call) -> Response:
         sent = parse_query(http.query_params.multi_items(), ("user_id", "session_id"))

@@ -1,6 +1,6 @@
 """The REST door: JSON in, the data plane, JSON out. Holds no rule.
 
-Knows HTTP and nothing of how answers are made. The plane is looked up at each request, since it is made after the app.
+Knows HTTP but not how answers are made. The plane is looked up at each request, since it is created after the app.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from services.observability.tracing import Tracing
 from services.router.deadline import Arrival
 
 DOCS_PAGE = Path(__file__).with_name("docs.html")
-"""The page at /docs: shows /openapi.json, with no script or style from anywhere else."""
+"""The page at /docs: shows /openapi.json, without external scripts or styles."""
 
 
 def create_rest_app(
@@ -66,15 +66,15 @@ def create_rest_app(
     tracing: Tracing | None = None,
     echoes_request_id: bool = False,
 ) -> HttpApp:
-    """Make the ASGI app of the REST door and the OpenAI door.
+    """Create the ASGI app of the REST door and the OpenAI door.
 
     Args:
         plane: Returns the running data plane.
-        render_metrics: Returns Prometheus' text.
+        render_metrics: Returns the Prometheus text format.
         max_body_bytes: Larger bodies are refused while they are read.
-        access: Decides who is admitted; everybody, when absent.
-        tracing: Where spans go; nowhere, when absent.
-        echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose proxy sends it already.
+        access: Decides which calls are admitted; default: all.
+        tracing: Destination of spans; default: none.
+        echoes_request_id: Whether answers carry X-Request-Id; False under Ray Serve, whose proxy already sends it.
     """
     app = HttpApp(
         "Tailrace",
@@ -158,7 +158,7 @@ class _RestDoor:
 
     @contextmanager
     def _arrived(self, http: Request, call: Call) -> Iterator[Arrival]:
-        """Yield when the request arrived. A slow answer carries the limit of its end, not of its beginning."""
+        """Yield the request's arrival. The answer carries the edge limit of the moment it is sent."""
         arrival = self._plane().edge.arrival(edge_mark_from(http.headers), DOOR)
         try:
             yield arrival
@@ -210,6 +210,6 @@ class _RestDoor:
 
 
 def _batch_response(answers: Sequence[BatchAnswer]) -> Response:
-    """Write the answers of a batch, each by itself: the encoder gives the interpreter to no other thread before it is done."""
+    """Write the answers of a batch individually: the JSON encoder does not release the GIL during a call."""
     answered = (json_text(one) for one in format_batch(answers, REST_ERRORS.body))
     return text_response(f'{{"answers":[{",".join(answered)}]}}')

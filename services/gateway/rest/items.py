@@ -1,4 +1,7 @@
-"""Items of the live catalogue at the REST door: operations, bodies and handlers. Holds no rule: the contract checks the values."""
+"""Items of the live catalogue at the REST door: operations, bodies and handlers.
+
+Holds no rule: the contract checks the values.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -216,7 +219,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _entries(sent: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the entries of a batch: item ids, empty where there is none, and the other fields."""
+    """Return the entries of a batch: item ids (empty if missing) and the other fields."""
     for name in sent.keys() - {"items"}:
         raise InvalidRequest(name, "unknown", "send items alone")
     items = sent.get("items")

@@ -1,4 +1,7 @@
-"""The operations of the REST door: paths, bodies, answers and errors, from which routes and OpenAPI document come."""
+"""The operations of the REST door: paths, bodies, answers and errors.
+
+The source of the routes and the OpenAPI document.
+"""
 
 from services.contracts.access import Scope
 from services.contracts.batch import MAX_BATCH

@@ -1,7 +1,7 @@
 """The REST door's JSON, parsed and written.
 
-Strict: unknown fields and wrong types are refused by name, and nothing is converted ("5" is no number). The contracts check
-the values.
+Strict: unknown fields and wrong types are rejected by name, without conversions ("5" is not a number). The
+contracts check the values.
 """
 
 import re
@@ -60,11 +60,12 @@ from services.gateway.events.record import Draft
 from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierText
 
 _OF_TYPE = re.compile(r"Input should be an? (?:valid )?(\w+)")
-"""pydantic's message on a value of a wrong type."""
+"""Pydantic's message for a value of a wrong type."""
 _MAX_DIGITS = 9
 _POPULAR_PARAMETERS = ("window", "category", "k", "session_id")
 _MAX_NUM_FAULTS = 100
-"""pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
+"""Pydantic formats every error to return the first, which took 0.3 s of the event loop for a body full of unknown
+fields."""
 
 
 ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
@@ -72,7 +73,7 @@ _IDS_SCHEMA: JsonDict = {"maxItems": MAX_IDS_PER_FIELD}
 _AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
 Id = Annotated[str, Field(json_schema_extra=ID_SCHEMA)]
-"""The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
+"""The limits here and below are for the OpenAPI document; the contracts enforce them for all doors."""
 
 
 def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
@@ -83,7 +84,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """A body, of which unknown fields and wrong types are refused."""
+    """A body that rejects unknown fields and wrong types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -116,7 +117,7 @@ class ConditionBody(Body):
 _Clauses = Annotated[
     list["ConditionBody | ExpressionBody"], SkipValidation, Field(json_schema_extra={"maxItems": MAX_CONDITIONS})
 ]
-"""The contract reads these, for all doors alike; the types are for the OpenAPI document."""
+"""The contract validates these for all doors; the types are for the OpenAPI document."""
 
 
 class ExpressionBody(Body):
@@ -479,7 +480,10 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
 
 
 def parse_similar(body: bytes, item_id: str, request_id: str, deadline_ms: int | None) -> RecommendRequest:
-    """Read a request for items like this one, and like those in the body, which may be empty. Raises InvalidRequest naming the field."""
+    """Read a request for items similar to this item and to the items in the body, which may be empty.
+
+    Raises InvalidRequest naming the field.
+    """
     sent = _validated(SimilarBody, body or b"{}")
     return _request(sent, request_id, deadline_ms, SimilarTo((item_id, *sent.item_ids)))
 
@@ -501,7 +505,7 @@ def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms
 
 
 def parse_query(query: Iterable[tuple[str, str]], parameters: Sequence[str]) -> dict[str, str]:
-    """Read a query's parameters, each once. Raises InvalidRequest naming the parameter."""
+    """Read a query's parameters, each at most once. Raises InvalidRequest naming the parameter."""
     sent: dict[str, str] = {}
     for name, value in query:
         if name not in parameters:
@@ -513,7 +517,10 @@ def parse_query(query: Iterable[tuple[str, str]], parameters: Sequence[str]) -> 
 
 
 def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
-    """Read the requests of a call; an entry that cannot be read is refused by itself. Raises InvalidRequest naming what is wrong with the whole."""
+    """Read the requests of a batch; an unreadable entry is refused individually.
+
+    Raises InvalidRequest if the batch as a whole is invalid.
+    """
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
@@ -567,7 +574,7 @@ def _request(
 
 
 def _validated(model: type[B], sent: Any) -> B:
-    """Check JSON text, or values that were read from it, by a model. Raises InvalidRequest naming the first field that is wrong."""
+    """Validate JSON text, or values parsed from it, by a model. Raises InvalidRequest naming the first wrong field."""
     try:
         return model.model_validate_json(sent) if isinstance(sent, bytes) else model.model_validate(sent)
     except ValidationError as error:
@@ -575,7 +582,7 @@ def _validated(model: type[B], sent: Any) -> B:
 
 
 def request_id_of(body: bytes) -> str | None:
-    """Return the request id of a body that is refused, if it can be read so far and the id is a valid one."""
+    """Return the request id of a rejected body, if it can be read and is valid."""
     with suppress(ValueError):
         sent = pydantic_core.from_json(body, allow_partial=True)
         return _valid_id(sent.get("request_id")) if isinstance(sent, dict) else None
@@ -610,7 +617,10 @@ def parse_events(body: bytes) -> list[Draft]:
 
 
 def format_recommendation(answer: Recommendation) -> dict[str, Any]:
-    """Return an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
+    """Return an answer as plain values, ready for JSON.
+
+    Written by hand, since `asdict` copies deeply and costs ten times as much.
+    """
     plain = {
         "request_id": answer.request_id,
         "items": [
@@ -638,7 +648,7 @@ _PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": Avoid
 
 
 def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> Iterator[Any]:
-    """Yield each answer as plain values; `error_body` writes an error as it is written alone."""
+    """Yield each answer as plain values; `error_body` formats errors as for single requests."""
     for one in answers:
         if isinstance(one.outcome, Recommendation):
             yield format_recommendation(one.outcome)
@@ -647,7 +657,7 @@ def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceE
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    if error.error_count() > _MAX_NUM_FAULTS:  # unknown fields: nothing else is there so often
+    if error.error_count() > _MAX_NUM_FAULTS:  # unknown fields: no other error occurs so often
         fields = ", ".join(sorted(model.model_fields))
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

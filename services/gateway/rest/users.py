@@ -1,4 +1,7 @@
-"""The REST door's calls about users: their data, erasure and its receipt. Paths name users, so neither logs nor audit lines have them."""
+"""The REST door's calls about users: their data, erasure and its receipt.
+
+Paths name users, so neither logs nor audit lines show them.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,1 +1,1 @@
-"""The rules between ranking and answer: one list, one rule a file. Pure."""
+"""The rules between ranking and answer, applied in one list, one rule per file. Pure."""

@@ -1,7 +1,7 @@
-"""Blocks: items for which any of the clauses holds are not shown.
+"""Blocks: items that match any of the clauses are not shown.
 
-They become part of the filters, before anything is ranked: so no beam is spent on a blocked item, no tier's list is short of items for it, and
-no later rule sees one.
+Blocks are merged into the filters before ranking: no beam is spent on a blocked item, no tier's list comes up short
+because of it, and no later rule sees it.
 """
 
 from services.contracts.filters import Expression
@@ -9,5 +9,5 @@ from services.contracts.rules import Rules
 
 
 def without_blocked(rules: Rules) -> Expression | None:
-    """Return the expression that holds for items that are not blocked; None without blocks."""
+    """Return the expression that matches items that are not blocked; None without blocks."""
     return Expression.of(must_not=rules.blocks) if rules.blocks else None

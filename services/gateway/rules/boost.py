@@ -1,4 +1,4 @@
-"""Boosts: items for which an expression holds count as `factor` times as likely, or as unlikely below 1. Several factors multiply."""
+"""Boosts: matching items count as `factor` times as likely (less likely below 1). Several factors multiply."""
 
 from functools import reduce
 

@@ -1,6 +1,7 @@
-"""Caps: at most n items of each value of an attribute, such as a category. Pinned items count.
+"""Caps: at most n items per value of an attribute, such as a category. Pinned items count.
 
-Each place gets the first candidate that exceeds no cap; only where there is none, the first candidate at all.
+Each position gets the first candidate within all caps, or the first remaining candidate if every candidate exceeds a
+cap.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from services.items.columns import ItemColumns
 
 
 def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
-    """Yield the candidates' places in the new order."""
+    """Yield the candidates' ranks in the new order."""
     room, indices = Room(rules.caps or (), known.expressions.columns), slate.indices.tolist()
     for index in slate.pinned.values():
         room.take(room.keys(index))
@@ -27,7 +28,7 @@ def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Itera
 
 
 class Room:
-    """How many items of each value still keep within the caps. A key is a cap's place and a value."""
+    """Remaining items of each value within the caps. A key is a cap's index and a value."""
 
     def __init__(self, caps: Sequence[Cap], columns: ItemColumns) -> None:
         self._caps = caps
@@ -43,7 +44,7 @@ class Room:
         ]
 
     def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
-        """Whether there is room for an item of these keys."""
+        """Whether an item with these keys stays within the caps."""
         return all(self._left.get(key, 1) > 0 for key in keys)
 
     def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
@@ -53,7 +54,7 @@ class Room:
 
 
 def values_of(columns: ItemColumns, attribute: str, index: int) -> tuple[Hashable, ...]:
-    """Return the values that an item has under an attribute; none where it has none."""
+    """Return the item's values of an attribute; empty if it has none."""
     found: tuple[Hashable, ...] = ()
     if (texts := columns.texts.get(attribute)) is not None:
         found = texts.values[texts.codes[index]]

@@ -1,4 +1,4 @@
-"""Decay: an item counts as `decay` times as likely after each time that it was shown to this user and not clicked."""
+"""Decay: an item counts as `decay` times as likely for each impression to this user without a click."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from services.contracts.rules import Rules
 from services.gateway.rules.slate import Known, Slate
 
 _MAX_TIMES = 100
-"""More than this changes no order that anybody would see, and keeps the factor above zero."""
+"""More impressions do not change the order visibly; the limit keeps the factor above zero."""
 
 
 def decay(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
-    """Return the candidates' factors (n,); None where nothing was shown."""
+    """Return the candidates' factors (n,); None without impressions."""
     if rules.decay is None or not known.shown:
         return None
     times_of = dict(zip(map(known.index, known.shown), known.shown.values(), strict=True))

@@ -1,7 +1,8 @@
-"""Diversity: maximal marginal relevance (Carbonell and Goldstein, 1998) by the items' vectors.
+"""Diversity: maximal marginal relevance (Carbonell and Goldstein, 1998) over the items' vectors.
 
-The next item is the one with the largest  (1 - d) * relevance - d * max(cosine with those before it)  where relevance is the score, scaled to
-0 to 1 over the candidates, and the maximum over none is 0; ties go to the candidate that comes first. An item without a vector is like no other.
+The next item maximizes  (1 - d) * relevance - d * max(cosine with the items before it). Relevance is the score scaled
+to 0 to 1 over the candidates; the maximum over no items is 0; ties go to the earlier candidate. An item without a
+vector is similar to no other item.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from services.contracts.rules import Rules
 from services.gateway.rules.slate import Known, Slate
 
 MAX_PLACES = 100
-"""So many places are chosen so at most, and twice as many as the list has free, since caps pass over some; those after them stay in the order of their scores."""
+"""Maximum positions chosen by diversity, also limited to twice the free positions since caps skip some; later
+candidates stay in score order."""
 
 
 def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
-    """Yield the candidates' places in the new order, each computed when it is asked for."""
+    """Yield the candidates' ranks in the new order, computed lazily."""
     weight = rules.diversity or 0.0
     vectors = known.vectors(slate.indices) if len(slate.indices) > 1 and weight else None
     if vectors is None:
@@ -35,7 +37,7 @@ def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) ->
 
 
 def relevance(scores: np.ndarray) -> np.ndarray:
-    """Scale scores, highest first, to 0 to 1; equal ones are all 1."""
+    """Scale scores, highest first, to 0 to 1; equal scores all become 1."""
     highest, least = scores[0], scores[-1]
     scaled: np.ndarray = (scores - least) / (highest - least) if highest > least else np.ones(len(scores))
     return scaled

@@ -1,10 +1,11 @@
-"""Exploration: now and then the item at one position is drawn at random, so that the log says what else would have been clicked there.
+"""Exploration: sometimes draws the item at one position at random, to log what else would have been clicked there.
 
     explore = { share = 0.05, position = 5, of = 50 }
 
-With the probability `share` the item at `position` is drawn uniformly from the candidates at that place and behind it, up to place `of`. The drawn one and the
-one of the position change places: none is doubled, and the list loses at most the one. Pinned items stay and are never drawn; what would break a cap that
-holds is not drawn. Every other place follows from this one, so that all of the list's randomness is the propensity of its position.
+With probability `share`, the item at `position` is drawn uniformly from the candidates ranked from there to `of`. The
+drawn item and the original item swap positions, so no item is duplicated and the list loses at most the original.
+Pinned items stay and are never drawn; candidates that would violate a satisfied cap are not drawn. All other positions
+are deterministic, so the propensity of this position covers all randomness of the list.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from services.gateway.rules.slate import Known, Slate
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """How a surface explores: with which probability (above 0, at most 1), at which place of the list (from 1), and up to which place candidates are drawn."""
+    """A surface's exploration: probability (above 0, at most 1), list position (from 1), last rank to draw from."""
 
     share: float
     position: int
@@ -29,9 +30,9 @@ class Exploration:
 def explore(
     slate: Slate, exploration: Exploration, rules: Rules, known: Known, draw: float
 ) -> tuple[Slate, tuple[float, ...]]:
-    """Return the candidates in the order that is shown, and by place of the list the probability of its item given those above it.
+    """Return the candidates in display order, and by position the probability of its item given the items above it.
 
-    `draw` is uniform in [0, 1). A place keeps its score, whoever takes it.
+    `draw` is uniform in [0, 1). Scores stay with their positions when items swap.
     """
     ranks = _drawable(slate, exploration, rules, known)
     propensity = [1.0] * slate.num_listed
@@ -49,12 +50,15 @@ def explore(
 
 
 def _drawable(slate: Slate, exploration: Exploration, rules: Rules, known: Known) -> Sequence[int]:
-    """Return the candidates (from 0 in their order) that may be shown at the position, first the one that is there; none where it is pinned or not listed."""
+    """Return the ranks (from 0) that may be shown at the position, the current one first.
+
+    Returns no ranks if the position is pinned or beyond the list.
+    """
     if exploration.position > slate.num_listed or exploration.position in slate.pinned:
         return ()
     pins = np.array(sorted(slate.pinned), dtype=np.int64)
     before = exploration.position - 1 - int(np.count_nonzero(pins < exploration.position))
-    if before >= len(slate.indices):  # a pin from beyond the list's end fills the place
+    if before >= len(slate.indices):  # a pin from beyond the list's end fills the position
         return ()
     num_in_range = exploration.of - int(np.count_nonzero(pins <= exploration.of))
     ranks = range(before, min(len(slate.indices), num_in_range))
@@ -62,7 +66,7 @@ def _drawable(slate: Slate, exploration: Exploration, rules: Rules, known: Known
 
 
 def _within_caps(ranks: Sequence[int], slate: Slate, rules: Rules, known: Known) -> Sequence[int]:
-    """Leave out what would bring a value of the list over its cap."""
+    """Drop the candidates that would push a value of the list over its cap."""
     room, listed, indices = Room(rules.caps or (), known.expressions.columns), set[int](), slate.indices.tolist()
     for index, _ in slate.listed():
         listed.add(index)

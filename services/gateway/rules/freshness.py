@@ -1,6 +1,7 @@
-"""Freshness: an item published just now counts as `factor` times as likely, and what exceeds 1 halves every `half_life_h` hours.
+"""Freshness: an item published now counts as `factor` times as likely.
 
-An item without `published_ms` counts as before; one that is published in the future counts as new.
+The excess over 1 halves every `half_life_h` hours.
+Items without `published_ms` keep their score; items published in the future count as new.
 """
 
 import numpy as np
@@ -11,11 +12,11 @@ from services.gateway.rules.slate import Known, Slate
 PUBLISHED = "published_ms"
 _HOUR_MS = 3_600_000.0
 _LONG_AGO = -1e9
-"""In half-lives: nothing is left."""
+"""In half-lives: the excess is zero."""
 
 
 def freshen(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
-    """Return the candidates' factors (n,); None where no item has a time."""
+    """Return the candidates' factors (n,); None if no item has a publication time."""
     column, rule = known.expressions.columns.numbers.get(PUBLISHED), rules.freshness
     if column is None or rule is None:
         return None

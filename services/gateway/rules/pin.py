@@ -1,4 +1,4 @@
-"""Pins: an item at a position of the list, whatever its score. What may not be shown is not pinned either; blocks and filters come first."""
+"""Pins: an item at a fixed position of the list, regardless of its score. Blocks and filters take precedence."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from services.gateway.rules.slate import Known, Slate
 
 
 def pin(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Reserve the positions, and take the pinned items out of the candidates."""
+    """Reserve the positions and remove the pinned items from the candidates."""
     pinned = {}
     for one in rules.pins or ():
         index = known.index(one.item_id)

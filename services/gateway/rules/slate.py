@@ -1,4 +1,4 @@
-"""What rules work on: the candidates of one answer, and what is known of items beside their ranking."""
+"""The input of rules: the candidates of one answer, and item data other than the ranking."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from services.items.expression import Compiled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What rules may look at. `vectors` returns unit rows (n, D) for item indices (n,), or None where there are none.
+    """Data available to rules. `vectors` returns unit rows (n, D) for item indices (n,), or None.
 
-    `shown` counts how often an item was shown to the user and not clicked, by id. `showable` is (num_items,) bool for this request, `available`
-    (at least as many) what the live catalogue shows at the end of it.
+    `shown` counts the user's impressions without a click by item id. `showable` is (num_items,) bool for this request;
+    `available` (at least as many) is the live catalogue at the end of the request.
     """
 
     expressions: Compiled
@@ -27,9 +27,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Slate:
-    """Candidates in order: item indices (n,), each once, and their scores (n,), which are log-likelihoods up to a constant.
+    """Ordered candidates: unique item indices (n,) and their scores (n,), log-likelihoods up to a constant.
 
-    `num_wanted` of them and of `pinned` become the list. `pinned` holds the item of a position (from 1) and is no candidate.
+    The list takes `num_wanted` items from the candidates and `pinned`. `pinned` maps a position (from 1) to an item,
+    which is not a candidate.
     """
 
     indices: np.ndarray
@@ -39,32 +40,35 @@ class Slate:
 
     @property
     def num_free(self) -> int:
-        """How many places of the list are not pinned."""
+        """Number of list positions that are not pinned."""
         return max(0, self.num_wanted - len(self.pinned))
 
     @property
     def num_listed(self) -> int:
-        """How many items the list has: as many as wanted, or fewer where there are not so many."""
+        """Length of the list: as many items as wanted, or all if there are fewer."""
         return min(self.num_wanted, len(self.indices) + len(self.pinned))
 
     def weighted(self, factors: np.ndarray) -> "Slate":
-        """Return the candidates by descending score after each counts `factors` (n,) times as likely; ties keep their order."""
+        """Return the candidates by descending score after multiplying their likelihoods by `factors` (n,).
+
+        Ties keep their order.
+        """
         scores = self.scores + np.log(factors)
         order = (-scores).argsort(kind="stable")
         return Slate(self.indices[order], scores[order], self.num_wanted, self.pinned)
 
     def only(self, places: Sequence[int] | np.ndarray) -> "Slate":
-        """Return the candidates of these places (from 0) in this order."""
+        """Return the candidates with these ranks (from 0), in this order."""
         return Slate(self.indices[places], self.scores[places], self.num_wanted, self.pinned)
 
     def led_by(self, places: Sequence[int]) -> "Slate":
-        """Return the candidates of these places (from 0) first, and the others behind them in their order."""
+        """Return the candidates with these ranks (from 0) first, then all other candidates in their order."""
         is_left = np.ones(len(self.indices), dtype=bool)
         is_left[places] = False
         return self.only(np.concatenate((np.array(places, dtype=np.int64), np.flatnonzero(is_left))))
 
     def places(self, items: Collection[int]) -> dict[int, int]:
-        """Return the place (from 1) that each of these items has in the whole, however many are wanted."""
+        """Return the position (from 1) of each of these items in the full order, beyond `num_wanted` too."""
         found, pins = {index: position for position, index in self.pinned.items()}, sorted(self.pinned)
         for rank, index in enumerate(self.indices.tolist(), 1):
             if index in items:
@@ -75,9 +79,9 @@ class Slate:
         return found
 
     def listed(self) -> Iterator[tuple[int, float | None]]:
-        """Yield the items of the list and their scores; a pinned one has None.
+        """Yield the items of the list with their scores; None for a pinned item.
 
-        Where the list is shorter than a pin's position, the pin fills a place that no candidate is left for.
+        If the list is shorter than a pin's position, the pin moves up to a position left without a candidate.
         """
         num_listed = self.num_listed
         beyond = [index for position, index in sorted(self.pinned.items()) if position > num_listed]

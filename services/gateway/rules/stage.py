@@ -1,6 +1,6 @@
-"""The stage: candidates of all tiers, through the list of rules and the surface's exploration, to the list that is shown. Pure.
+"""The rules stage: candidates of all tiers, through the rules and the surface's exploration, to the final list. Pure.
 
-To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `WEIGHTS` or `REORDERS`.
+To add a rule: add its fields in `services/contracts/rules.py`, a file here, and an entry in `WEIGHTS` or `REORDERS`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from services.gateway.rules.slate import Known, Slate
 
 _OF_SHARES = frozenset({Tier.POPULAR, Tier.SIMILAR})
 _ENOUGH_A_PLACE = 5
-"""Candidates for each place of the list: where the tiers before rank so many, rules need none of the next."""
+"""Candidates per list position; the next tier is not consulted if the earlier tiers rank this many."""
 _LEAST_SHARE = 1e-12
-"""What a share counts as at least: its logarithm must be finite."""
+"""Lower bound of a popularity share, so that its logarithm is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A rule that weighs: its name, whether a request has it, and by how much each candidate (n,) counts as more likely; None: as before."""
+    """A reweighting rule: name, whether a request sets it, and each candidate's factor (n,), or None for no change."""
 
     name: str
     is_set: Callable[[Rules], bool]
@@ -40,9 +40,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A rule that reorders: its name, whether a request has it, and the order of the candidates' places (from 0) that it makes of an order.
+    """A reordering rule: name, whether a request sets it, and a function from an order of ranks (from 0) to another.
 
-    It draws no more of that than is drawn of it: a list of ten looks at few of the candidates.
+    The function is lazy: it draws only as many candidates as are drawn from it, so a list of ten inspects few
+    candidates.
     """
 
     name: str
@@ -55,19 +56,21 @@ WEIGHTS = (
     Weight("freshness", lambda rules: rules.freshness is not None, freshen),
     Weight("decay", lambda rules: rules.decay is not None, decay),
 )
-"""They multiply, so the candidates are sorted once."""
+"""The factors multiply, so the candidates are sorted once."""
 REORDERS = (
     Reorder("diversity", lambda rules: bool(rules.diversity), diversify),
     Reorder("caps", lambda rules: bool(rules.caps), cap),
 )
-"""Each on what the one before it leaves, the first on what the weights leave. The pinned places are reserved before all."""
+"""Each rule reorders the output of the previous one, starting with the weighted order. Pinned positions are reserved
+first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruled:
-    """The list that is shown, and how it came about: the candidates before any rule, then what each that is set made of them, and exploration where that drew another item.
+    """The final list and how it was made: the candidates before the rules, each rule's result, and exploration.
 
-    `propensity` has for each item the probability with which it was shown at its place given those above it; None without exploration.
+    `explored` is set if exploration drew another item. `propensity` holds for each item the probability of being shown
+    at its position given the items above it; None without exploration.
     """
 
     chosen: list[Chosen]
@@ -79,7 +82,7 @@ class Ruled:
     propensity: tuple[float, ...] | None = None
 
     def steps(self) -> list[tuple[str, Slate]]:
-        """Return the candidates after each rule. Made on demand: few lists are looked at so closely."""
+        """Return the candidates after each rule. Computed on demand, since few lists are inspected."""
         found = [] if self.pinned is None else [("pins", self.pinned)]
         slate, product = self.pinned or self.before, np.ones(1)
         for name, factors in self.weights:
@@ -100,10 +103,11 @@ def apply_rules(
     exploration: Exploration | None = None,
     draw: float = 0.0,
 ) -> Ruled:
-    """Return the list of at most `num_wanted` items. A pinned item that no tier ranked has the `answering` tier as its source.
+    """Return the list of at most `num_wanted` items.
 
-    Scores after rules are those that the weights leave, moved down where a rule put an item before one with a higher score: as in every
-    answer, they never rise along the list. `draw`, uniform in [0, 1), decides what exploration shows.
+    A pinned item that no tier ranked gets the `answering` tier as its source. Scores are the weighted scores, lowered
+    where a rule moved an item above one with a higher score, so that they never increase along the list. `draw`,
+    uniform in [0, 1), decides the exploration.
     """
     scaled = (_as_logs(one) for one in rankings) if rules.reorder else rankings
     num_enough = _ENOUGH_A_PLACE * num_wanted if exploration is None else num_candidates
@@ -147,7 +151,10 @@ def apply_rules(
 
 
 def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[str, ...]]]:
-    """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it. None without a rule."""
+    """Yield each item listed before or after the rules: index, positions (from 1) before and after, and its rules.
+
+    Yields nothing without rules.
+    """
     steps = ruled.steps()
     if not steps:
         return
@@ -162,14 +169,14 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
 
 
 def _noting(order: Iterator[int], drawn: list[int]) -> Iterator[int]:
-    """Yield an order, and note what was drawn of it."""
+    """Yield an order, and record the drawn ranks."""
     for place in order:
         drawn.append(place)
         yield place
 
 
 def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices and scores of all parts."""
+    """Return the concatenated indices and scores of all parts."""
     if not parts:
         return np.empty(0, dtype=np.int64), np.empty(0)
     if len(parts) == 1:
@@ -180,7 +187,7 @@ def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
 def _tiers_of(
     shown: Iterable[int], parts: Sequence[ItemRanking], pinned: Iterable[int], answering: Tier
 ) -> Mapping[int, Tier]:
-    """Return by which tier each of these items was ranked; `answering` for the pinned ones that none did."""
+    """Return the tier that ranked each of these items; `answering` for pinned items that no tier ranked."""
     found = dict.fromkeys(shown, parts[0].tier if parts else answering)
     for part in parts[1:]:
         found.update(dict.fromkeys(found.keys() & part.indices.tolist(), part.tier))
@@ -191,7 +198,7 @@ def _tiers_of(
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:
-    """Set a pinned item's score to that of the next one that has one, then move scores down where they rise."""
+    """Give a pinned item the score of the next scored item, then lower scores where they increase."""
     given, following = [], None
     for index, score in reversed(listed):
         following = score if score is not None else following
@@ -204,7 +211,10 @@ def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[
 
 
 def _as_logs(ranking: ItemRanking) -> ItemRanking:
-    """Return a ranking whose scores are log-likelihoods, as those of decoder and student are up to a constant; those of other tiers are shares."""
+    """Return the ranking with log-likelihood scores.
+
+    Decoder and student already use them, other tiers score by shares.
+    """
     if ranking.tier not in _OF_SHARES:
         return ranking
     return ItemRanking(ranking.tier, ranking.indices, np.log(np.maximum(ranking.scores, _LEAST_SHARE)))

@@ -1,1 +1,1 @@
-"""Surfaces: the places in a product, and what applies at each."""
+"""Surfaces: the recommendation slots of a product, with the settings of each."""

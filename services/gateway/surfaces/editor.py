@@ -1,7 +1,7 @@
-"""Edits the file of the surfaces: reads it, refuses what would not come into force, and replaces it whole, so that a reader finds one text or the other.
+"""Edits the surfaces file: reads it, rejects invalid edits, and replaces it atomically.
 
-Two edits do not overwrite each other: who saves names the SHA-256 of the text that was edited, and is refused where the file holds another one by
-then. Where there is no file, or it cannot be written, the draft can still be checked and tried.
+Concurrent edits do not overwrite each other: a save names the SHA-256 of the text that was edited, and is rejected if
+the file has changed. Without a file, or with a read-only one, drafts can still be checked and tried.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from services.gateway.surfaces.surfaces import Surfaces
 
 MAX_TEXT_BYTES = 131_072
 FORM_FIELDS, FORM_RULES = ("k", "deadline_ms", "tiers"), ("boosts", "pins", "blocks", "caps")
-"""What a form shows of a surface, and of its rules; the rest is written as text."""
+"""Surface fields and rules shown in the form; all else is edited as text."""
 _NO_FILE = "no file of surfaces is set up"
 _SET_ONE_UP = "set TAILRACE_SURFACES_FILE and restart the gateways"
 _EDIT_ELSEWHERE = "change it where this deployment keeps its configuration"
@@ -36,7 +36,10 @@ _EDIT_ELSEWHERE = "change it where this deployment keeps its configuration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurfacesText:
-    """The file as it is now. `problem` says what is wrong with it, `read_only` why it cannot be saved; None: nothing."""
+    """The current file.
+
+    `problem` describes its error and `read_only` why it cannot be saved; None if not applicable.
+    """
 
     text: str
     sha256: str
@@ -46,13 +49,13 @@ class SurfacesText:
 
 
 class SurfacesEditor:
-    """Reads and replaces the file of `surfaces`. Everything here blocks for some milliseconds."""
+    """Reads and replaces the file of `surfaces`. All methods block for a few milliseconds."""
 
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces
 
     def read(self) -> SurfacesText:
-        """Return the file's text; an empty one where there is no file."""
+        """Return the file's text; empty without a file."""
         path, problem, names = self._surfaces.path, None, tuple[str, ...]()
         content = b"" if path is None else _content(path)
         try:
@@ -68,15 +71,16 @@ class SurfacesEditor:
         )
 
     def save(self, text: str, sha256: str) -> SurfacesText:
-        """Replace the file, where its text still has this SHA-256, and return it; it is in force here at once and in other gateways within a second.
+        """Replace the file if its text still has this SHA-256; return the new state.
 
-        Raises InvalidRequest for a text that would not come into force, a file that has changed, and one that cannot be written; nothing is changed then.
+        In force here at once and in other gateways within a second. Raises InvalidRequest, without changes, for an
+        invalid text, a file that has changed, and a file that cannot be written.
         """
         path = self._surfaces.path
         if path is None:
             raise InvalidRequest("text", _NO_FILE, _SET_ONE_UP)
         self._surfaces.read_draft(text)
-        target = path.resolve()  # a link goes on leading to the file
+        target = path.resolve()  # replace the target of a symbolic link, not the link
         try:
             with _locked(target.parent):
                 if _sha256(_content(target)) != sha256:
@@ -92,9 +96,9 @@ class SurfacesEditor:
         return self.read()
 
     def boosted(self, text: str, surface: str, item_id: str, factor: float) -> str:
-        """Return a text in which the surface weighs an item by this factor, beside the rules that it has; 1 takes the item's weight away.
+        """Return the text with the surface's boost for this item set to `factor`; 1 removes the boost.
 
-        All but its boosts stays as it is written, comments too. Raises InvalidRequest.
+        Keeps its other rules, and the text outside its boosts with comments. Raises InvalidRequest.
         """
         check_id("item_id", item_id)
         read_number("factor", factor, MIN_FACTOR, MAX_FACTOR)
@@ -108,16 +112,20 @@ class SurfacesEditor:
         )
 
     def fields(self, text: str, surface: str) -> dict[str, Any]:
-        """Return the fields of a form about a surface of this text, in plain values, None where it does not set them. Raises InvalidRequest for a text that is wrong."""
+        """Return the form fields of a surface of this text as plain values, None if unset.
+
+        Raises InvalidRequest for an invalid text.
+        """
         self._surfaces.read_draft(text)
         plain = tomlkit.parse(text).unwrap().get(surface, {})
         rules = plain.get("rules", {})
         return {name: (rules if name in FORM_RULES else plain).get(name) for name in (*FORM_FIELDS, *FORM_RULES)}
 
     def with_fields(self, text: str, surface: str, fields: Mapping[str, Any]) -> str:
-        """Return a text in which the surface, made where there is none, has these fields of `fields`; None and nothing in a list take one away.
+        """Return the text with these form fields set on the surface, which is added if new.
 
-        All else stays as it is written, comments too. Raises InvalidRequest for a field that a form does not have, and for a text that would be wrong.
+        None or an empty list removes a field. All other text is kept, comments included. Raises InvalidRequest for an
+        unknown form field, and for an invalid result.
         """
         check_id("surface", surface)
         before = self.fields(text, surface)
@@ -129,7 +137,7 @@ class SurfacesEditor:
         rules = {name: given.pop(name) for name in FORM_RULES if name in given}
         parse_surface(
             surface, {**given, "rules": rules}
-        )  # before tomlkit, which writes values of any depth by recursion
+        )  # before tomlkit, which would recurse into values of any depth
         try:
             document = tomlkit.parse(text)
             table = document.setdefault(surface, tomlkit.table())
@@ -137,7 +145,7 @@ class SurfacesEditor:
                 if value != before[name]:
                     _set(table.setdefault("rules", tomlkit.table()) if name in FORM_RULES else table, name, value)
             changed = tomlkit.dumps(document)
-            if surface not in tomlkit.parse(changed):  # written as `cart.k = 4` alone, it went with its last field
+            if surface not in tomlkit.parse(changed):  # `cart.k = 4` on its own: the surface goes with its last field
                 document[surface] = tomlkit.table()
                 changed = tomlkit.dumps(document)
         except (TOMLKitError, TypeError, ValueError, LookupError, RecursionError) as error:
@@ -150,7 +158,7 @@ class SurfacesEditor:
 
 
 def _beside_form(text: str, surface: str) -> tuple[dict[str, Any], ...]:
-    """Return what the form of this surface does not show of a text, in plain values: other surfaces, other fields, other rules."""
+    """Return the values of a text outside this surface's form: other surfaces, other fields, other rules."""
     plain = tomlkit.parse(text).unwrap()
     own = plain.pop(surface, {})
     rules = {name: value for name, value in own.pop("rules", {}).items() if name not in FORM_RULES}
@@ -158,7 +166,7 @@ def _beside_form(text: str, surface: str) -> tuple[dict[str, Any], ...]:
 
 
 def _set(table: Any, name: str, value: Any) -> None:
-    """Set a field of a TOML table; None takes it away. A list of rules has a line for each."""
+    """Set a field of a TOML table; None removes it. Rules are written one per line."""
     if value is None:
         del table[name]
     elif name in FORM_RULES:
@@ -178,7 +186,7 @@ def _inline(fields: Mapping[str, Any]) -> tomlkit.items.InlineTable:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write a file beside the target, with its rights, and rename it."""
+    """Write a temporary file next to the target, with the same permissions, and rename it."""
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         scratch.write_bytes(content)
@@ -191,7 +199,7 @@ def _replace(target: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other gateways from replacing files of this folder meanwhile; a lock of the folder itself leaves no file behind."""
+    """Lock the folder itself against concurrent replacements by other gateways; this leaves no lock file behind."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -208,7 +216,7 @@ def _why_read_only(path: Path) -> str | None:
 
 
 def _content(path: Path) -> bytes:
-    """Return the file's bytes; none where it is gone or cannot be read, which its state says."""
+    """Return the file's bytes; empty if it is missing or unreadable, which the file state reports."""
     try:
         return path.read_bytes()
     except OSError:

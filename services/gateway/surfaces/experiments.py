@@ -1,8 +1,8 @@
-"""The experiments in force: which variant of a surface a user gets, by `experiments.toml`, which is read again when it changes (`followed_file.py`).
+"""The experiments in force: variants of surfaces by `experiments.toml`, reloaded on change (`followed_file.py`).
 
-The user's id, or a visitor's session id, decides by a salted hash: the same at every door, in every replica, in the standby and after a restart.
-A file that names a surface or a model that does not exist is refused. An experiment that loses one of them later is suspended, so that no impression
-records a variant that was not shown.
+A salted hash of the user id, or of a visitor's session id, decides: the same at every door, in every replica, in the
+standby and after a restart. A file that names an unknown surface or model is rejected. An experiment whose surface or
+model disappears later is suspended, so that no impression records a variant that was not shown.
 """
 
 import time
@@ -20,7 +20,7 @@ _Files = tuple[Mapping[str, Surface], Mapping[str, Experiment]]
 
 
 class RunningExperiments:
-    """Finds a surface as a user gets it. Without a file, as it is."""
+    """Finds a surface as assigned to a user. Without a file, surfaces are unchanged."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class RunningExperiments:
 
         Args:
             path: The file.
-            surfaces: Those that experiments vary.
-            on_state: Called with the state at construction and at each change of it.
+            surfaces: The surfaces that experiments vary.
+            on_state: Called with the state at construction and at each change.
             wall_clock: Returns Unix seconds.
         """
         self._surfaces = surfaces
@@ -46,15 +46,15 @@ class RunningExperiments:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether those in force are of an earlier file than the present one."""
+        """Whether the experiments in force come from an earlier file because the current one is rejected or missing."""
         return self._file.is_outdated
 
     async def start(self) -> None:
-        """Check the experiments, and follow the file from now on. Call in the serving loop."""
+        """Check the experiments and start following the file. Call in the serving loop."""
         await self._file.start()
 
     async def stop(self) -> None:
-        """Stop following; the experiments stay."""
+        """Stop following; the experiments stay in force."""
         await self._file.stop()
 
     def refresh(self) -> None:
@@ -62,7 +62,10 @@ class RunningExperiments:
         self._file.refresh()
 
     def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return the surface of this name as this user (or session) gets it. Raises InvalidRequest that offers the nearest names."""
+        """Return the surface of this name as assigned to this user (or session).
+
+        Raises InvalidRequest suggesting the nearest names.
+        """
         surface = self._surfaces.find(name)
         if name is None or unit_id is None or not self._file.in_force:
             return surface
@@ -70,7 +73,7 @@ class RunningExperiments:
         return surface.varied(self._assigned(by_surface, name, unit_id), surfaces)
 
     def assigned(self, unit_id: str) -> Mapping[str, tuple[Surface, tuple[Assignment, ...]]]:
-        """Return every surface as this user (or session) gets it, with the variants that made it so."""
+        """Return every surface as assigned to this user (or session), with the assignments."""
         surfaces, by_surface = self._by_surface()
         found = {name: self._assigned(by_surface, name, unit_id) for name in surfaces}
         return {name: (surfaces[name].varied(assigned, surfaces), assigned) for name, assigned in found.items()}
@@ -80,7 +83,7 @@ class RunningExperiments:
         return () if running is None else running.assign(name, unit_id, self._now_ms)
 
     def _by_surface(self) -> tuple[Mapping[str, Surface], Mapping[str, Experiments]]:
-        """Return the surfaces in force, and by surface the experiments that fit them; sorted again when either file has changed."""
+        """Return the surfaces in force and their valid experiments by surface; recomputed when either file changes."""
         files = (self._surfaces.in_force, self._file.in_force)
         of, by_surface = self._sorted
         if of[0] is not files[0] or of[1] is not files[1]:
@@ -98,7 +101,7 @@ class RunningExperiments:
         return int(self._wall_clock() * 1_000)
 
     def _check(self, experiments: Mapping[str, Experiment]) -> None:
-        """Refuse experiments that name what does not exist, but for those that have ended. Raises ConfigError."""
+        """Reject experiments with unknown names, except ended ones. Raises ConfigError."""
         for name, one in experiments.items():
             if one.ends_ms is None or self._now_ms < one.ends_ms:
                 for where, value, known in self._unknown(name, one, self._surfaces.in_force):
@@ -107,7 +110,7 @@ class RunningExperiments:
     def _unknown(
         self, name: str, experiment: Experiment, surfaces: Mapping[str, Surface]
     ) -> Iterator[tuple[str, str, Collection[str]]]:
-        """Yield each entry that names what does not exist: its place, the name, and those that do exist."""
+        """Yield each entry with an unknown name: its path, the name, and the known names."""
         needed: list[tuple[str, str | None, Collection[str]]] = [
             ("surfaces", surface, surfaces) for surface in sorted(experiment.surfaces)
         ]

@@ -1,7 +1,8 @@
-"""A file of settings in force, read again when it changes. Does not know what it holds.
+"""A settings file in force, reloaded when it changes. Does not know its contents.
 
-A file that is broken, cannot be read or is gone changes nothing: what was in force before stays, a log line says what is wrong, and a metric says so
-until it is mended. What a file names may come and go by itself (an item, a surface), so that is looked at again at every poll.
+A broken, unreadable or missing file changes nothing: the previous settings stay in force, a log line states the error,
+and a metric reports it until the file is fixed. Names in the file may refer to things that come and go (an item, a
+surface), so every poll checks them again.
 """
 
 import asyncio
@@ -23,16 +24,16 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 class FileState(IntEnum):
-    """What is in force, as the metric says it."""
+    """State of the settings in force, as the metric reports it."""
 
     CURRENT = 0
-    """What the file has."""
+    """The current file is in force."""
     OUTDATED = 1
-    """What the last file had that was right: the present one is refused, or gone."""
+    """The last valid file is in force: the current one is rejected or missing."""
 
 
 class FollowedFile(Generic[T]):
-    """The entries of a file by name; without a file `in_force` is what was given as `none`."""
+    """The entries of a file by name; without a file, `in_force` is `none`."""
 
     def __init__(
         self,
@@ -47,11 +48,11 @@ class FollowedFile(Generic[T]):
 
         Args:
             path: The file.
-            what: It holds, for the log's events.
-            read: Raises ConfigError for a file that is wrong by itself.
-            none: What holds without a file.
-            check: Raises ConfigError for what names something that does not exist. Called at `start` and at each poll.
-            on_state: Called with the state at construction and at each change of it.
+            what: Name of the contents, for log events.
+            read: Raises ConfigError for an invalid file.
+            none: The settings without a file.
+            check: Raises ConfigError for unknown names. Called at `start` and at each poll.
+            on_state: Called with the state at construction and at each change.
         """
         self.path = path
         self._what = what
@@ -66,26 +67,29 @@ class FollowedFile(Generic[T]):
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the present file is refused, or gone."""
+        """Whether the current file is rejected or missing."""
         return self._refused_for is not None
 
     async def start(self) -> None:
-        """Check what is in force, and follow the file from now on. Call in the serving loop."""
+        """Check the settings in force and start following the file. Call in the serving loop."""
         if self.path is not None:
             try:
                 self._check(self.in_force)
             except (
                 ConfigError
-            ) as error:  # it was in force before a restart, and what is missing must not keep a gateway from starting
+            ) as error:  # was in force before a restart; a missing name must not keep the gateway from starting
                 self._refuse(error)
             self._following.start()
 
     async def stop(self) -> None:
-        """Stop following; what is in force stays."""
+        """Stop following; the settings stay in force."""
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed or was refused, and check what is in force; log each reason for a refusal once. An error that is no refusal is raised at each poll."""
+        """Read the file again if it changed or was rejected, and check the settings in force.
+
+        Each reason for a rejection is logged once. Other errors are raised at each poll.
+        """
         if self.path is None:
             return
         stamp = stamp_of(self.path)
@@ -100,7 +104,7 @@ class FollowedFile(Generic[T]):
         except Exception as error:
             if self._refused_for is None:
                 self._on_state(FileState.OUTDATED)
-            self._refused_for = repr(error)  # so that it is read at the next poll too
+            self._refused_for = repr(error)  # so that the next poll reads it again
             raise
         if is_read:
             self.in_force, self._refused_for = found, None

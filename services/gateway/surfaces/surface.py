@@ -1,4 +1,4 @@
-"""A surface: a place in a product (home, cart, mail), with what applies to the requests that name it. Pure.
+"""A surface: a recommendation slot in a product (home, cart, mail), with the settings of requests that name it. Pure.
 
     [cart]
     k = 6
@@ -7,12 +7,11 @@
     filter = { must_not = [{ key = "categories", eq = "Gift cards" }] }
     locked = ["caps"]
     explore = { share = 0.05, position = 5, of = 50 }
-
     [cart.rules]
     caps = [{ attribute = "categories", most = 2 }]
 
-A request's own `k`, deadline and rules come before the surface's; its filter is added to the surface's, as blocks are. What is `locked`, no
-request may set. The popular tier is always allowed: there is an answer to every request.
+A request's own `k`, deadline and rules override the surface's; its filter is added to the surface's, as are its blocks.
+A request may not set a `locked` field. The popular tier is always allowed, so that every request has an answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +34,10 @@ _FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked", "e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What applies at one place; `name` is None for requests that name none. `model` is the name whose bundles answer, None: the first that the stack serves.
+    """The settings of one slot; `name` is None for requests without a surface.
 
-    `variant` names the experiments' variants by which it was changed.
+    `model` is the name whose bundles answer; if None, the first served name. `variant` names the experiment variants
+    applied.
     """
 
     name: str | None = None
@@ -52,7 +52,7 @@ class Surface:
     variant: str | None = None
 
     def varied(self, assigned: Sequence[Assignment], surfaces: Mapping[str, "Surface"]) -> "Surface":
-        """Return the surface with what these variants set in the place of its own; `surfaces` have the rules that they name."""
+        """Return the surface with the settings of these variants; `surfaces` resolves the rules that they name."""
         changes: dict[str, Any] = {"variant": variant_field(assigned)} if assigned else {}
         for settings in (one.settings for one in assigned):
             if settings.name is not None:
@@ -66,7 +66,7 @@ class Surface:
         return replace(self, **changes) if changes else self
 
     def applied_to(self, request: RecommendRequest) -> RecommendRequest:
-        """Return the request with all that the surface decides: its filters then hold the surface's and the blocks too. Raises InvalidRequest."""
+        """Return the request with the surface's settings, filter and blocks applied. Raises InvalidRequest."""
         if self.name is None and not request.rules.blocks:
             return request
         self._refuse_locked(request)

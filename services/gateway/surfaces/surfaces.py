@@ -1,4 +1,4 @@
-"""The surfaces in force, read again when their file changes (`followed_file.py`). At the start the file must be right."""
+"""The surfaces in force, reloaded when their file changes (`followed_file.py`). The file must be valid at the start."""
 
 import re
 import tomllib
@@ -16,7 +16,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class Surfaces:
-    """Finds a surface by its name. Reads the file at construction and again whenever it changes; without one there are none."""
+    """Finds a surface by its name.
+
+    Reads the file at construction and whenever it changes; without a file `in_force` is empty.
+    """
 
     def __init__(
         self,
@@ -29,9 +32,9 @@ class Surfaces:
 
         Args:
             path: The file.
-            models: The names of bundles that this stack serves.
-            check: Raises InvalidRequest for a surface that names what the items lack. Called at `start` and at each poll.
-            on_state: Called with the state at construction and at each change of it.
+            models: The served bundle names.
+            check: Raises InvalidRequest for a surface with unknown item attributes. Called at `start` and at each poll.
+            on_state: Called with the state at construction and at each change.
         """
         self.models = models
         self._check = check
@@ -39,15 +42,15 @@ class Surfaces:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether those in force are of an earlier file than the present one."""
+        """Whether the surfaces in force come from an earlier file because the current one is rejected or missing."""
         return self._file.is_outdated
 
     async def start(self) -> None:
-        """Check the surfaces, and follow the file from now on. Call in the serving loop, when a bundle may be loaded."""
+        """Check the surfaces and start following the file. Call in the serving loop, once a bundle may be loaded."""
         await self._file.start()
 
     async def stop(self) -> None:
-        """Stop following; the surfaces stay."""
+        """Stop following; the surfaces stay in force."""
         await self._file.stop()
 
     def refresh(self) -> None:
@@ -56,7 +59,7 @@ class Surfaces:
 
     @property
     def path(self) -> Path | None:
-        """The file; None where there is none."""
+        """The file, or None."""
         return self._file.path
 
     @property
@@ -65,7 +68,10 @@ class Surfaces:
         return self._file.in_force
 
     def find(self, name: str | None) -> Surface:
-        """Return the surface of this name, and for None the one without a name. Raises InvalidRequest that offers the nearest names."""
+        """Return the surface of this name, or the default for None.
+
+        Raises InvalidRequest suggesting the nearest names.
+        """
         if name is None:
             return NO_SURFACE
         surfaces = self._file.in_force
@@ -76,7 +82,10 @@ class Surfaces:
         return found
 
     def read_draft(self, text: str) -> Mapping[str, Surface]:
-        """Return the surfaces of a text as they would be in force. Raises InvalidRequest for what would be refused in the file."""
+        """Return the surfaces of a text as they would be in force.
+
+        Raises InvalidRequest for a text that the file would be rejected for.
+        """
         surfaces = parse_surfaces(text)
         _check_models(surfaces, self.models)
         for surface in surfaces.values():
@@ -84,7 +93,7 @@ class Surfaces:
         return surfaces
 
     def _read(self, path: Path) -> Mapping[str, Surface]:
-        """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
+        """Read a surfaces file. Raises ConfigError naming the entry and the allowed values."""
         try:
             surfaces = parse_surfaces(path.read_text(encoding="utf-8"))
             _check_models(surfaces, self.models)
@@ -103,7 +112,7 @@ class Surfaces:
 
 
 def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> None:
-    """Refuse a surface of a model that is not served. Raises InvalidRequest."""
+    """Reject a surface whose model is not served. Raises InvalidRequest."""
     for name, surface in surfaces.items():
         if surface.model is not None and surface.model not in models:
             problem, fix = f"unknown model {surface.model!r}", f"this stack serves {', '.join(models)} (TAILRACE_NAMES)"
@@ -111,7 +120,7 @@ def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> Non
 
 
 def parse_surfaces(text: str) -> Mapping[str, Surface]:
-    """Read the text of such a file. Raises InvalidRequest naming the entry, or `text` for the whole."""
+    """Read the text of a surfaces file. Raises InvalidRequest naming the entry, or `text` for the whole text."""
     try:
         entries = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Enforces the deadline of a text: passes a writer's events on, and ends all open choices once the deadline has passed.
+"""Enforces the deadline of a text: passes a writer's events on, and ends all open choices when the deadline passes.
 
-After the deadline, choices that have not ended end with DEADLINE; if nothing was written yet, DeadlineExceeded is raised. A writer
-that hangs or cannot be reached therefore blocks no caller.
+Choices still open then end with DEADLINE; before the first token, DeadlineExceeded is raised instead. A hanging or
+unreachable writer therefore blocks no caller.
 """
 
 import asyncio
@@ -14,14 +14,17 @@ from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent
 from services.errors import DeadlineExceeded, DependencyUnavailable
 
 GRACE_S = 0.5
-"""How long after the deadline a writer may still report itself that it was late."""
+"""How long after the deadline a writer may still report that it was late."""
 _RETRY_AFTER_S = 1.0
 
 
 async def in_time(
     writer: TextWriter, request: TextRequest, wall_clock: Callable[[], float]
 ) -> AsyncGenerator[TextEvent, None]:
-    """Yield the writer's events; closing this closes them. Raises what the writer raises, DependencyUnavailable if it just stops."""
+    """Yield the writer's events; closing this closes them.
+
+    Raises the writer's errors, and DependencyUnavailable if its events end early.
+    """
     open_choices = dict.fromkeys(range(request.n))
     so_far = NOTHING
     async with aclosing(_generator(writer.write(request))) as events:
@@ -82,7 +85,7 @@ def counted(so_far: TextDone, event: TextEvent) -> TextDone:
 
 
 def added(one: TextDone, other: TextDone) -> TextDone:
-    """Return the count of two texts together."""
+    """Return the summed count of two texts."""
     return TextDone(
         num_prompt_tokens=one.num_prompt_tokens + other.num_prompt_tokens,
         num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,

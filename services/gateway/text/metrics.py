@@ -1,6 +1,6 @@
-"""The metrics and the log line of every text: requests by outcome, time to first token, time between tokens, token counts.
+"""Metrics and log line of every text: requests by outcome, time to first token and between tokens, token counts.
 
-Times are those that a caller sees at the door, queueing and transport within the cluster included.
+Times are measured at the door and include queueing and transport within the cluster.
 """
 
 import time
@@ -15,7 +15,7 @@ from services.observability.metrics import TextMetrics
 log = structlog.get_logger()
 
 COMPLETIONS, CHAT, RATIONALE = "completions", "chat", "rationale"
-"""The routes by which text is requested: two of the OpenAI door, and the rationale of a recommendation."""
+"""The routes that request text: two of the OpenAI door, and the rationale of a recommendation."""
 OK, CANCELLED = "ok", "cancelled"
 
 
@@ -30,12 +30,12 @@ class TextReport:
                 metrics.requests.labels(route, code)
 
     def ended(self, route: str, code: str, request_id: str, message: str = "") -> None:
-        """Count and log the end of a request of this route: `ok`, `cancelled`, or an error's code."""
+        """Count and log the end of a request of this route: `ok`, `cancelled`, or an error code."""
         self.metrics.requests.labels(route, code).inc()
         log.info("text_ended", route=route, code=code, request_id=request_id, message=message)
 
     def watch(self, route: str, *, in_pieces: bool) -> "TextMeter":
-        """Begin to measure one text, from now. A text that is not streamed has no first token and no gaps."""
+        """Start measuring one text. A text that is not streamed has no first token and no gaps."""
         return TextMeter(self.metrics, route, self.clock, in_pieces=in_pieces)
 
 

@@ -1,9 +1,9 @@
-"""The rationale: one sentence on why these items, requested from the text writer in what is left of a recommendation's deadline.
+"""The rationale: one sentence that explains the items, written within the rest of a recommendation's deadline.
 
-    titles of history and items ─▶ prompt ─▶ text tier ─▶ the first sentence, or the reason why there is none
+    titles of history and items ─▶ prompt ─▶ text tier ─▶ the first sentence, or the reason for its absence
 
-The items wait for it at most that long; it has low priority and few tokens. A failure here is an outcome, not an error. Knows no
-recommendation, only titles.
+The items wait for it at most that long; it has low priority and few tokens. A failure here is an outcome, not an error.
+Knows no recommendation, only titles.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ log = structlog.get_logger()
 NUM_TITLES = 5
 MAX_TOKENS = 40
 _THINKS = "enable_thinking"
-"""The variable by which Qwen3's chat template, and others after it, let the model reason first: there is no time for that."""
+"""Chat-template variable of Qwen3 and later models that enables reasoning; a rationale's deadline is too short for
+it."""
 MIN_TIMEOUT_S = 0.02
 """With less time left than this, the writer is not called."""
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
@@ -44,7 +45,7 @@ _TASK = "Answer with one short sentence."
 
 
 class RationaleWriter:
-    """Requests rationales. Without a text tier, none is written."""
+    """Requests rationales. Writes no rationales without a text tier."""
 
     def __init__(self, tier: TextTier | None, outcomes: Counter, wall_clock: Callable[[], float] = time.time) -> None:
         self._tier = tier
@@ -53,7 +54,10 @@ class RationaleWriter:
         self._model: TextModel | None = None
 
     async def __call__(self, seen: Sequence[str], shown: Sequence[str], timeout_s: float) -> Rationale:
-        """Return why a user with this history of titles (oldest first) gets those (best first), within `timeout_s` seconds. Never raises."""
+        """Return why a user with this history of titles (oldest first) gets those (best first). Never raises.
+
+        Returns within `timeout_s` seconds.
+        """
         rationale = await self._within(seen, shown, timeout_s)
         self._outcomes.labels(rationale.outcome.value).inc()
         return rationale
@@ -66,7 +70,7 @@ class RationaleWriter:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._write(self._tier, prompt_of(seen, shown), timeout_s)
-        except Exception as error:  # noqa: BLE001 - whatever the writer fails at, the items go out
+        except Exception as error:  # noqa: BLE001 - the items are sent despite any failure of the writer
             return Rationale(_outcome_of(error))
 
     async def _write(self, tier: TextTier, prompt: str, timeout_s: float) -> Rationale:
@@ -95,7 +99,7 @@ class RationaleWriter:
 
 
 def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
-    """Return the prompt: the newest titles of the history, the best of those recommended."""
+    """Return the prompt with the newest titles of the history and the best recommended titles."""
     history = f"Someone liked: {'; '.join(seen[-NUM_TITLES:])}.\n" if seen else ""
     return f"{history}We recommend: {'; '.join(shown[:NUM_TITLES])}.\nWhy could they like it? {_TASK}"
 
@@ -109,7 +113,7 @@ def whole_sentence(text: str) -> str | None:
 
 
 def ended(text: str) -> str:
-    """Return a text that has ended: unchanged if it ends like a sentence, otherwise cut after its last whole word."""
+    """Return a finished text: unchanged if it ends like a sentence, otherwise cut after its last whole word."""
     tidy = _tidy(text)
     return tidy if tidy.endswith((".", "!", "?")) or " " not in tidy else f"{tidy.rpartition(' ')[0]} …"
 

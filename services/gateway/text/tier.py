@@ -1,9 +1,9 @@
-"""The text writer behind its limits: places, breaker, deadline. The same for our own deployment and another server.
+"""The text writer behind its limits: places, breaker, deadline. The same for our own deployment and a remote server.
 
-    place free? ─▶ not strained? ─▶ breaker closed? ─▶ write, each event before the deadline ─▶ record the outcome at the breaker
+    place free? ─▶ not strained? ─▶ breaker closed? ─▶ write each event before the deadline ─▶ tell the breaker
 
-Recommendations go before text: a strained gateway, which answers recommendations from memory, refuses text. Knows no HTTP, and no
-writer by name.
+Recommendations have precedence over text: a strained gateway, which answers recommendations from memory, refuses text.
+Knows no HTTP, and no writer by name.
 """
 
 import time
@@ -31,7 +31,7 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """What one caller may request, the default deadline, and how long a stream may be silent.
+    """Limits of one caller's request, the default deadline, and the longest silence of a stream.
 
     Proxies commonly close a connection that is silent for 30 to 75 seconds.
     """
@@ -48,12 +48,12 @@ class TextTier:
     Args:
         writer: The text writer.
         breaker: Opens when the writer fails.
-        load: Decides when text is refused for recommendations.
+        load: Decides when recommendations take precedence over text.
         report: Metrics and log.
-        limits: Kept here for the doors, which refuse by them.
-        num_places: Choices that may be written at once; the last places are kept for higher priorities.
+        limits: Read by the doors, which enforce them.
+        num_places: Choices that may be written at once; the last places are reserved for higher priorities.
         clock: Monotonic seconds.
-        wall_clock: Unix seconds, in which deadlines cross processes.
+        wall_clock: Unix seconds, used for deadlines across processes.
     """
 
     def __init__(
@@ -79,11 +79,14 @@ class TextTier:
         self._num_in_flight = 0
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the models that are served. Raises DependencyUnavailable."""
+        """Return the served models. Raises DependencyUnavailable."""
         return await self._writer.models()
 
     def check_fits(self, num_choices: int, priority: int) -> None:
-        """Refuse a call that every retry would fail: more choices than its priority ever has places. Raises InvalidRequest."""
+        """Reject a call that no retry can fix: more choices than its priority ever has places.
+
+        Raises InvalidRequest.
+        """
         most = places_for(priority, self._num_places)
         if num_choices > most:
             raise InvalidRequest("prompt", f"{num_choices} choices of all prompts", f"send at most {most} at once")
@@ -91,7 +94,7 @@ class TextTier:
     async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
         """Write within the limits; see TextWriter. `route` is the label of the metrics.
 
-        After the deadline, choices that have not ended end with DEADLINE; when nothing was written yet, DeadlineExceeded.
+        After the deadline, open choices end with DEADLINE; before the first token, raises DeadlineExceeded instead.
         """
         self._check(request)
         number = self._breaker.started(self._clock())

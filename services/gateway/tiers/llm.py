@@ -1,6 +1,6 @@
-"""The LLM tier: one request to a replica of its name, one outcome. Every way in which it can end is a value for the policy.
+"""The LLM tier: sends a request to a replica of the name and maps every way it can end to an outcome for the policy.
 
-Records at the name's gate how each request ended. Does not know Ray: the port is below.
+Records each outcome at the name's gate. Does not know Ray: the port is below.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class Llm(Protocol):
     """The LLM replicas of one name."""
 
     def replicas(self) -> Sequence[str]:
-        """Return the names of the running replicas; empty while none is known."""
+        """Return the names of the running replicas; empty while unknown."""
         ...
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Rank, within `timeout_s` and never later.
+        """Rank within `timeout_s`.
 
         Raises Overloaded, DependencyUnavailable, DeadlineExceeded, BundleError or InvalidRequest.
         """
@@ -51,7 +51,7 @@ class Llm(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmResult(TierResult):
-    """How a request to the LLM ended. `reply` is the replica's, present only if it came in time."""
+    """The outcome of an LLM request. `reply` is present only if it arrived in time."""
 
     outcome: LlmOutcome
     reply: RankResult | None = None
@@ -65,7 +65,7 @@ class GatedLlm(NamedTuple):
 
 
 class LlmTier:
-    """The LLMs of all names; one that fails or is slow closes its own gate alone."""
+    """The LLMs of all names. A failing or slow LLM closes only its own gate."""
 
     tier = Tier.LLM
 
@@ -87,12 +87,12 @@ class LlmTier:
         self._trials: set[asyncio.Task[TierResult]] = set()
 
     def view(self, context: RequestContext, budget_s: float) -> LlmView:
-        """Return the LLM as it is for this request now."""
+        """Return the state of the LLM for this request now."""
         llm, gate = self._by_name[context.live.name]
         return gate.view(llm.replicas(), rank_size(context), context.caller.priority, budget_s, self._clock())
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, float]:
-        """Return whether the LLM may be asked for such a history, whether it answers, and when it is predicted to."""
+        """Return whether the LLM may be called for this history, its breaker state, and its predicted time."""
         view, rule = self.view(context, budget_s), self._rule
         return {
             "min_history_for_llm": rule.min_history,
@@ -105,9 +105,9 @@ class LlmTier:
         }
 
     def rank(self, context: RequestContext) -> "asyncio.Task[TierResult]":
-        """Start a request to the LLM, and a copy for a silent replica that is due for a trial.
+        """Start a request to the LLM, and a copy to a silent replica that is due for a trial.
 
-        Both count as in flight from this very call, so that requests that are decided one after another see each other.
+        Both count as in flight from this call on, so consecutive routing decisions see each other.
         """
         view = self.view(context, context.deadline.budget_s(self._clock()))
         if view.trial is not None:
@@ -139,7 +139,10 @@ class LlmTier:
         return LlmResult(ranking=ranking, outcome=outcome, reply=reply)
 
     def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, name: str) -> None:
-        """Record the outcome at the gate. A callback, since a task cancelled before its first step runs none of its lines."""
+        """Record the outcome at the gate.
+
+        A done callback, since a task cancelled before its first step never executes any of its code.
+        """
         result = None if ranking.cancelled() or ranking.exception() is not None else ranking.result()
         outcome = result.outcome if isinstance(result, LlmResult) else LlmOutcome.ABANDONED
         now_s, reply = self._clock(), result.reply if isinstance(result, LlmResult) else None
@@ -152,7 +155,7 @@ class LlmTier:
 
 
 def rank_size(context: RequestContext) -> RankSize:
-    """Return how much a ranking computes. A user's requests are one session, an anonymous visitor's each their own."""
+    """Return the size of a ranking. A user's requests share a session; each anonymous request has its own."""
     request, catalogue = context.request, context.live.catalogue
     window_start, num_items = prompt_window(len(context.history), context.live.manifest)
     return RankSize(
@@ -166,7 +169,7 @@ def rank_size(context: RequestContext) -> RankSize:
 def rank_request(
     context: RequestContext, budget_s: float, beam_width: int, replicas: Sequence[str] = ()
 ) -> RankRequest:
-    """Return the request for a replica, under an id of its own: callers may use one id twice at once."""
+    """Return the request for a replica, with a unique id: callers may reuse an id concurrently."""
     request = context.request
     seen = context.history_item_ids if request.exclude_seen else ()
     disliked = context.lookup.features.disliked_item_ids
@@ -186,7 +189,11 @@ def rank_request(
 
 
 def _filters_of(context: RequestContext) -> Filters:
-    """Return the filters as a replica takes them: an expression that leaves few items as the ids of those that the bundle knows, which need no compiling there."""
+    """Return the filters for a replica.
+
+    An expression that few items match is replaced by the ids of the bundle's matching items, which the replica need not
+    compile.
+    """
     filters, masks = context.request.filters, context.masks
     if filters.expression is None or not 0 < masks.num_allowed_if_seen <= _MAX_IDS_SENT:
         return filters
@@ -202,7 +209,7 @@ async def _outcome(llm: Llm, request: RankRequest, timeout_s: float) -> tuple[Ll
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
         return LlmOutcome.FAILED, None  # cancelled at the other end, not by our caller
-    except Exception as error:  # noqa: BLE001 - whatever the LLM fails at is an outcome
+    except Exception as error:  # noqa: BLE001 - every LLM failure is an outcome
         return _outcome_of(error), None
     if reply.bundle_version != request.bundle_version:
         return LlmOutcome.MISMATCH, None

@@ -1,11 +1,15 @@
-"""The popular tier: recent popularity, in this process. No network on the request path, and it cannot fail.
+"""The popular tier: recent popularity, in this process. Makes no network calls on the request path and cannot fail.
 
-The bundle's popularity is the prior; the stream worker's recent windows are read in the background and smoothed by it, so that a quiet hour does not
-erase the prior and one fresh event does not lead the list. If the windows cannot be read, the last ones stay.
-All items of each bundle that serves are ranked beside the event loop, after each reading and where it is loaded: at a million items it takes 0.1 s.
-Items that only the live catalogue has are ranked with them, without training events: by recent use, then the newest first.
-A request that is shed gets the head of its bundle's ranking, formatted once for all callers, which costs a fraction of the way
-through history, masks and policy and holds the same items.
+The bundle's popularity is the prior that smooths the stream worker's recent windows, so that a quiet hour does not
+erase the prior and one fresh event does not lead the list. If the windows, read in the background, cannot be read, the
+last ones stay.
+
+All items of each serving bundle are ranked off the event loop, after each read and when the bundle loads: 0.1 s for a
+million items. Items that only the live catalogue has are ranked without training events: by recent use, then newest
+first.
+
+A shed request gets the head of its bundle's ranking, formatted once for all callers. This costs a fraction of the path
+through history, masks and policy and returns the same items.
 """
 
 import asyncio
@@ -33,14 +37,14 @@ log = structlog.get_logger()
 _READ_TIMEOUT_S = 1.0
 _NO_FILTERS = Filters()
 _PRIOR_EVENTS = 50.0
-"""As how many users of the last hour the training events of the most used item count, if it has so many."""
+"""The most used item's training events weigh at most as much as this many users of the last hour."""
 
 
 class PopularityWindows(Protocol):
-    """Recent popularity, kept by the stream worker."""
+    """Recent popularity, maintained by the stream worker."""
 
     async def read_popular(self, timeout_s: float) -> RecentPopularity:
-        """Return it; empty before the first events. Raises DependencyUnavailable."""
+        """Return the windows; empty before the first events. Raises DependencyUnavailable."""
         ...
 
 
@@ -55,7 +59,7 @@ class PopularRanking:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The first items of a ranking that could be shown at a revision of the items."""
+    """The first available items of a ranking, formatted at a revision of the items."""
 
     ranking: PopularRanking
     revision: int
@@ -63,7 +67,7 @@ class _Head:
 
 
 class PopularTier:
-    """Owns the rankings and their formatted heads, each for as long as its bundle is used, and the task that refreshes them."""
+    """Owns the rankings and their formatted heads, each kept while its bundle is in use, and their refresh task."""
 
     tier = Tier.POPULAR
 
@@ -78,13 +82,14 @@ class PopularTier:
         names.before_swap(self._rank)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return nothing: this tier can always be asked."""
+        """Return no facts: this tier can always answer."""
         return {}
 
     def rank(self, context: RequestContext) -> TierResult:
-        """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items.
+        """Return the most popular allowed items, enough to complete the items of other tiers.
 
-        Where a window is asked for, its items are first, with their users in it as scores; the others follow with 0.
+        If the request names a window, its items come first, scored by their users in it; the remaining items follow
+        with score 0.
         """
         popular, showable = self.ranking(context.live), context.masks.showable
         indices, scores = best_allowed(
@@ -101,7 +106,10 @@ class PopularTier:
         return TierResult(ranking=ItemRanking(Tier.POPULAR, indices, scores))
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the k most popular items that may be shown; None if filters, rules, a subject or a small catalogue need the masks."""
+        """Return the k most popular available items.
+
+        Returns None if filters, rules, a subject or a small catalogue require the masks.
+        """
         unwanted = {*request.excluded_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         k = request.num_items
         num_needed = k + len(unwanted)
@@ -115,7 +123,10 @@ class PopularTier:
         return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[:k]
 
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
-        """Return the most popular items that may be shown, at least so many if there are, formatted again where one was hidden or shown."""
+        """Return at least this many of the most popular available items, if they exist.
+
+        Formats the items again after an item was hidden or shown.
+        """
         ranking, items, head = self.ranking(live), live.items, self._heads.get(live)
         if head is None or (head.ranking, head.revision) != (ranking, items.revision) or len(head.items) < num_items:
             revision = items.revision
@@ -125,19 +136,19 @@ class PopularTier:
         return head.items
 
     def ranking(self, live: Live) -> PopularRanking:
-        """Return the last ranking for this bundle, with the items that came since at its end."""
+        """Return the last ranking of this bundle, with newer items appended."""
         found = self._rankings.get(live) or self._rank(live)
         if len(found.order) < (num_named := live.items.num_named):
             found = self._rankings[live] = with_newest(found, live.items, num_named)
         return found
 
     def _rank(self, live: Live) -> PopularRanking:
-        """Rank this bundle's items by the last windows and keep the result. Called in several threads."""
+        """Rank this bundle's items by the last windows and keep the result. Called from several threads."""
         ranking = self._rankings[live] = rank_by_popularity(live.version, live.items, self._recent.weights)
         return ranking
 
     async def start(self) -> None:
-        """Refresh in the background from now on."""
+        """Start refreshing in the background."""
         self._refreshing.start()
 
     async def stop(self) -> None:
@@ -147,7 +158,7 @@ class PopularTier:
     async def refresh(self) -> None:
         """Read the windows and rank again. Keeps the last ranking if they cannot be read.
 
-        One at a time: an older reading, slow in its thread, would otherwise overwrite the ranking of a newer one.
+        Serialized: an older read, slow in its thread, would otherwise overwrite a newer ranking.
         """
         async with self._refresh_lock:
             await self._read_and_rank()
@@ -163,7 +174,7 @@ class PopularTier:
 
 
 def with_newest(ranking: PopularRanking, items: ItemLayout, num_named: int) -> PopularRanking:
-    """Return a ranking with the items that it lacks behind all others, those published last first: nobody knows an event of theirs."""
+    """Return the ranking with missing items appended, newest first: they have no events yet."""
     newest, published = np.arange(len(ranking.order), num_named), items.columns.numbers.get("published_ms")
     if published is not None:
         newest = newest[np.argsort(-np.nan_to_num(published.numbers[newest]), kind="stable")]
@@ -172,14 +183,15 @@ def with_newest(ranking: PopularRanking, items: ItemLayout, num_named: int) -> P
 
 
 def rank_by_popularity(version: str, items: ItemLayout, recent: Sequence[tuple[str, float]]) -> PopularRanking:
-    """Rank every item by its share of pseudo-counts plus recent weights (users per hour): additive smoothing.
+    """Rank every item by its normalized pseudo-counts plus recent weights (users per hour): additive smoothing.
 
-    Of items with the same score those published last come first, then the smaller index.
+    Ties are broken by the newest publication, then by the smaller index.
 
         score_i = (prior_i + recent_i) / sum_j (prior_j + recent_j)
         prior_i = events_i * min(1, 50 / max_j events_j)        of training events
 
-    So an item that nobody has used leads an old data set after 50 users within an hour, one that was used half as often as the first after 25.
+    An item without training events thus leads an old data set after 50 users within an hour, and an item with half the
+    events of the most used item after 25.
     """
     columns, num_named = items.columns, items.num_named
     num_events = columns.numbers["popularity"].numbers[:num_named]

@@ -1,4 +1,4 @@
-"""The tier of stored lists: ranks by the list that the offline pipeline made for this user, which came with the features."""
+"""The tier of stored lists: ranks by the list that the offline pipeline made for this user, read with the features."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class PrecomputedTier:
     tier = Tier.PRECOMPUTED
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, bool]:
-        """Return whether the stored list covers the request, on a surface that shows it."""
+        """Return whether the stored list covers the request and the surface allows it."""
         return {"list_covers": context.listed is not None and self.tier in context.surface.tiers}
 
     def rank(self, context: RequestContext) -> TierResult:

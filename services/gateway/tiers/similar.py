@@ -1,7 +1,8 @@
-"""The similar tier: neighbours of the items that a request names, from the live bundle's table. No network, a few microseconds.
+"""The similar tier: neighbours of the request's subject items, from the live bundle's table, within microseconds.
 
-Items that only the live catalogue has are in no table yet. Their neighbours are those with the most similar titles and categories, found in the background a few
-seconds after they appear, and they are neighbours of those in turn, until a bundle that knows them is live.
+Items that only the live catalogue has are not in the table yet. A background task finds the items with the most similar
+titles and categories within a few seconds; these are neighbours in both directions until a bundle with the items is
+promoted.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 
 REFRESH_S = 5.0
 MAX_NEW_ITEMS = 10_000
-"""Older ones beyond these have no neighbours until a bundle knows them."""
+"""Beyond this many new items, the oldest have no neighbours until a bundle knows them."""
 _NUM_NEIGHBOURS = 100
 _LEAST_COSINE = 0.1
 
@@ -38,9 +39,11 @@ Neighbours = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewItems:
-    """What was found for one bundle: the words of its items, the texts of new items by index, their neighbours, and the new ones near the bundle's items.
+    """Search results for one bundle: the words of its items, the texts of new items by index, and the neighbours.
 
-    `revision` is that of the layout's words. `num_searched` counts the searches that this result took beyond the one before it.
+    `known_near` and `new_near` hold each new item's neighbours among the bundle's and the new items; `near` holds all
+    of them, in both directions. `revision` is the words revision of the layout. `num_searched` counts the searches
+    since the previous result.
     """
 
     revision: int
@@ -53,7 +56,7 @@ class NewItems:
 
 
 class SimilarTier:
-    """Returns neighbours. The popular tier fills what they leave open."""
+    """Returns neighbours. The popular tier fills the remaining positions."""
 
     tier = Tier.SIMILAR
 
@@ -63,11 +66,11 @@ class SimilarTier:
         self._refreshing = PeriodicTask("new_items", self.refresh, REFRESH_S)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return nothing: this tier answers what asks for it."""
+        """Return no facts: the request itself selects this tier."""
         return {}
 
     def rank(self, context: RequestContext) -> TierResult:
-        """Return the neighbours that may be shown."""
+        """Return the allowed neighbours."""
         live, showable = context.live, context.masks.showable
         named = live.items.indices(context.request.subject_item_ids)
         known = [index for index in named if index < live.items.num_known]
@@ -78,19 +81,19 @@ class SimilarTier:
         return TierResult(ranking=ranking)
 
     async def start(self) -> None:
-        """Look for new items in the background from now on."""
+        """Start searching for new items in the background."""
         self._refreshing.start()
 
     async def stop(self) -> None:
-        """Stop looking; what was found stays."""
+        """Stop searching; results stay."""
         await self._refreshing.stop()
 
     async def refresh(self) -> None:
-        """Find the neighbours of items that have appeared, or whose words have changed."""
+        """Find the neighbours of items that are new or whose words have changed."""
         for live in self._names.loaded:
             try:
                 found = await asyncio.to_thread(find_new, live.items, self._new.get(live))
-            except Exception as error:  # noqa: BLE001 - whatever it fails at, requests go on without it
+            except Exception as error:  # noqa: BLE001 - requests are answered without the new neighbours
                 log.warning("new_items_without_neighbours", version=live.version, error=repr(error))
                 continue
             if found is not None:
@@ -98,11 +101,12 @@ class SimilarTier:
 
 
 def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
-    """Return the neighbours of the items that only the live catalogue has; None where there are none.
+    """Return the neighbours of the items that only the live catalogue has; None without such items.
 
-    `before` is the last result for the same bundle: only items with other words since then, and their neighbours, are looked at again.
+    `before` is the last result for the same bundle: only items whose words changed since, and their neighbours, are
+    searched again.
     """
-    revision = items.words_revision  # before the texts: what changes meanwhile is found the next time
+    revision = items.words_revision  # read before the texts: the next search finds concurrent changes
     if before is not None and before.revision == revision:
         return before
     texts = _texts_of_new(items)
@@ -113,7 +117,7 @@ def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
 
 
 class _Search:
-    """One step from a result to the next."""
+    """One incremental step from a result to the next."""
 
     def __init__(self, before: NewItems, texts: dict[int, str]) -> None:
         self._before = before
@@ -137,7 +141,7 @@ class _Search:
         return NewItems(revision, before.words, self._texts, known_near, new_near, near, self._num_searched)
 
     def _new_near(self) -> tuple[dict[int, Neighbours], set[int]]:
-        """Return the new neighbours of each new item, and the items that have others than before."""
+        """Return the new neighbours of each new item, and the items whose neighbours changed."""
         before, moved = self._before.new_near, self._moved
         rows = {index: self._search_new(index) for index in self._changed}
         come: defaultdict[int, Neighbours] = defaultdict(list)
@@ -151,7 +155,7 @@ class _Search:
             if index in moved:
                 continue
             kept = [one for one in row if one[0] not in moved]
-            if len(kept) < len(row) == _NUM_NEIGHBOURS:  # another one may be next
+            if len(kept) < len(row) == _NUM_NEIGHBOURS:  # an item beyond the cut may move up
                 new_near[index] = self._search_new(index)[:_NUM_NEIGHBOURS]
             else:
                 new_near[index] = _nearest(kept + come[index]) if index in come else kept
@@ -160,7 +164,7 @@ class _Search:
         return new_near, touched
 
     def _turn_round(self, near: dict[int, Neighbours], known_near: Mapping[int, Neighbours]) -> None:
-        """Bring the new neighbours of the bundle's items up to date."""
+        """Update the new neighbours of the bundle's items."""
         gone = {other for index in self._moved for other, _ in self._before.known_near.get(index, ())}
         come: defaultdict[int, Neighbours] = defaultdict(list)
         for index in self._changed:
@@ -186,7 +190,7 @@ def _nearest(neighbours: Neighbours) -> Neighbours:
 
 
 def _texts_of_new(items: ItemLayout) -> dict[int, str]:
-    """Return the text of each item that the bundle lacks, of the newest ones by index."""
+    """Return the texts of the items missing from the bundle, by index, at most the newest MAX_NEW_ITEMS."""
     first = max(items.num_known, items.num_named - MAX_NEW_ITEMS)
     column = items.columns.texts["categories"]
     return {
@@ -204,7 +208,10 @@ def _index_of(items: ItemLayout) -> WordIndex:
 def _with_new(
     ranking: ItemRanking, named: list[int], live: Live, new: NewItems, showable: np.ndarray, num: int
 ) -> ItemRanking:
-    """Return the neighbours with new items among them. Beside those of the table a cosine counts as that share of the nearest one's score."""
+    """Return the neighbours with new items merged in.
+
+    A new item's score is its cosine times the nearest table neighbour's score.
+    """
     num_known = live.items.num_known
     sums: defaultdict[int, float] = defaultdict(float)
     share = sum(index < num_known for index in named) / len(named)

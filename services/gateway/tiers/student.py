@@ -1,7 +1,7 @@
-"""The student tier: the distilled model in this process, in about a millisecond for a small catalogue.
+"""The student tier: the distilled model in this process, about a millisecond for a small catalogue.
 
-A large one is scored in a thread of the tier's own, since the model's runtime and most of the selection release the interpreter lock: the
-event loop goes on meanwhile.
+A large catalogue is scored in the tier's own thread. The model's runtime and most of the selection release the GIL, so
+the event loop keeps running.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from services.gateway.tiers.tier import TierResult
 log = structlog.get_logger()
 
 _MAX_ITEMS_ON_THE_LOOP = 20_000
-"""A larger catalogue costs the loop more than the way to another thread and back."""
+"""Above this size, scoring on the event loop costs more than the switch to a thread."""
 
 
 class StudentTier:
@@ -32,7 +32,7 @@ class StudentTier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return whether the surface allows the student, and whether the bundle has models that know an item that may be shown: the student then can always be asked."""
+        """Return whether the surface allows the student, and whether the bundle has one that knows an allowed item."""
         known = context.masks.allowed[: context.live.items.num_known]
         return {
             "student_allowed": self.tier in context.surface.tiers,
@@ -40,7 +40,10 @@ class StudentTier:
         }
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
-        """Rank the allowed items by the history: at once, or in the thread for a large catalogue. Not as a fallback on a surface without it."""
+        """Rank the allowed items by the history; in the thread for a large catalogue.
+
+        Fails if the surface excludes the student.
+        """
         if self.tier not in context.surface.tiers:
             return TierResult(failure=Reason.NOT_ON_SURFACE)
         if len(context.masks.allowed) <= _MAX_ITEMS_ON_THE_LOOP:
@@ -48,7 +51,7 @@ class StudentTier:
         return asyncio.create_task(self._rank_in_thread(context))
 
     async def _rank_in_thread(self, context: RequestContext) -> TierResult:
-        """Rank within the request's budget: what waits longer for the thread is given up before it begins."""
+        """Rank within the request's budget; a ranking that waits too long for the thread is cancelled."""
         ranking = asyncio.get_running_loop().run_in_executor(self._thread, _rank, context)
         try:
             return await asyncio.wait_for(ranking, context.deadline.budget_s(self._clock()))
@@ -60,10 +63,10 @@ class StudentTier:
 def _rank(context: RequestContext) -> TierResult:
     with context.stages.measure("student"):
         try:
-            allowed = context.masks.allowed[: context.live.items.num_known]  # it knows no newer items
+            allowed = context.masks.allowed[: context.live.items.num_known]  # the student knows no newer items
             assert context.live.student is not None, "the policy asks no student of a bundle without models"
             indices, scores = context.live.student.rank(context.history, allowed, context.num_ranked)
-        except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
+        except Exception as error:  # noqa: BLE001 - the next tier answers after any failure of the runtime
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
             return TierResult(failure=Reason.STUDENT_FAILED)
     if not np.isfinite(scores).all():

@@ -1,4 +1,4 @@
-"""The ports of a tier, and what a tier's ranking ends with."""
+"""The ports of a tier, and the result of its ranking."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class TierResult:
 
 
 class RankingTier(Protocol):
-    """One way to rank. Which tier may answer a request is decided by `services.router.policy` alone, from facts."""
+    """A way to rank. Only `services.router.policy` selects the tier of a request, from facts."""
 
     @property
     def tier(self) -> Tier:
@@ -28,25 +28,28 @@ class RankingTier(Protocol):
         ...
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, Any]:
-        """Return the fields of the policy's `Facts` that this tier knows of itself; empty if it can always be asked."""
+        """Return the tier's own fields of the policy's `Facts`; empty if it can always answer."""
         ...
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
         """Rank. Never raises: a failure is a result.
 
-        A tier in this process returns its result. A remote tier starts its request and returns the task that waits for it,
-        which ends within the request's budget; cancelling the task cancels the request.
+        An in-process tier returns its result. A remote tier starts its request and returns a task that ends within the
+        request's budget; cancelling the task cancels the request.
         """
         ...
 
 
 class LastTier(RankingTier, Protocol):
-    """The tier that answers when no other does, and fills what the others leave open. It cannot fail, and needs nothing beyond this process."""
+    """The tier that answers when no other does and fills remaining positions.
+
+    It cannot fail and depends only on this process.
+    """
 
     def rank(self, context: RequestContext) -> TierResult:
         """Rank at once."""
         ...
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the answer to a request that is shed; None if it needs the context that is read for a request in full."""
+        """Return the answer to a shed request; None if it needs the context of a full request."""
         ...

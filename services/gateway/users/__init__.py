@@ -1,1 +1,1 @@
-"""A user's own data: erased with a receipt, and handed out."""
+"""A user's own data: erasure with a receipt, and export."""

@@ -1,4 +1,4 @@
-"""Erases users: the event goes where the user's own events go, and a receipt says what became of it."""
+"""Erases users: an erasure is an event in the same topic as the user's events, and a receipt reports its progress."""
 
 import time
 import uuid
@@ -22,11 +22,11 @@ class Receipts(Protocol):
     """The receipts, which the stream worker writes."""
 
     async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
-        """Begin a receipt, unless the worker has by now. Raises DependencyUnavailable."""
+        """Create a receipt unless the worker already has. Raises DependencyUnavailable."""
         ...
 
     async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
-        """Return a receipt; None without one. Raises DependencyUnavailable."""
+        """Return a receipt, or None. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -36,7 +36,7 @@ class Receipts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerKeeps:
-    """How long the broker keeps records, in ms: events and impressions, and those that cannot be read."""
+    """The broker's retention in ms: of events and impressions, and of dead letters."""
 
     events_ms: int
     dead_letters_ms: int
@@ -54,9 +54,10 @@ class EraseUsers:
         self._wall_clock = wall_clock
 
     async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
-        """Erase a user, once the broker has the event; whatever is recorded after it begins a new history.
+        """Erase a user; returns when the broker has the event. Later events begin a new history.
 
-        Raises InvalidRequest; DependencyUnavailable or Overloaded when the broker has not acknowledged it. May be repeated.
+        Raises InvalidRequest; DependencyUnavailable or Overloaded if the broker has not acknowledged it. May be
+        repeated.
         """
         check_id("user_id", user_id)
         now_ms = int(self._wall_clock() * 1_000)

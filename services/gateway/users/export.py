@@ -1,4 +1,4 @@
-"""Hands out all that is kept of one user, in a thread: it reads the offline logs."""
+"""Exports all data of one user, in a thread, since it reads the offline logs."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -19,7 +19,10 @@ class ExportUser:
         self._num_running = 0
 
     async def __call__(self, user_id: str) -> Mapping[str, Any]:
-        """Return a user's data as plain values; of an unknown user, none. Raises InvalidRequest, Overloaded or DependencyUnavailable."""
+        """Return a user's data as plain values; empty for an unknown user.
+
+        Raises InvalidRequest, Overloaded or DependencyUnavailable.
+        """
         check_id("user_id", user_id)
         if self._num_running >= _MAX_AT_ONCE:
             raise Overloaded("export", _RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-// The answer: its tier and reason, the items with score and source, what moved since the last answer, and the time in each stage.
+// The answer: its tier and reason, the items with score and source, the moves since the last answer, and the time of each stage.
 
 import { announce, byId, make, prefersReducedMotion, setText } from "./dom.js"
 import { elapsedMs } from "./session.js"
@@ -115,7 +115,7 @@ function markMove(row, mark, before, place) {
   }, 4_000)
 }
 
-// Moves rows smoothly from their old places to the new ones.
+// Animates rows from their old positions to the new ones.
 function animate(tops) {
   if (prefersReducedMotion()) return
   for (const [id, row] of rows) {

@@ -34,7 +34,7 @@ const withBody = (method) => (path, body) => call(path, { method, body: JSON.str
 export const patch = withBody("PATCH")
 export const put = withBody("PUT")
 
-// A parameter of a path. A browser reads `.` and `..` there, encoded too, as steps to another path.
+// A path parameter. Browsers resolve `.` and `..` in a path even when encoded.
 export function segment(id) {
   if (id !== "." && id !== "..") return encodeURIComponent(id)
   throw new ApiError(0, { field: "item_id", message: `"${id}" fits in no path`, fix: "change it by PUT /v1/items" })

@@ -128,7 +128,7 @@ export function showLive(live) {
     .filter((step) => step.age_s <= SPAN_S + 5)
     .map((step) => ({ age: step.age_s, rates: step.rates, spanS: step.span_s, p99: step.p99_ms }))
   stepsAtS = nowS()
-  // For a moment after a switch, the gateway that answers may not have read the change yet.
+  // Just after a switch, the answering gateway may not have read the change yet.
   if (performance.now() > settledAtMs) showDrills(live.drills)
   showLegend()
 }

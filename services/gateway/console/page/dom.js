@@ -18,7 +18,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
-// A failed call as a sentence: what did not happen, why, and what to do.
+// A failed call as a sentence: the failure, its cause, and the fix.
 export function failureText(error, what) {
   if (error.status === 401) return "A key is needed."
   if (error.status === 403) return `${error.message}.`

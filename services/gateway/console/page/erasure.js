@@ -1,4 +1,4 @@
-// Erasing a user: asked for twice, then the receipt, read again until every store is done.
+// Erases a user after a confirmation, then polls the receipt until every store is done.
 
 import { get, post } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
@@ -35,7 +35,7 @@ async function erase(userId, session) {
 
 let followed = null
 
-// Shows the receipt until every store is done, or another user is erased; `onOnline` is called when answers are.
+// Shows the receipt until every store is done or another user is erased; `onOnline` is called once answers exclude the user.
 async function follow(accepted, onOnline) {
   const until = performance.now() + READ_FOR_MS
   followed = accepted.erasure_id

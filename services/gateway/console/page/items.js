@@ -1,4 +1,4 @@
-// Items: find them by id or title, hide and show them, and weigh one on the surface that is being edited.
+// Items: find them by id or title, hide and show them, and boost an item on the edited surface.
 
 import { find, patch, segment } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"

@@ -1,4 +1,4 @@
-// The console's entry: starts the parts, binds the keyboard, and reads the live view once a second while the page is visible.
+// The console's entry point: starts the parts, binds the keyboard, and reads the live view once a second while the page is visible.
 
 import { dropKey, get, hasKey, keyNeeded, storeKey } from "./api.js"
 import { clickPlace, startAnswer } from "./answer.js"

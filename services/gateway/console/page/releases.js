@@ -1,4 +1,4 @@
-// Names and releases: what serves under each name, the release under way with its last verdict, and the moves, each of which is asked for twice.
+// Names and releases: each name's live version, its release with the last analysis result, and the moves, each with a confirmation.
 
 import { get, post } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
@@ -7,8 +7,8 @@ import { ago, plural } from "./text.js"
 const USUAL_STAGES = "1%:10m, 5%:30m, 25%:1h, 100%"
 const UNITS_S = { s: 1, m: 60, h: 3_600, d: 86_400 }
 const GOOD = ["no worse", "better"]
-let shown = "" // what is on the page, as JSON: a page that somebody reads or fills in is not built again for nothing
-let pending = null // the move that the dialog asks about
+let shown = "" // the displayed state as JSON: without a change, the page is not rebuilt under its user
+let pending = null // the move that awaits confirmation
 
 export function startReleases() {
   const dialog = byId("move-dialog")
@@ -115,7 +115,7 @@ function verdict({ verdict: found, looked_ms: lookedMs }) {
   return found.guards?.length ? [head, make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Guard metrics" }, guards(found.guards))] : [head]
 }
 
-// The reason without what the guards' lines say of what they lack.
+// The reason without the guards' lines about missing data.
 function withoutGuards({ reason = "", guards: rows = [] }) {
   const places = rows.filter((row) => row.lacks).map((row) => reason.indexOf(`${row.name}: `)).filter((place) => place >= 0)
   return places.length ? reason.slice(0, Math.min(...places)).replace(/; $/, "") : reason
@@ -161,7 +161,7 @@ function button(text, onclick, properties = {}) {
   return make("button", { type: "button", onclick, ...properties }, text)
 }
 
-// Stages as `tailrace release --stages` takes them; null for one that is none.
+// Stages in the format of `tailrace release --stages`; null if invalid.
 function parseStages(text) {
   return text.split(",").map((part) => {
     const [, percent, number, unit] = part.trim().match(/^(\d+(?:\.\d+)?)\s*%(?:\s*:\s*(\d+(?:\.\d+)?)([smhd]))?$/) ?? []

@@ -1,4 +1,4 @@
-// The chosen user's session: requests recommendations, sends clicks, and measures how long a click takes to be seen.
+// The chosen user's session: requests recommendations, sends clicks, and measures the time until a click is visible in an answer.
 //
 // Dispatches "user", "answer", "history", "click-seen", "click-unseen" and "failure".
 
@@ -14,7 +14,7 @@ export class Session extends EventTarget {
   answer = null
   isStoreOff = false
   #generation = 0 // of the chosen user; answers for an earlier one are dropped
-  #newestMs = 0 // event time of the newest event that an answer has seen; an answer without features has seen none
+  #newestMs = 0 // newest event time of any answer; an answer without features has none
   #clicks = Promise.resolve()
 
   async choose(userId) {
@@ -49,12 +49,12 @@ export class Session extends EventTarget {
     }
   }
 
-  // Requests now, and again while a drill may still be on its way to every replica.
+  // Requests now, and again while a drill may not have reached every replica.
   requestRepeatedly(afterMs = [0, 350, 1_000, 2_500, 4_500]) {
     for (const wait of afterMs) setTimeout(() => this.request(), wait)
   }
 
-  // One click after the other: a click is seen when an answer's newest event time rises.
+  // One click at a time: a click is visible when an answer's newest event time increases.
   click(item) {
     this.#clicks = this.#clicks.then(() => this.#click(item))
     return this.#clicks
@@ -68,7 +68,7 @@ export class Session extends EventTarget {
     }
     try {
       const history = await get(`/console/history?user_id=${encodeURIComponent(this.userId)}`)
-      // An answer from before the store was switched off comes too late to be shown.
+      // Drop an answer from before the store was switched off.
       if (generation === this.#generation && !this.isStoreOff) this.#emit("history", { history })
     } catch (error) {
       if (generation === this.#generation) this.#emit("history", { error })

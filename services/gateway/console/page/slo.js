@@ -1,10 +1,10 @@
-// The SLO tiles: each objective, how it was kept, and how much of its error budget is left.
+// The SLO tiles: each objective, its compliance, and its remaining error budget.
 
 import { byId, make, setText } from "./dom.js"
 import { percent, tierTitle } from "./text.js"
 
 const TITLES = { availability: "Answered", deadline: "In time", freshness: "Fresh", agreement: "Student agrees", precomputed_age: "Lists young", teacher_student: "LLM: students alike", teacher_precomputed: "LLM: lists alike" }
-const DRAWN = "teacher_" // counted where TAILRACE_TEACHER_SHARE draws answers, else left out
+const DRAWN = "teacher_" // hidden unless TAILRACE_TEACHER_SHARE samples answers
 const LATENCY = "latency_"
 
 export function showSlos(slos, windowS) {

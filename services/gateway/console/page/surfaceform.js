@@ -1,4 +1,4 @@
-// A form of the surface that is being edited: it reads its fields from the draft and writes them back into it; what a form cannot show stays as it is written.
+// A form for the edited surface: reads its fields from the draft and writes them back; all other text is kept.
 
 import { post } from "./api.js"
 import { byId, failureText, make, setText } from "./dom.js"
@@ -13,7 +13,7 @@ const LISTS = {
 const isPlain = (where) => Object.keys(where).every((name) => ["key", "eq"].includes(name)) && ["string", "number", "boolean"].includes(typeof where.eq)
 const TEXTS = ["item_id", "categories"]
 
-// A value as it was written, if it is still that; else a number or a flag where it looks like one, but for attributes that hold texts.
+// The original value if unchanged; otherwise a number or flag if it parses as such, except for text attributes.
 function value(text, key, before) {
   if (before !== undefined && String(before) === text) return before
   if (TEXTS.includes(key) || typeof before === "string") return text
@@ -70,7 +70,7 @@ function listControl(name, { title, columns, read }, found) {
   return make("fieldset", { data: { list: name } }, make("legend", {}, title), rows, button)
 }
 
-// One entry: its inputs, or, where a form cannot show it, its JSON, which is written back as it is.
+// One entry: its inputs, or its JSON, written back unchanged, if the form cannot show it.
 function row(title, columns, one, cells) {
   const line = make("li", {})
   const inputs = cells ? columns.map(([label, type], place) => make("input", { type, value: cells[place], placeholder: label, "aria-label": `${title}: ${label}`, step: "any", required: true, autocomplete: "off" })) : [make("code", {}, JSON.stringify(one))]

@@ -1,4 +1,4 @@
-// Surfaces: their file as text, tried on a user before it is saved. The draft lives in the page alone until then.
+// Surfaces: their file as text, tried on a user before it is saved. Until then the draft exists only in the page.
 
 import { get, post, put } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
@@ -87,7 +87,7 @@ async function preview() {
   }
 }
 
-// One of the two lists; each item with its move against the other list, and with what the surface's own rules did to it.
+// One of the two lists; each item with its move against the other list and the effect of the surface's rules.
 function side(title, answer, other) {
   const isDraft = title !== "Now"
   const places = new Map(other.items.map((item, place) => [item.item_id, place]))

@@ -1,4 +1,4 @@
-// Texts and number formats of the page. Knows no element and no request; the tiers and reasons come from the service's own table.
+// Texts and number formats of the page. Knows no elements or requests; tiers and reasons come from the service's table.
 
 import { REASONS, TIER_TEXTS } from "./reasons.js"
 

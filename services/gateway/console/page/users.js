@@ -1,4 +1,4 @@
-// Choosing a user: known users, a new one, or any id; and the user's history with titles and times.
+// Choosing a user: known users, a new user, or any id; and the user's history with titles and times.
 
 import { get } from "./api.js"
 import { byId, make, setText } from "./dom.js"

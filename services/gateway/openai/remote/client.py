@@ -2,9 +2,9 @@
 
     TextRequest ─▶ body ─▶ POST /completions | /chat/completions ─▶ server-sent events ─▶ stream ─▶ TextEvents
 
-The prompt's length is known only at the end, since servers send it in the last chunk. Breaker, places and deadline are the
-text tier's, as for our own writer; the deadline is also sent as a header for servers that honour it. Closing the iterator
-closes the connection, which cancels the work at the server.
+The prompt's length is known only at the end, since servers send it in the last chunk. The text tier provides breaker,
+places and deadline, as for our own writer; the deadline is also sent as a header for servers that honour it. Closing
+the iterator closes the connection, which cancels the work at the server.
 """
 
 import time
@@ -30,9 +30,10 @@ CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 30.0
 """The longest silence, including the time to the first token."""
 KEEPALIVE_S = 2.0
-"""How long an idle connection is kept: less than servers keep theirs (vLLM 5 s), so that none is closed under a request."""
+"""Idle time until a connection is closed: shorter than the servers' (vLLM 5 s), which then close none during a
+request."""
 _MAX_COMPLETION_TOKENS = "max_completion_tokens"
-"""OpenAI's newer name of `max_tokens`: its reasoning models accept only this one, other servers know the older one."""
+"""OpenAI's newer name of `max_tokens`: its reasoning models accept only this name, other servers know the older one."""
 _DEFAULT = SamplingOptions()
 _SAMPLING = (
     "temperature",
@@ -50,10 +51,10 @@ class RemoteWriter:
     """A TextWriter over the server at `url`. Create it in the event loop that serves.
 
     Args:
-        url: The server's base URL, up to and with /v1.
-        key: Returns the API key; called at every request, so that the key's file can be replaced. Empty: no key. Raises ConfigError
-            where there should be one: the server is then unavailable.
-        only_model: The one model of the server that is offered here; empty: all.
+        url: The server's base URL, including /v1.
+        key: Returns the API key, or an empty string; called at every request, so that the key file can be replaced.
+            Raises ConfigError if a required key is missing: the server is then unavailable.
+        only_model: The only model of the server offered here; empty: all.
         read_timeout_s: The longest silence.
         wall_clock: Unix seconds.
     """
@@ -120,7 +121,7 @@ class RemoteWriter:
 
 @contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """Turn every failure of the key, the connection or the answer's format into DependencyUnavailable, and log its cause."""
+    """Convert failures of the key, the connection or the answer's format to DependencyUnavailable; log the cause."""
     try:
         yield
     except DependencyUnavailable as error:
@@ -146,9 +147,9 @@ def _model(entry: dict[str, object]) -> TextModel:
 def body_of(request: TextRequest) -> Json:
     """Return the body for the other server.
 
-    A setting at its default is left out unless the caller sent it: not every server knows all settings, and a value that the
-    caller sent must not become the server's default, which in vLLM is the checkpoint's. A salt is sent as the caller's own: another key's
-    equal one is another salt.
+    A setting at its default is omitted unless the caller sent it: not every server knows all settings, and a value that
+    the caller sent must not become the server's default, which in vLLM is the checkpoint's. A salt is combined with the
+    key: equal salts of two keys differ.
     """
     body: Json = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
     sampling = request.sampling

@@ -1,6 +1,6 @@
-"""Map the errors of another OpenAI-compatible server to ours: by HTTP status, or by an error event within a stream. Pure.
+"""Map the errors of another OpenAI-compatible server to ours: by HTTP status, or by an error event within a stream.
 
-A caller's mistake stays the caller's and does not count against the server; any other failure means that the server is
+Pure. A caller's error is passed on and does not count against the server; any other failure means that the server is
 unavailable. The cause is in the error's notes, for the operator's log: for example that the server refuses our API key.
 """
 
@@ -23,10 +23,10 @@ from services.gateway.openai.operations import CONTEXT_TOO_LONG
 _RETRY_AFTER_S = 1.0
 _MAX_MESSAGE_CHARS = 500
 _STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 504}
-"""The status that an error event stands for if its code is no status, by OpenAI's types."""
+"""Status of an error event whose code is not a status, by OpenAI's types."""
 _DEFAULT_STATUS = 500
 _TOO_LONG = ("maximum context length", "maximum model length")
-"""Phrases of OpenAI's and vLLM's messages for a prompt that is too long, whatever the code."""
+"""Phrases of OpenAI's and vLLM's messages for a prompt that is too long, independent of the code."""
 
 
 def unavailable(cause: str, retry_after_s: float = _RETRY_AFTER_S) -> DependencyUnavailable:
@@ -37,7 +37,7 @@ def unavailable(cause: str, retry_after_s: float = _RETRY_AFTER_S) -> Dependency
 
 
 def error_of_response(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """Return the error for a status other than 200. A refused API key of ours is not the caller's error."""
+    """Return the error for a status other than 200. A rejected API key of ours is not the caller's error."""
     try:
         parsed = pydantic_core.from_json(body)
     except ValueError:

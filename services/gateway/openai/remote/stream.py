@@ -1,7 +1,7 @@
 """Read the stream of another OpenAI-compatible server: server-sent events, then their chunks as TextEvents.
 
-A line of server-sent events ends with a line feed, a carriage return, or both, and with nothing else: other Unicode line
-separators may stand in JSON unescaped. A chunk counts as one token unless it has logprobs; the server's usage overrides.
+Lines of server-sent events end only with a line feed, a carriage return, or both: other Unicode line separators may
+occur unescaped in JSON. A chunk counts as one token unless it has logprobs; the server's usage overrides.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _DATA, _DONE = b"data:", b"[DONE]"
 _END_TIMEOUT_S = 0.5
 """How long a server may take to end its response after `[DONE]`, so that the connection can be reused."""
 _ABORTED = frozenset({"abort", "error"})
-"""Finish reasons with which servers report that they broke off."""
+"""Finish reasons of servers that aborted generation."""
 
 
 async def data_of(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -51,7 +51,7 @@ async def _lines_of(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _drain(body: AsyncIterator[bytes]) -> None:
-    """Read to the response's end, so that the connection can be reused. A failure here has no effect."""
+    """Read to the response's end, so that the connection can be reused. Failures are ignored."""
     with suppress(TimeoutError, httpx.HTTPError, httpx.StreamError):
         async with asyncio.timeout(_END_TIMEOUT_S):
             async for _ in body:
@@ -72,9 +72,9 @@ class ChunkReader:
         self._num_characters: Counter[int] = Counter()
 
     def events_of(self, data: bytes) -> Iterator[TextEvent]:
-        """Yield the events of one chunk; TextBegan comes with the first chunk that is no error.
+        """Yield the events of one chunk; TextBegan comes with the first chunk that is not an error.
 
-        Raises the error of an error event, and for malformed chunks whatever reading them raises.
+        Raises the error of an error event, and any parsing error for malformed chunks.
         """
         chunk = pydantic_core.from_json(data)
         if error := chunk.get("error"):
@@ -113,7 +113,11 @@ class ChunkReader:
 
 
 def _usage(usage: Mapping[str, Any], has_keys: bool) -> TextDone:
-    """Return the tokens used. Cached ones count where all callers are one: the server knows no keys of ours, and might mean another's."""
+    """Return the tokens used.
+
+    Cached tokens count only without keys: the server does not know our keys, so its cache hits could reveal another
+    key's prompts.
+    """
     details = {} if has_keys else usage.get("prompt_tokens_details") or {}
     return TextDone(
         num_prompt_tokens=usage.get("prompt_tokens") or 0,
@@ -134,7 +138,7 @@ def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
 
 
 def _with_offsets(tokens: Iterable[TokenLogprob], offset: int) -> Iterator[TokenLogprob]:
-    """Set each token's offset in the text, one after another from `offset` on."""
+    """Set each token's offset in the text, starting at `offset`."""
     for token in tokens:
         yield replace(token, text_offset=offset)
         offset += len(token.token)
