@@ -50,7 +50,7 @@ def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
     act = Act.PROMOTE if canary.is_last_stage else Act.MOVE_ON
     reason = found.reason if found is not None else "all users have it"
     if canary.by_hand:
-        return _decision(Act.STAY, f"{reason}; `tailrace release --next` goes on", canary, seen, found, now_ms)
+        return _decision(Act.STAY, f"waits for `tailrace release --next`; {reason}", canary, seen, found, now_ms)
     return _decision(act, reason, canary, seen, found, now_ms)
 
 
