@@ -258,7 +258,7 @@ class NameRecord:
             return replace(self, withdrawn=withdrawn)
         moved = Move(act=act, version=version, by=by, at=at, note=_SAME_WEIGHTS if candidate.continues else "")
         repeats = candidate.continues and self.history and self.history[-1].note == _SAME_WEIGHTS
-        before = replace(self, history=self.history[:-1]) if repeats else self  # bounds the history
+        before = replace(self, history=self.history[:-1]) if repeats else self  # keep earlier trainings listed
         return replace(
             self,
             live=version,
