@@ -77,7 +77,7 @@ class Bundle:
 
     @property
     def prefix_version(self) -> str:
-        """Key of cached prefixes: a hash of the decoder's files and its serving values.
+        """Key of cached prefixes: the decoder's file hashes and weight format.
 
         A bundle that adds items and keeps the decoder shares the cached prefixes of its parent.
         """

@@ -3,7 +3,7 @@
 The versions are the live version and, during a release, the canary. The live version is loaded first, and each version
 is handed over when it is ready, so neither waits for or fails with the other. If a new live version fails to load, the
 previous version stays; if a canary fails to load, all users get the live version. A promoted canary is already loaded.
-Versions that no longer serve are released before anything else is loaded.
+Versions that no longer serve are released before any other version is loaded.
 
 A failed version is retried after a second, with the pause doubling after each consecutive failure up to a minute, and
 immediately when the name has moved away from the version and returns: the cause may be a disk, a mount or memory. A
@@ -118,7 +118,7 @@ class BundleFollower(Generic[Loaded]):
     def _record(self) -> NameRecord | None:
         """Return the name's record.
 
-        If it cannot be decoded, return this machine's last valid record as long as nothing is loaded, otherwise None.
+        If it cannot be decoded, return this machine's last valid record before the first load, otherwise None.
         """
         try:
             record = self._store.record()

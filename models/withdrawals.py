@@ -48,7 +48,7 @@ class StoredWithdrawal(Schema):
 
 
 def content_of(files: Mapping[str, str]) -> str:
-    """Return the hash of the files (hashes by name) that determine answers; of all files if there are none of these."""
+    """Return the hash of the files (hashes by name) that determine answers; of all files if no file does."""
     serving = {name: digest for name, digest in files.items() if name.startswith(_SERVING)} or dict(files)
     return sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()
 

@@ -39,7 +39,7 @@ class LlmHandle:
         self._deployment = str(handle.deployment_id)
 
     def replicas(self) -> tuple[str, ...]:
-        """Return the names of the running replicas; empty while none is known."""
+        """Return the names of the running replicas; empty until the first is known."""
         return running(self._deployment)
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
@@ -154,11 +154,11 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
 
 
 def session_of(request: TextRequest) -> str:
-    """Return the session id of a request: equal for requests that share a cached beginning and should meet in one replica.
+    """Return the session id of a request: equal for requests that share a cached beginning.
 
-    A conversation is identified by everything up to its first user message, which all its later requests repeat; a
-    prompt by its first characters or tokens. So a conversation stays on one replica, and conversations that share only
-    a system message may be separated.
+    Requests with equal ids should meet on one replica. A conversation is identified by everything up to its first user
+    message, which all its later requests repeat; a prompt by its first characters or tokens. So a conversation stays on
+    one replica, and conversations that share only a system message may be separated.
     """
     digest = hashlib.blake2b(request.cache_scope, digest_size=16)
     for part in _beginning(request):

@@ -58,7 +58,10 @@ class RequestBuilder:
         excluded: Tokens[int] | np.ndarray,
         beam_width: int | None,
     ) -> tuple[Sequence, int]:
-        """Return the sequence of an `Engine.add_rank` request and its number of allowed items. Raises InvalidRequest naming the field."""
+        """Return the sequence of an `Engine.add_rank` request and its number of allowed items.
+
+        Raises InvalidRequest naming the field.
+        """
         if self._trie is None or self._masks is None:
             raise InvalidRequest("k", "this engine has no catalogue", "send a text request")
         if k < 1:

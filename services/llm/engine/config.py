@@ -33,9 +33,9 @@ _KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu
 
 
 def weight_bytes(weight_kind: WeightKind, number_bytes: float) -> tuple[float, float]:
-    """Return the bytes per weight of a decoder whose dtype has `number_bytes`: in the layers' matrices, and in embedding and head.
+    """Return the bytes per weight in the layers' matrices, and in embedding and head.
 
-    Scales, one per row, are not counted.
+    `number_bytes` is the size of the decoder's dtype. Scales, one per row, are not counted.
     """
     matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
     matrix = number_bytes if matrix_bits is None else matrix_bits / 8 + (_MULTIPLIER_BYTES if matrix_bits == 4 else 0)

@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """Graphs captured after warm-up, and decode or beam steps that ran without a graph: both stay 0 after `warm_up`."""
+        """Graphs captured after warm-up, and decode or beam steps that ran without a graph; both 0 after `warm_up`."""
         return self._runner.graph_counts
 
     @property
@@ -145,7 +145,10 @@ class Engine:
         return self._runner.weight_bytes
 
     def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
-        """Capture the graphs of all shapes of decode and beam steps, if graphs are used. Takes minutes for a large model."""
+        """Capture the graphs of all shapes of decode and beam steps, if graphs are used.
+
+        Takes minutes for a large model.
+        """
         with self.stream.entered():
             self._runner.warm_up(progress)
 

@@ -146,7 +146,7 @@ class EagerSteps:
         self._device = device
 
     def run(self, plan: StepPlan) -> tuple[list[RankedItems], SampledTokens]:
-        """Start a step that is not empty. Returns the rankings that it completes and the sampled tokens. Does not wait."""
+        """Start a non-empty step. Returns the rankings that it completes and the sampled tokens. Does not wait."""
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
         slot_mapping_P = self._slot_mapping(plan)

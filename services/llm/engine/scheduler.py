@@ -122,7 +122,10 @@ class Scheduler:
             self.finish(sequence)
 
     def check_integrity(self, *others: "Scheduler") -> None:
-        """Assert that exactly the running sequences hold blocks, with equal reference counts, including other schedulers on the pool."""
+        """Assert that exactly the running sequences hold blocks, with equal reference counts.
+
+        Includes the sequences of other schedulers on the pool.
+        """
         holds = [scheduler._live.check_integrity() for scheduler in (self, *others)]
         assert sum(holds, Counter()) == self.pool.references(), "references differ from what running requests hold"
 
@@ -244,7 +247,10 @@ class LiveSequences:
         return True
 
     def make_room(self, sequence: Sequence, now_s: float) -> bool:
-        """Allocate the blocks of a running sequence's next tokens, preempting the least urgent if needed; False if that is itself."""
+        """Allocate the blocks of a running sequence's next tokens, preempting the least urgent sequence if needed.
+
+        Returns False if that is the sequence itself.
+        """
         num_missing = self._tables.num_missing(sequence)
         while self._tables.pool.num_free < num_missing:
             victim = self.by_urgency(self.running.values(), now_s)[-1]

@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def next_beam_rows(self) -> tuple[int, ...]:
-        """The rows of each level that the next beam step selects; empty while tokens are to be computed, and for text."""
+        """Rows of each level that the next beam step selects; empty while tokens are to be computed, and for text."""
         if self.num_to_compute or self.num_levels_done == 0:
             return ()
         return self.rows_by_level[self.num_levels_done - 1 :][: self.levels_at_once]

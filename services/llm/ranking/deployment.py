@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 _CPU_BLOCKS = 4_096
 _MODEL_NAME = "ranker"
-"""Name of the ranking model in the metrics, whatever its bundle."""
+"""Name of the ranking model in the metrics, the same for all bundles."""
 _STEPS_PER_LONGEST = 10
 """A step is planned to take this fraction of the time after which it may count as hung."""
 
@@ -83,7 +83,10 @@ class Engines:
         self._follower.start()
 
     def of(self, version: str) -> RunningBundle:
-        """Return the running bundle of a version. Raises BundleMismatch, or BundleNotFound while none is loaded."""
+        """Return the running bundle of a version.
+
+        Raises BundleMismatch, or BundleNotFound before the first is loaded.
+        """
         serving = self._serving
         if (running := serving.loaded.get(version)) is not None:
             return running
@@ -265,7 +268,10 @@ def ranking_pool(settings: Settings) -> KvPoolSize:
 
 
 def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
-    """Return the Ray Serve options that all engine replicas share: no reserved core, this router, a health check each second."""
+    """Return the Ray Serve options that all engine replicas share.
+
+    No reserved core, this router, and a health check each second.
+    """
     return {
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": {"enable_access_log": False},

@@ -1,22 +1,19 @@
-"""The affinity router: Ray Serve's consistent hashing on the session key, with an immediate failure when no replica is left.
+"""The affinity router: Ray Serve's consistent hashing on the session key, failing immediately without replicas.
 
 A session (a user, or a conversation) goes to the replica that has its beginning in the prefix cache, and to the next
 replica on the ring when that replica has no room. Four things differ from Ray's own router:
 
 - Ray keeps a request waiting until a replica comes back. Here the request fails immediately, because an answer of the
-student is better
-  than a wait. Before the first replica was ever seen (start-up) requests wait as in Ray.
+  student is better than a wait. Before the first replica was ever seen (start-up) requests wait as in Ray.
 - A request may name replicas in its `replicas`: the running ones among them are tried in that order. The gateway names
-them for rankings,
-  since it knows which replicas hang or are slow; this router tells the gateway which replicas run.
+  them for rankings, since it knows which replicas hang or are slow; this router tells the gateway which replicas run.
 - Concurrent calls of one request, such as a completion's prompts, are routed separately. Ray gives them all the
-internal id of that
-  request, by which it finds the waiting call, so it would route only one of them and leave the others waiting.
+  internal id of that request, by which it finds the waiting call, so it would route only the first of them and leave
+  the rest waiting.
 - With a `load_bound`, a session leaves an overloaded replica: the first replica on the ring with a load below
-`load_bound` times the mean
-  is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016). Loads are those
-  known to this
-  process: the requests that it sent, and the loads that replicas reported.
+  `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded
+  Loads", 2016). Loads are those known to this process: the requests that it sent, and the loads that replicas
+  reported.
 
 Built on private classes of Ray Serve, read in ray 2.60.0.
 """
@@ -123,7 +120,7 @@ def affinity(load_bound: float | None = None) -> RequestRouterConfig:
 
 
 def first_with_room(ranked_loads: Sequence[int], all_loads: Sequence[int], load_bound: float) -> int:
-    """Return the index of the first ranked replica with room for another request within the bound; else the least loaded."""
+    """Return the index of the first ranked replica with room for a request within the bound; else the least loaded."""
     if not ranked_loads:
         return 0
     bound = math.ceil(load_bound * (sum(all_loads) + 1) / len(all_loads))

@@ -55,7 +55,7 @@ def free_bytes_of(device: str) -> int:
 
 
 def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: KvKind) -> None:
-    """Reject a dtype or a KV cache format for which the card has no instructions. Raises ConfigError."""
+    """Reject a dtype or a KV cache format that the card does not support. Raises ConfigError."""
     if card is None:
         return
     have = f"the {card.name} has compute capability {card.capability[0]}.{card.capability[1]}"
@@ -83,7 +83,7 @@ def limits_of(card: Card | None, device: str, dtype: str) -> MachineLimits:
 def pool_of(
     decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None", memory: KvMemory | None = None
 ) -> EngineConfig:
-    """Return the configuration with the running engine's pool if it fits, otherwise with a pool that fits into free memory.
+    """Return the configuration with the running engine's pool if it fits, otherwise with a pool for the free memory.
 
     Raises ConfigError.
     """

@@ -32,7 +32,7 @@ AddRequest = Callable[[Engine, str, float], None]
 """Adds a request to the engine: (engine, request id, monotonic seconds of the request's arrival)."""
 
 AddRequests = Callable[[Engine, Sequence[str], float], None]
-"""Adds a request to the engine under each of the given ids, or raises; then none is added."""
+"""Adds a request to the engine under each of the given ids; adds no request if it raises."""
 
 Command = Callable[[], object]
 
@@ -205,7 +205,7 @@ class Inbox:
         self._wake_up.set()
 
     def close_if_done(self, *, has_work: bool) -> bool:
-        """Close the inbox if `stop` was called and neither commands nor other work are left; return whether it is closed."""
+        """Close the inbox if `stop` was called and neither commands nor other work are left. Return whether closed."""
         with self._lock:
             self._closed = self._stopping and not self._commands and not has_work
             return self._closed

@@ -64,7 +64,7 @@ class EngineStepMetrics:
             self._metrics.step_flops.labels(*labels).inc(cost.flops)
 
     def _record_queues(self, load: EngineLoad) -> None:
-        """Add the change of this engine's queues to the gauges: a replica may run the canary's engine next to the live engine."""
+        """Add the change of this engine's queues to the gauges, which a canary's and the live engine may share."""
         self._metrics.running.labels(self._name).inc(load.num_running - self._num_running)
         self._metrics.waiting.labels(self._name).inc(load.num_waiting - self._num_waiting)
         self._num_running, self._num_waiting = load.num_running, load.num_waiting

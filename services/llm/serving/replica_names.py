@@ -16,5 +16,5 @@ def set_running(deployment: str, names: Iterable[str]) -> None:
 
 
 def running(deployment: str) -> tuple[str, ...]:
-    """Return the running replicas; empty while none is known."""
+    """Return the running replicas; empty until the first is known."""
     return _running.get(deployment, ())

@@ -17,7 +17,7 @@ from services.llm.engine.outcome import EngineOutcome, NewToken
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a request, the monotonic second at which its last step ended, and the engine's load after that step."""
+    """The outcome of a request, the monotonic second at which its last step ended, and the engine's load after it."""
 
     outcome: EngineOutcome
     finished_s: float

@@ -110,7 +110,7 @@ def _default_of(given: Any) -> str | None:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Rejects products that could exhaust memory, such as `"a" * 10 ** 11`; compilation evaluates no products either."""
+    """Rejects products that could exhaust memory, such as `"a" * 10 ** 11`; compilation evaluates none either."""
 
     intercepted_binops = frozenset({"*", "**"})
 

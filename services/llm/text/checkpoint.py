@@ -1,7 +1,7 @@
-"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package with a GGUF file.
+"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package.
 
-A GGUF file is converted once, into a cache folder named by its content. An interrupted conversion leaves no folder,
-even after a power loss.
+A package contains a GGUF file. A GGUF file is converted once, into a cache folder named by its content. An interrupted
+conversion leaves no folder, even after a power loss.
 """
 
 import hashlib

@@ -109,7 +109,7 @@ class TextDeployment:
 
 
 def text_engine_config(settings: Settings) -> EngineConfig:
-    """Return the text engine's configuration: the ranking engine's with a different number of blocks and weight format."""
+    """Return the text engine's configuration: the ranking engine's with another number of blocks and weight format."""
     return replace(
         engine_config(settings),
         num_blocks=settings.text_kv_num_blocks or _CPU_BLOCKS,

@@ -153,7 +153,7 @@ def _num_begun(text: str, string: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPlan:
-    """A request ready to run: the call that adds it to the engine, its choices, and a mask for each if it has a JSON schema."""
+    """A request ready to run: the call that adds it to the engine, its choices, and their masks for a JSON schema."""
 
     add: AddRequests
     choices: tuple[TextChoice, ...]

@@ -24,8 +24,7 @@ _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 _LIMITS = LLParserLimits(
     max_grammar_size=10_000, initial_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
 )
-"""Below llguidance's defaults, with which the mask of a step took more than a second and delayed every text of
-the engine."""
+"""Below llguidance's defaults: those took more than a second per step for the mask and delayed every text."""
 _WORD_BITS = 32
 _MAX_PROBLEM_LEN = 300
 _PATTERNS = jsonschema_rs.RegexOptions(size_limit=2**20, dfa_size_limit=2**20)

@@ -201,7 +201,7 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate 
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
-    """Return the error with the wording by which clients of OpenAI and vLLM detect prompts that are too long."""
+    """Return the error for a prompt that is too long, worded as clients of OpenAI and vLLM expect it."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )

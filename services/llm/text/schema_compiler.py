@@ -69,7 +69,7 @@ class SchemaCompiler:
         return found
 
     async def _step(self, digest: bytes, schema: str) -> None:
-        """Wait for a running compilation of the schema; otherwise wait for a slot and start one unless it has started meanwhile."""
+        """Wait for a running compilation of the schema; otherwise wait for a slot and start one."""
         if (running := self._running.get(digest)) is not None:
             await asyncio.shield(running)
             return

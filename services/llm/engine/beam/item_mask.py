@@ -48,7 +48,10 @@ class RankWork(Work):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Base:
-    """One filter's mask: for all levels but the last, the allowed items below each node (C,) int32; the bits on host and device."""
+    """One filter's mask.
+
+    For all levels but the last, the allowed items below each node (C,) int32; the bits on host and device.
+    """
 
     counts_by_level: tuple[np.ndarray, ...]
     host_bits_by_level: tuple[np.ndarray, ...]
@@ -65,7 +68,7 @@ class ItemMasks:
         self._last: tuple[np.ndarray | None, _Base] = (None, self._everything)
 
     def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> ItemMask:
-        """Return the mask of the `allowed` items (num_items,) bool, None for all, minus the `excluded` items (N,) int, in any order.
+        """Return the mask of the `allowed` items (num_items,) bool, None for all, minus the `excluded` items (N,) int.
 
         If the same `allowed` array is passed again, its content must be unchanged: it is not read again.
         """

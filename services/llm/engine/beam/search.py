@@ -69,7 +69,7 @@ class BeamBatch:
         )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the rows (R, B) of these requests' beams, padded with a request's last row, and the padding mask (R, B) bool."""
+        """Return the rows (R, B) of these requests' beams, padded with a request's last row, and the padding mask."""
         widths = self._widths[members][:, None]
         beam = np.arange(widths.max())
         rows = self._first_rows[members][:, None] + np.minimum(beam, widths - 1)
@@ -101,7 +101,7 @@ class BeamSearch:
         self._trie = trie
 
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[RankedItems]:
-        """Select the first level from the prompts' last hidden states. Returns the rankings that are complete (depth 1)."""
+        """Select the first level from the prompts' last hidden states. Returns the complete rankings (depth 1)."""
         level = self._trie.levels[0]
         top_k = choose_first(level, self._level_logits(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:

@@ -33,9 +33,10 @@ class TopK(NamedTuple):
 
 
 def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
-    """Return the indices (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct if it matters).
+    """Return the indices (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1).
 
-    Score and number are packed into one integer with the same order, so that a single top-k is exact.
+    Score and number are packed into one integer with the same order, so that a single top-k is exact. Numbers must be
+    distinct if the choice between ties matters.
     """
     keys = (ordered_bits(score_RC) << 32) | (_LOW_BITS - number_RC.long())
     return keys.topk(count, dim=-1).indices
@@ -114,9 +115,9 @@ def _packed_children(
 
 
 def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
-    """Return the log-sum-exp of each beam's candidates (R, B), which are contiguous up to `end_RB`; 0 for a beam without any.
+    """Return the log-sum-exp of each beam's candidates (R, B), contiguous up to `end_RB`; 0 for a beam without any.
 
-    The sums are differences of a cumulative sum in fp64, of numbers of at most 1, of which each beam has at least a 1.
+    The sums are differences of a cumulative sum in fp64, of numbers of at most 1; each beam has at least one 1.
     """
     top_RB = torch.full_like(end_RB, -torch.inf, dtype=logits_RC.dtype).scatter_reduce_(
         -1, parent_RC, logits_RC, "amax"

@@ -68,7 +68,10 @@ class Level:
 
 
 class Trie:
-    """The levels of one catalogue. `nodes_of_items[l]` (num_items,) int32, on the host, are the nodes before level l."""
+    """The levels of one catalogue.
+
+    `nodes_of_items[l]` (num_items,) int32, on the host, are the nodes before level l.
+    """
 
     def __init__(self, items: ItemCodes, device: torch.device) -> None:
         self.num_items, self.depth = items.codes.shape

@@ -19,7 +19,11 @@ from services.llm.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberSizes:
-    """Bytes per number in the layers' matrices, the head and embedding, and a beam's tail; bytes per token's keys and values in a layer."""
+    """Storage sizes of a decoder.
+
+    Bytes per number in the layers' matrices, the head and embedding, and a beam's tail; bytes per token's keys and
+    values in a layer.
+    """
 
     matrix: float
     head: float

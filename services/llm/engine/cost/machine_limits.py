@@ -47,7 +47,7 @@ def _measured(device: torch.device, dtype: torch.dtype, effort: int) -> MachineL
 
 
 def _product_rate(max_side: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the largest square product of at most `max_side` whose single run stays below `_LONGEST_TRY_S`.
+    """Return the FLOP/s of the largest square product, of at most `max_side`, that runs within `_LONGEST_TRY_S`.
 
     On a processor without bf16 instructions a product in bf16 takes a hundred times as long as in fp32.
     """
@@ -68,7 +68,7 @@ def _reads(source: Tensor) -> list[Callable[[], Tensor]]:
 
 
 def _matrix(side: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a matrix of random numbers: with equal numbers a GPU flips few bits and runs faster than with any real model."""
+    """Return a matrix of random numbers: equal numbers flip few bits, which makes a GPU faster than on a real model."""
     drawn = torch.randn(2, side, device=device, generator=torch.Generator(device).manual_seed(seed))
     return (drawn[0].unsqueeze(-1) + drawn[1]).to(dtype)
 

@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UniformBatch:
-    """A step of one fixed shape: every request has the same number of query rows, and each row sees all pages of its request.
+    """A step of one fixed shape: every request has the same number of query rows, which see all its pages.
 
     Text decode (one row per request) and beam search are such steps. All tensors are int64 and stay in place on the
     device, so that derived work can be captured in a graph and replayed over other contents.

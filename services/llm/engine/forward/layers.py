@@ -1,8 +1,9 @@
-"""The forward pass of a step, from tokens to hidden states: a loop over the layers with joined weights and fused operations.
+"""The forward pass of a step, from tokens to hidden states: a loop over the layers with fused operations.
 
 The rows of all requests are flattened into one axis: the chunks' tokens, whose keys and values go to the paged cache,
-then the beams, whose keys and values go to their tails. The loop copies nothing to the host and has no data-dependent
-control flow, so a graph can capture it over inputs that stay in place. It does not know requests or items.
+then the beams, whose keys and values go to their tails. Projections are joined to matrices. The loop copies nothing to
+the host and has no data-dependent control flow, so a graph can capture it over inputs that stay in place. It does not
+know requests or items.
 
 Shape suffixes: T rows of the step, P rows that go to the paged cache, B beams, D hidden, V vocabulary, R rows, H query
 heads, G key/value heads, K head size.

@@ -45,8 +45,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Apply head norms (if any) and rope, store keys and values, and return the queries (T, H, K).
 
-        `cos_sin` are cosine and sine (T, K) of each row's position. The first P rows' keys and values go to their slots of the cache.
-        Rows beyond P are beams, whose keys and values go to their places in `tails`.
+        `cos_sin` are cosine and sine (T, K) of each row's position. The first P rows' keys and values go to their slots
+        of the cache. Rows beyond P are beams, whose keys and values go to their slots in `tails`.
         """
         ...
 

@@ -22,10 +22,11 @@ from services.llm.engine.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows from `first_row`, at positions from `first_position`; row i sees the first `first_limit + i * limit_step` positions.
+    """Rows from `first_row`, at positions from `first_position`.
 
-    With a window, row i does not see the positions from `num_sinks` up to `window_start + i * limit_step`, and
-    `block_ids` skips `num_skipped` whole blocks that no row sees, after the first `num_sink_blocks`.
+    Row i sees the first `first_limit + i * limit_step` positions. With a window, it does not see the positions from
+    `num_sinks` up to `window_start + i * limit_step`, and `block_ids` skips `num_skipped` whole blocks that no row
+    sees, after the first `num_sink_blocks`.
     """
 
     first_row: int
@@ -46,7 +47,10 @@ class Tile:
 
 
 def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int, window: Window | None = None) -> list[Tile]:
-    """Cut a step into tiles for the layers with this window (None: full attention). Rows are the chunks' tokens, then the beams."""
+    """Cut a step into tiles for the layers with this window (None: full attention).
+
+    Rows are the chunks' tokens, then the beams.
+    """
     tiles = _cut(plan, tile_queries, block_tokens)
     return tiles if window is None else [_leave_out_unseen(tile, window, block_tokens) for tile in tiles]
 
@@ -113,7 +117,7 @@ class GroupWindow:
 
 
 def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
-    """Group tiles whose numbers of rows and blocks round up to the same powers of two, so that padding costs at most 4x."""
+    """Group tiles whose numbers of rows and blocks round up to the same powers of two: padding costs at most 4x."""
     by_size: dict[tuple[int, int], list[Tile]] = defaultdict(list)
     for tile in tiles:
         by_size[(tile.num_rows - 1).bit_length(), (len(tile.block_ids) - 1).bit_length()].append(tile)

@@ -49,7 +49,7 @@ class TorchAttention:
         self._window = window
 
     def prepare(self, plan: StepPlan) -> TileLayout:
-        """Cut a step into tiles and group those of similar size."""
+        """Cut a step into tiles and group tiles of similar size."""
         return TileLayout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
 
     def prepare_uniform(self, batch: UniformBatch) -> TileLayout:
@@ -87,7 +87,10 @@ class TorchAttention:
 def paged_attention(
     q_THK: Tensor, cache: KvCache, layer: int, groups: list[TileGroup], tile_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Attend each row over its own context. Returns the output (T, H, K) and the log-sum-exp of the scores (T, H) fp32."""
+    """Attend each row over its own context.
+
+    Returns the output (T, H, K) and the log-sum-exp of the scores (T, H) fp32.
+    """
     out_THK = torch.empty_like(q_THK)
     lse_TH = torch.empty(q_THK.shape[:2], dtype=torch.float32, device=q_THK.device)
     for group in groups:

@@ -1,4 +1,4 @@
-"""A decoder's weights in the format of the engine's forward pass: projections joined to matrices by the table in `layer.py`.
+"""A decoder's weights in the format of the engine's forward pass: projections joined by the table in `layer.py`.
 
 The decoder's own parameters become views of the joined matrices, so memory does not double and the decoder still works.
 The module does not know kernels.

@@ -113,7 +113,7 @@ class TritonAttention:
         return lowest if num_rows <= lowest else self.max_tile_rows
 
     def _num_splits(self, num_tiles: int, rows_per_tile: int, longest: int) -> int:
-        """Return the number of splits of contexts of up to `longest` tokens that fills the device; 1 if the tiles already fill it."""
+        """Return the number of splits of contexts of up to `longest` tokens; 1 if the tiles already fill the device."""
         is_tall = rows_per_tile * self._heads_per_group > _MAX_PROGRAM_ROWS // 2
         at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
         return max(1, min(at_once // (num_tiles * self._num_kv_heads), longest // MIN_SPLIT_TOKENS))

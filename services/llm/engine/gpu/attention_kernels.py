@@ -1,4 +1,4 @@
-"""Attention over paged contexts in two Triton kernels: query rows over splits of their contexts, then the merge of the splits.
+"""Attention over paged contexts in two Triton kernels: query rows over splits of their contexts, then the merge.
 
 In the first kernel a program handles a tile of query rows of one request (with all query heads that share a key/value
 head) over one split of that request's context, in pieces with an online softmax (Milakov and Gimelshein 2018; Dao et
@@ -59,8 +59,9 @@ def attend_splits(
     """Attend each row over each split of its context.
 
     Returns:
-        The output (S, T, H, K) in this dtype, and the log-sum-exp of the scores (S, T, H) fp32, which is -inf for an empty split,
-        whose output is not written.
+        The output (S, T, H, K) in this dtype, and the log-sum-exp of the scores (S, T, H) fp32, which is -inf for an
+        empty
+        split, whose output is not written.
     """
     num_rows, num_heads, head_dim = q_THK.shape
     num_kv_heads = slots.keys.shape[1]
@@ -122,7 +123,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     MIN_SPLIT: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ) -> None:
-    """Attend one tile's rows over one split of their context. Row r of the program is head r % M of the tile's row r // M."""
+    """Attend one tile's rows over one split of their context. Row r of the program is head r % M of tile row r // M."""
     group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     first_row = tl.load(tile_ptr + tile * 6)

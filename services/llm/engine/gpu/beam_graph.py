@@ -1,4 +1,4 @@
-"""All levels of beam search after the first as one captured step: the first level's beams are inputs, the items are outputs.
+"""All levels of beam search after the first as one captured step: from the first level's beams to the items.
 
 Nothing between the levels returns to the host: the parents, tokens and tails of a level are selected from the previous
 level.
@@ -30,10 +30,10 @@ from services.llm.engine.sequence import Sequence
 
 
 class BeamInputs:
-    """The input tensors of captured beam steps: the first level's tokens, nodes and scores, and all levels' masks and widths.
+    """The input tensors of captured beam steps: the first level's beams, and all levels' masks and widths.
 
-    They stay in place, are sized for the widest step and are shared by all shapes, of which only one runs at a time.
-    The tails of the first captured level are memory that the level itself writes.
+    They stay in place, are sized for the widest step and are shared by all shapes; only one shape runs at a time. The
+    tails of the first captured level are memory that the level itself writes.
     """
 
     def __init__(self, config: DecoderConfig, trie: Trie, max_rows: int, max_requests: int, dtype: torch.dtype) -> None:

@@ -42,7 +42,7 @@ CaptureProgress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Events that must not happen after the warm-up: shapes captured in service, and decode or beam steps run eagerly."""
+    """Events that must not happen after the warm-up: late captures of shapes, and eager decode or beam steps."""
 
     late_captures: int = 0
     eager_fallbacks: int = 0

@@ -38,7 +38,10 @@ class TextGraph:
         self.step = CapturedStep(device, self._body, inputs, lambda: table.fill([], shape.num_requests))
 
     def run(self, sequences: list[Sequence]) -> SampledBatch:
-        """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
+        """Sample each request's next token. Does not wait.
+
+        Sampling parameters and masks are prepared while the device runs the graph.
+        """
         self._table.fill(sequences, self._num_requests)
         logits_BV, token_B = self.step.replay()
         draws = [SamplingInput.of(sequence) for sequence in sequences]
@@ -59,7 +62,7 @@ class TextGraph:
 
 
 class PromptTable:
-    """The inputs of captured prompts, shared by all shapes, of which only one runs at a time.
+    """The inputs of captured prompts, shared by all shapes; only one shape runs at a time.
 
     All integers are in one tensor that stays in place: columns with a number per row, then the tiles, then their block
     ids. Rows beyond the prompts' tokens are padding: they write to the scratch block and see one token of it, so that

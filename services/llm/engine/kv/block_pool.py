@@ -46,7 +46,10 @@ class BlockPool:
         return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached prefix of this hash chain. Does not acquire them: call `acquire` before any other change."""
+        """Return the blocks of the longest cached prefix of this hash chain.
+
+        Does not acquire them: call `acquire` before any other change.
+        """
         found: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)

@@ -1,8 +1,9 @@
-"""Block tables: the blocks that each running sequence holds, from admission to its end, with cached prefix blocks shared.
+"""Block tables: the blocks that each running sequence holds, with cached prefix blocks shared.
 
-The module fills and empties `Sequence.block_table`, keeps the pool's reference counts equal to the tables, and
-registers full blocks in the prefix cache. An entry whose block is behind the sliding window is the scratch block,
-numbered after the pool's last block: no row reads it. Pure: no torch and no clock; it does not decide what runs.
+The module fills and empties `Sequence.block_table` from admission to end, keeps the pool's reference counts equal to
+the tables, and registers full blocks in the prefix cache. The scratch block, numbered after the pool's last block,
+replaces the entries of blocks behind the sliding window: no row reads it. Pure: no torch and no clock; it does not
+decide what runs.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from services.llm.engine.sequence import Sequence
 
 
 class BlockNeed:
-    """Number of KV blocks that a sequence of one model needs at once: all blocks of its tokens, or only the visible blocks.
+    """Number of KV blocks that a sequence of one model needs at once: all its blocks, or only the visible blocks.
 
     If every layer has a sliding window, blocks wholly behind it, except the blocks of the sinks, are not read again.
     `window` is the window of all layers; None if any layer has full attention.
@@ -47,14 +48,17 @@ class BlockNeed:
         return slice(self._num_sink_blocks, self.first_visible(num_computed))
 
     def table_len(self, num_computed: int, num_tokens: int) -> int:
-        """Return the length of a block table for `num_computed` tokens and the longest chunk after them, at most `num_tokens` in all."""
+        """Return the length of a block table for `num_computed` tokens and the longest chunk after them.
+
+        The tokens are at most `num_tokens` in all.
+        """
         needed = self._blocks_of(num_tokens)
         if self._window is None:
             return needed
         return min(needed, self.first_visible(num_computed) + self._num_visible_blocks)
 
     def longest(self, num_tokens: int) -> int:
-        """Limit `num_tokens` to the pool's capacity for a single sequence that is computed in chunks from its beginning."""
+        """Limit `num_tokens` to the pool's capacity for a single sequence, computed in chunks from its beginning."""
         if self._window is not None and self._num_sink_blocks + self._num_visible_blocks <= self._num_blocks:
             return num_tokens
         return min(num_tokens, self._num_blocks * self._block_tokens)
@@ -86,7 +90,10 @@ class BlockTables:
         return num_new + num_reserved <= self.pool.num_free_without(cached)
 
     def place(self, sequence: Sequence) -> None:
-        """Acquire the cached prefix and allocate the blocks after it. The last token is always computed: its hidden state is needed."""
+        """Acquire the cached prefix and allocate the blocks after it.
+
+        The last token is always computed: its hidden state is needed.
+        """
         sequence.block_table = self._cached_blocks(sequence)
         sequence.num_computed_tokens = len(sequence.block_table) * self._block_tokens
         self.pool.acquire(sequence.block_table)
@@ -102,7 +109,7 @@ class BlockTables:
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
 
     def record(self, sequence: Sequence, start: int) -> None:
-        """Register the blocks filled by the tokens from `start`, and release the blocks that are now behind the window."""
+        """Register the blocks filled by the tokens from `start`, and release blocks that are now behind the window."""
         num_known = min(sequence.num_computed_tokens, len(sequence.tokens))
         num_full = num_known // self._block_tokens
         if num_full > len(sequence.block_hashes):

@@ -18,7 +18,7 @@ from services.llm.engine.config import KvKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """One layer's memory in the kernels' format: (slots, G, K) numbers, and their scales (slots, G, 1) if they are quantised."""
+    """One layer's memory for kernels: (slots, G, K) numbers, and scales (slots, G, 1) if they are quantised."""
 
     keys: Tensor
     values: Tensor
@@ -107,7 +107,7 @@ class _PlainStore:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Quantisation of a number in -1 to 1: to a dtype whose largest magnitude is `peak`, rounded first for an integer dtype."""
+    """Quantisation of a number in -1 to 1 to a dtype with largest magnitude `peak`, rounded for an integer dtype."""
 
     dtype: torch.dtype
     peak: float
@@ -118,7 +118,7 @@ _CODES = {"int8": _Code(torch.int8, 127.0, rounds=True), "fp8": _Code(torch.floa
 
 
 class _ScaledStore:
-    """One byte per number, with an fp32 scale per token and head. The bytes are stored as uint8, which every device can index."""
+    """One byte per number, with an fp32 scale per token and head. Stored as uint8, which every device can index."""
 
     def __init__(self, shape: tuple[int, ...], code: _Code, device: torch.device) -> None:
         self._code = code

@@ -184,7 +184,10 @@ def _are_kept(scaled_RN: Tensor, mass_RN: Tensor, params: Many[SamplingParams]) 
 
 
 def _first(key_RN: Tensor, weight_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the tokens, by key and then by index, up to the token at which the sum of weights reaches the target; otherwise all."""
+    """Return the tokens, by key and then by index, up to the token at which the sum of weights reaches the target.
+
+    Returns all tokens if the sum does not reach it.
+    """
     place = sum(_DIGIT_BITS)
     found_R1, above_R1 = torch.zeros_like(target_R1), torch.zeros_like(target_R1)
     for bits in _DIGIT_BITS:
