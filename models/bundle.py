@@ -178,7 +178,7 @@ def open_bundle(folder: Path) -> Bundle:
 def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the hashes of a bundle's files and its serving values, by name.
 
-    Bundles with equal results give the same answers.
+    Bundles with equal results give the same answers to requests.
     """
     serving: Mapping[str, Any] = manifest.get("serving", {})
     files: dict[str, str] = manifest["files"]

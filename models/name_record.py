@@ -229,7 +229,7 @@ class NameRecord:
 
     @property
     def spared(self) -> set[str]:
-        """The versions that pruning must keep: those that may serve next."""
+        """The versions that may serve next; pruning must keep them."""
         candidate = None if self.canary is None else self.canary.version
         return {version for version in (self.live, self.previous, candidate) if version is not None}
 

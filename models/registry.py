@@ -350,8 +350,8 @@ class BundleStore:
 
         Kept are the newest `keep` trainings (see `models.trainings`) and, for each name, the live version, the canary,
         the rollback target, the versions that these started from or add items to, and the reference. Versions are first
-        hidden, then the names are read again: a version that was promoted meanwhile is shown again, and its promoter
-        checks for it again. So is a version that a killed process had hidden. Only one process prunes at a time, and no
+        hidden, then the names are read again: a version that was promoted meanwhile, or hidden by a killed process, is
+        shown again if a name needs it, and its promoter checks for it again. Only one process prunes at a time, and no
         process publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
         nothing is deleted.
         """

@@ -27,7 +27,7 @@ from services.llm.engine.sequence import Sequence
 
 _RETRY_AFTER_S = 0.1
 _MIN_PROMPT_TOKENS = 16
-"""Prompt tokens of a step, however many texts decode: so prompts always advance."""
+"""Minimum number of prompt tokens per step, so that prompts always advance next to decoding texts."""
 
 
 class Scheduler:

@@ -18,7 +18,7 @@ _NO_FILTERS = Filters()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The shown items at a revision of the layout, (num_known,) bool, None for all; and the time of the revision."""
+    """The shown items at a revision of the layout, (num_known,) bool, None for all; and when the mask was made."""
 
     mask: np.ndarray | None
     revision: int

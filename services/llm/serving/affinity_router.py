@@ -8,8 +8,8 @@ replica on the ring when that replica has no room. Four things differ from Ray's
 - A request may name replicas in its `replicas`: the running ones among them are tried in that order. The gateway names
   them for rankings, since it knows which replicas hang or are slow; this router tells the gateway which replicas run.
 - Concurrent calls of one request, such as a completion's prompts, are routed separately. Ray gives them all the
-  internal id of that request, by which it finds the waiting call, so it would route only the first of them and leave
-  the rest waiting.
+  internal id of that request, by which it finds the waiting call, so it would route a single call and leave the
+  rest waiting.
 - With a `load_bound`, a session leaves an overloaded replica: the first replica on the ring with a load below
   `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded
   Loads", 2016). Loads are those known to this process: the requests that it sent, and the loads that replicas

@@ -80,7 +80,7 @@ def num_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 @torch.inference_mode(mode=False)
 def join_weights(decoder: Decoder) -> Weights:
-    """Join a decoder's matrices; if an earlier engine has joined them, use those."""
+    """Join a decoder's matrices; reuse the matrices that an earlier engine has joined."""
     return Weights(
         config=decoder.config,
         embedding_VD=decoder.embedding.weight.detach(),

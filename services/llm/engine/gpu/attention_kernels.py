@@ -250,7 +250,7 @@ def _merge_states(  # type: ignore[no-untyped-def]
     PLACES_PAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Merge one head of one row: the splits of its context, then the positions of its tail, if it has one."""
+    """Merge one head of one row: the splits of its context, then the positions of its tail, if any."""
     place = tl.program_id(0).to(tl.int64)
     row, head = place // NUM_HEADS, place % NUM_HEADS
     dim_K = tl.arange(0, HEAD_PAD)
