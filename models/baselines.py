@@ -1,4 +1,4 @@
-"""Three untrained recommenders as baselines of every model: popularity, bigram, item-kNN.
+"""Three untrained baselines: popularity, bigram, item-kNN.
 
 Each is built from training sequences of item indices and scores histories (oldest first) over all items. Numpy only.
 """
@@ -10,14 +10,15 @@ import numpy as np
 _KEPT_NUMBERS = 1 << 27
 """Maximum number of similarities kept: 1 GiB, enough for all pairs of up to 11,000 items."""
 _FEW = 8
-"""An item is similar to few where its users' events are fewer than the catalogue divided by this: then these are sorted, and not counted by item."""
+"""If an item's users have fewer events than the catalogue size divided by this, counts are sorted instead of kept per
+item."""
 
 _Row = tuple[slice | np.ndarray, np.ndarray]
 """The nonzero similarities of an item: indices in the catalogue, and values."""
 
 
 class Popularity:
-    """The same ranking for every user: counts of training events."""
+    """Popularity: the same ranking for every user, by count of training events."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_items: int) -> None:
         self._counts_V = np.bincount(_flat(sequences), minlength=num_items).astype(np.float64)
@@ -28,7 +29,7 @@ class Popularity:
 
 
 class Bigram:
-    """First-order Markov: how often an item directly followed the newest one; ties are broken by popularity."""
+    """First-order Markov: how often an item directly followed the newest item; ties are broken by popularity."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_items: int) -> None:
         counts_V = np.bincount(_flat(sequences), minlength=num_items)
@@ -49,7 +50,7 @@ class Bigram:
 
 
 class ItemKnn:
-    """Cosine similarity of the items' sets of users, summed over the newest items with a weight that decays with recency."""
+    """Cosine similarity of the items' user sets, summed over the newest items with recency-decayed weights."""
 
     def __init__(
         self, sequences: Sequence[np.ndarray], num_items: int, *, newest: int = 20, decay: float = 0.8

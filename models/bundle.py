@@ -1,4 +1,4 @@
-"""One published version of everything that must match, as a folder whose files are verified against its manifest. No torch."""
+"""A bundle: one published version of all files that must match, verified against its manifest. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,16 @@ from models.trainings import Lineage, made_from
 from models.withdrawals import SERVING
 
 JUDGED = "judged"
-"""The folder of the judged pair within a bundle."""
+"""Folder of the model pair that the quality gate evaluated, within a bundle."""
 REPORT = "report.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One published version. Each file is verified against the manifest when it is asked for: BundleCorrupt, BundleIncomplete."""
+    """One published version.
+
+    Each file is verified on first access, which raises BundleCorrupt or BundleIncomplete.
+    """
 
     version: str
     path: Path
@@ -30,7 +33,7 @@ class Bundle:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has a decoder and a student; one that was made of items alone has neither, and its manifest says so."""
+        """Whether the bundle has a decoder and a student; an items-only bundle has neither, as its manifest states."""
         return bool(self.manifest.get("trained", True))
 
     @property
@@ -41,46 +44,52 @@ class Bundle:
 
     @property
     def student_path(self) -> Path:
-        """The student's ONNX file, verified with the table beside it, where it has one. Raises BundleUntrained."""
+        """The student's ONNX file, verified together with its item table, if any. Raises BundleUntrained."""
         self._require_models()
         self._verified("student_table")
         return self._verified("student.onnx")
 
     @property
     def student_weights_path(self) -> Path | None:
-        """The student's weights, verified; None in a bundle without them."""
+        """The student's weights, verified; None in a bundle without weights."""
         return self._verified("student.safetensors") if "student.safetensors" in self.manifest["files"] else None
 
     @property
     def judged_dir(self) -> Path:
-        """The folder of the pair that the gate judged: the bundle's own, where the judged pair serves. Not verified."""
+        """Folder of the pair that the gate evaluated: the bundle's own folder if that pair serves. Not verified."""
         return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
 
     @property
     def lineage(self) -> Lineage:
-        """What it was made from, by name."""
+        """The versions that this bundle was made from, by role."""
         found: Lineage = self.manifest.get("lineage", {})
         return found
 
     @property
     def started_from(self) -> str | None:
-        """The version from whose weights its training started; None where it started from the beginning."""
+        """The version whose weights initialised the training; None for a training from scratch."""
         return parents_of(self.manifest).get("started_from")
 
     @property
     def is_whole_training(self) -> bool:
-        """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
+        """Whether the bundle was trained from scratch, without added items or optimisation since."""
         return self.is_trained and self.started_from is None and made_from(self.lineage) is None
 
     @property
     def prefix_version(self) -> str:
-        """What cached prefixes are named by: the decoder's files and how they are served. A bundle that adds items and keeps the decoder finds those of the one before it."""
+        """Key of cached prefixes: the decoder's file hashes and weight format.
+
+        A bundle that adds items and keeps the decoder shares the cached prefixes of its parent.
+        """
         decoder = {name: digest for name, digest in self.manifest["files"].items() if name.startswith("decoder/")}
         return json.dumps([self.weight_kind, decoder], sort_keys=True) if decoder else self.version
 
     @property
     def weight_kind(self) -> str:
-        """How the decoder's weights are stored where it serves, as the engine's configuration names it; `model`, its dtype, unless an optimisation chose another."""
+        """Storage format of the decoder's weights in serving, as the engine's configuration names it.
+
+        `model`, the checkpoint's dtype, unless an optimisation chose another format.
+        """
         found: str = self.manifest.get("serving", {}).get("weight_kind", "model")
         return found
 
@@ -89,11 +98,11 @@ class Bundle:
         return load_catalogue(self._verified("catalogue.parquet"))
 
     def similar(self, num_items: int) -> SimilarTable:
-        """Read the similar items of each of this many items; none in bundles made before there were any."""
+        """Read the similar items for a catalogue of this size; empty in bundles from before similar items existed."""
         return load_similar(self._verified(SIMILAR), num_items)
 
     def item_ids(self) -> tuple[str, ...]:
-        """Read the ids of the catalogue's items alone, in index order."""
+        """Read only the item ids of the catalogue, in index order."""
         return load_item_ids(self._verified("catalogue.parquet"))
 
     def report(self) -> dict[str, Any]:
@@ -126,23 +135,27 @@ class Bundle:
 
 
 def learned_repeats(manifest: Mapping[str, Any]) -> bool:
-    """Whether a bundle learned that users come back to items: requests then show seen items by default, and its stored lists hold them."""
+    """Whether training found that users return to items.
+
+    Then requests show seen items by default, and stored lists contain them.
+    """
     return bool(manifest.get("repeats", False))
 
 
 def lists_version(manifest: Mapping[str, Any], version: str) -> str:
-    """Return the version under whose name a bundle's stored lists are: its own, or that of the bundle to which it only added items.
+    """Return the version under which a bundle's stored lists are kept: its own, or that of the bundle it extends.
 
-    `lists` in the manifest names that one, for the version to which it was written: a copy in another bundle's manifest says nothing.
+    The manifest's `lists` holds that version together with the version it was written for; in any other bundle's
+    manifest it is ignored.
     """
     lists = manifest.get("lists", {})
     return str(lists["of"]) if lists.get("under") == version else version
 
 
 def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
-    """Whether the decoder ranked better than its student for histories of this many known items; where nothing was measured, it counts as better.
+    """Whether the decoder ranked better than its student for histories of this length; true if not measured.
 
-    `llm_pays` in the manifest lists ranges of lengths, [first, last], where last None is open.
+    `llm_pays` in the manifest lists ranges of lengths, [first, last]; the range is open if last is None.
     """
     ranges = manifest.get("llm_pays")
     if ranges is None:
@@ -151,7 +164,7 @@ def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Open the version in a folder of its name; its files are verified when they are needed. Raises BundleNotFound or BundleCorrupt."""
+    """Open a version from its folder; files are verified on first access. Raises BundleNotFound or BundleCorrupt."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -163,7 +176,10 @@ def open_bundle(folder: Path) -> Bundle:
 
 
 def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hashes of a bundle's files by name and, beside them, how they are served: what tells it from a bundle that answers otherwise."""
+    """Return the hashes of a bundle's files and its serving values, by name.
+
+    Bundles with equal results give the same answers to requests.
+    """
     serving: Mapping[str, Any] = manifest.get("serving", {})
     files: dict[str, str] = manifest["files"]
     return files | {f"{SERVING}{name}": str(value) for name, value in serving.items()}

@@ -1,12 +1,13 @@
-"""Follows a name: polls its record, loads the versions that it serves in a thread of its own, and hands over what serves when that changes.
+"""Follows a model name: polls its record, loads its versions in a separate thread, and hands over changes.
 
-Those are the live version and, during a release, the canary. The live one is loaded first, and each is handed over when it is ready, so neither waits for
-the other or falls with it: while a new live version fails to load, the one before it stays, and while a candidate does, all users get the live one. A
-promoted canary is loaded already. What no longer serves is let go of before anything else is loaded.
+The versions are the live version and, during a release, the canary. The live version is loaded first, and each version
+is handed over when it is ready, so neither waits for or fails with the other. If a new live version fails to load, the
+previous version stays; if a canary fails to load, all users get the live version. A promoted canary is already loaded.
+Versions that no longer serve are released before any other version is loaded.
 
-A version that fails is tried again after a second, twice as long after each failure in a row up to a minute, and at once when the name has left it and
-comes back: the cause may be a disk, a mount or memory. A version whose content is corrupt stays so, and is never tried again by this process. It does not
-know what is loaded from a bundle.
+A failed version is retried after a second, with the pause doubling after each consecutive failure up to a minute, and
+immediately when the name has moved away from the version and returns: the cause may be a disk, a mount or memory. A
+version with corrupt content is never retried by this process. The follower does not know what is loaded from a bundle.
 """
 
 import threading
@@ -33,12 +34,12 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True, slots=True)
 class Serving(Generic[Loaded]):
-    """What serves under a name in this process.
+    """The versions that serve under a name in this process.
 
     Args:
-        live: The version that is live here: the name's, or while that cannot be loaded the one before; None before the first.
-        canary: The release under way, if its candidate is loaded.
-        loaded: What was loaded, by version: of these two and no other.
+        live: The live version; while a new live version cannot be loaded, the previous version. None before the first.
+        canary: The current release, if its candidate is loaded.
+        loaded: Loaded objects by version; contains only the live version and the candidate.
     """
 
     live: str | None = None
@@ -48,14 +49,17 @@ class Serving(Generic[Loaded]):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """When a version that failed is tried again, and how long the pause was."""
+    """Time of the next retry of a failed version, and the length of the last pause."""
 
     pause_s: float
     retry_at_s: float
 
 
 class BundleFollower(Generic[Loaded]):
-    """Calls `load` for each version that the name comes to serve, and `hand_over` with all that serves when it changes, both off the caller's thread after `start`."""
+    """Calls `load` for each new version of a name, and `hand_over` when the serving versions change.
+
+    After `start`, both run in the follower's thread.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class BundleFollower(Generic[Loaded]):
         clock: Callable[[], float] = time.monotonic,
         polled: Callable[[], object] = lambda: None,
     ) -> None:
-        """Keep the parts. `hand_over` must not fail; `polled` is called after each look at the record."""
+        """Store the callbacks. `hand_over` must not fail; `polled` is called after each poll of the record."""
         self._store = store
         self._poll_s = poll_s
         self._load = load
@@ -76,28 +80,28 @@ class BundleFollower(Generic[Loaded]):
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
         self.serving: Serving[Loaded] = Serving()
-        """What was handed over last."""
+        """The serving versions that were handed over last."""
         self.is_record_corrupt = False
-        """Whether the name's record could not be decoded when it was last read."""
+        """Whether the name's record could not be decoded at the last read."""
         self._corrupt: set[str] = set()
         self._failed: dict[str, _Failure] = {}
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Load what the name serves, if it does, then follow it in the background. Blocks while it loads."""
+        """Load the name's versions, if any, then follow the name in the background. Blocks during the first load."""
         self.refresh()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current poll or load. Does not wait."""
+        """Stop the thread after its current poll or load. Does not wait."""
         self._stopped.set()
 
     def refresh(self) -> None:
-        """Look at the record once, and load the versions that it names if they are due. Never raises."""
+        """Poll the record once and load its versions if they are due. Never raises."""
         try:
             if (record := self._record()) is None:
                 return
@@ -106,13 +110,16 @@ class BundleFollower(Generic[Loaded]):
             for version in record.serving:
                 if version not in self.serving.loaded and self._is_due(version):
                     self._try(version, record)
-        except Exception as error:  # whatever the record fails with, what is loaded must go on serving
+        except Exception as error:  # loaded versions must keep serving
             log.exception("name_unreadable", name=self._store.name, live=self.serving.live, error=repr(error))
         finally:
             self._polled()
 
     def _record(self) -> NameRecord | None:
-        """Return the name's record; where it cannot be decoded, the last valid one of this machine before anything is loaded, and None after."""
+        """Return the name's record.
+
+        If it cannot be decoded, return this machine's last valid record before the first load, otherwise None.
+        """
         try:
             record = self._store.record()
         except BundleCorrupt as error:
@@ -130,7 +137,7 @@ class BundleFollower(Generic[Loaded]):
     def _try(self, version: str, record: NameRecord) -> None:
         try:
             loaded = self._load(self._store.open(version))
-        except Exception as error:  # whatever a bundle fails with, the others must go on serving
+        except Exception as error:  # the other versions must keep serving
             log.exception("bundle_refused", version=version, live=self.serving.live, error=repr(error))
             self._record_failure(version, error)
             return
@@ -138,7 +145,7 @@ class BundleFollower(Generic[Loaded]):
         self._settle(record, {**self.serving.loaded, version: loaded})
 
     def _settle(self, record: NameRecord, loaded: Mapping[str, Loaded]) -> None:
-        """Hand over what serves by this record, of what is loaded, if it is not what was handed over last."""
+        """Hand over the loaded versions that serve by this record, if they differ from the last handover."""
         live = record.live if record.live in loaded else self.serving.live
         canary = record.canary if record.canary is not None and record.canary.version in loaded else None
         kept = {version: one for version, one in loaded.items() if version == live or version in record.serving}
@@ -147,7 +154,7 @@ class BundleFollower(Generic[Loaded]):
             self._hand_over(self.serving)
 
     def _is_due(self, version: str) -> bool:
-        """Whether to try this version now."""
+        """Whether the version is due for a load attempt."""
         failure = self._failed.get(version)
         return version not in self._corrupt and (failure is None or self._clock() >= failure.retry_at_s)
 

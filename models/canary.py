@@ -1,8 +1,9 @@
-"""A canary: a version that a share of the users gets beside the live one, by a salted hash of who they are. Pure.
+"""Canary: a version that serves a fraction of the users in parallel to the live version, by a salted hash of the user.
 
-The hash is the same in every process and on every machine, so a user has the same version at all doors, tiers and replicas and after restarts.
-A release goes through stages of growing shares. A larger share adds users and moves none back. A stage begins at a time that its record names, a while
-after the record is written, so that all processes have the version loaded by then and change over together.
+Pure. The hash is the same in every process and on every machine, so a user gets the same version from all gateways,
+tiers and replicas, and after restarts. A release goes through stages with growing traffic fractions. A larger fraction
+adds users and moves no user back. A stage begins at a time in the record, shortly after the record is written, so that
+all processes have loaded the version and switch together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,18 @@ MAX_HOLD_S = 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A share of the users (above 0, at most 1), held for at least `hold_s` before the next one."""
+    """A traffic fraction (above 0, at most 1), held for at least `hold_s` before the next stage."""
 
     share: float
     hold_s: float
 
 
 def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Return the stages of a release: shares grow from above 0 to at most 1, and the first leaves users to compare with. Raises InvalidRequest, which names the stage."""
+    """Return the stages of a release after validation.
+
+    Traffic fractions must grow from above 0 to at most 1; the first must leave users for comparison. Raises
+    InvalidRequest naming the stage.
+    """
     if not 1 <= len(stages) <= MAX_STAGES:
         raise InvalidRequest("stages", f"there are {len(stages)}", f"give 1 to {MAX_STAGES}")
     least = 0.0
@@ -55,20 +60,21 @@ def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """A release under way.
+    """A release in progress.
 
     Args:
         version: The candidate.
-        salt: Of the hash; one of its own for each release, so that it is not always the same users who get what is new.
-        stages: Shares in the order in which they are reached, growing.
-        by: Who began it.
-        at: When (UTC, ISO 8601).
-        stage: The index of the stage that it is in.
-        since_ms: From when (Unix ms) that stage's share holds; before, that of the stage before it.
-        by_hand: Whether stages are left by a person alone.
-        budgets: By guard metric, the share by which the candidate may be worse; others have their usual one.
-        report: What was found at the last look, in words.
-        looked_ms: When that was (Unix ms).
+        salt: Salt of the hash, random for each release, so that it is not always the same users who get the candidate.
+        stages: Traffic fractions in the order of the stages, growing.
+        by: Who started the release.
+        at: Start time (UTC, ISO 8601).
+        stage: Index of the current stage.
+        since_ms: Time (Unix ms) from which the current stage's fraction applies; the previous stage's applies before
+            it.
+        by_hand: Whether stages advance only manually.
+        budgets: By guard metric, the relative loss that the candidate may have; absent metrics have their default.
+        report: Report of the last analysis, as text.
+        looked_ms: Time of the last analysis (Unix ms).
     """
 
     version: str
@@ -84,31 +90,34 @@ class Canary:
     looked_ms: int | None = None
 
     def share_at(self, now_ms: float) -> float:
-        """Return the share of users who get the candidate at this time (Unix ms)."""
+        """Return the fraction of users who get the candidate at this time (Unix ms)."""
         place = self.stage if now_ms >= self.since_ms else self.stage - 1
         return self.stages[place].share if place >= 0 else 0.0
 
     def takes(self, place: float, now_ms: float) -> bool:
-        """Whether the user, or visitor's session, whose hash with the salt is this place in [0, 1) gets the candidate at this time (Unix ms)."""
+        """Whether the user or session with this hash position in [0, 1) gets the candidate at this time (Unix ms)."""
         return place < self.share_at(now_ms)
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether there is no larger share to go to."""
+        """Whether this is the last stage."""
         return self.stage == len(self.stages) - 1
 
     @property
     def identity(self) -> tuple[str, str, int, int, bool]:
-        """What an analysis of it holds for: this release, which its salt identifies, in this stage, and how it may be left."""
+        """The state that an analysis result refers to: the release (by its salt), the stage, and the advance mode."""
         return self.version, self.salt, self.stage, self.since_ms, self.by_hand
 
     def moved(self, stage: int, since_ms: int) -> Self:
-        """Return it in this stage from then on (Unix ms). What was reported is of the stage before. Raises InvalidRequest for a stage that it has not."""
+        """Return the canary in this stage from this time (Unix ms), without the previous stage's report.
+
+        Raises InvalidRequest for an unknown stage.
+        """
         self.check_stage(stage)
         return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
 
     def check_stage(self, stage: int) -> None:
-        """Raise InvalidRequest unless it has this stage."""
+        """Raise InvalidRequest if the stage does not exist."""
         if not 0 <= stage < len(self.stages):
             raise InvalidRequest("stage", f"there is no stage {stage}", f"give 0 to {len(self.stages) - 1}")
 
@@ -119,7 +128,7 @@ class _StoredStage(Schema):
 
 
 class StoredCanary(Schema):
-    """A canary as a name's record holds it."""
+    """Schema of a canary in a name's record."""
 
     version: Version
     salt: str
@@ -134,7 +143,7 @@ class StoredCanary(Schema):
     looked_ms: TimeMs | None
 
     def canary(self) -> Canary:
-        """Return the canary. Raises InvalidRequest for stages or a stage that a release cannot have."""
+        """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""
         stages = check_stages([Stage(one.share, one.hold_s) for one in self.stages])
         canary = Canary(**{**dict(self), "stages": stages})
         canary.check_stage(self.stage)

@@ -1,8 +1,9 @@
-"""The catalogue of a bundle: items, their codes, and the items that a request may return. Numpy only; pyarrow for files; no torch.
+"""The catalogue of a bundle: items, their codes, and the items that a request may return.
 
-An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
-of depth L is L integers; the integer of level l is in [0, level_sizes[l]). The decoder's token for code c at level l is
-`token_offset[l] + c`; token 0 is the beginning of a history.
+Numpy only; pyarrow for files; no torch. An item's *index* (0 to n-1, by item id order in the catalogue file) is
+internal; its *id* is the caller's string. A code of depth L is L integers; the integer of level l is in [0,
+level_sizes[l]). The decoder's token for code c at level l is `token_offset[l] + c`; token 0 is the beginning of a
+history.
 """
 
 import difflib
@@ -23,7 +24,10 @@ _NUM_OFFERED, _NUM_LIKELY, _MAX_COMPARED = 3, 16, 1_000
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Items in index order. `codes` is (num_items, depth) int32; `popularity` (num_items,) float64 counts of training events."""
+    """Items in index order.
+
+    `codes` is (num_items, depth) int32; `popularity` (num_items,) float64 counts of training events.
+    """
 
     item_ids: tuple[str, ...]
     titles: tuple[str, ...]
@@ -34,22 +38,22 @@ class Catalogue:
 
     @property
     def depth(self) -> int:
-        """The number of tokens of one item."""
+        """Number of tokens of an item."""
         return len(self.level_sizes)
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens of the decoder: special tokens and the codes of every level."""
+        """Number of tokens of the decoder: special tokens and the codes of every level."""
         return NUM_SPECIAL_TOKENS + sum(self.level_sizes)
 
     @cached_property
     def token_offsets(self) -> tuple[int, ...]:
-        """The first token of each level."""
+        """First token of each level."""
         return tuple(NUM_SPECIAL_TOKENS + sum(self.level_sizes[:level]) for level in range(self.depth))
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """Item id to index."""
+        """Map of item id to index."""
         return {item_id: index for index, item_id in enumerate(self.item_ids)}
 
     @cached_property
@@ -61,7 +65,7 @@ class Catalogue:
         return {name: np.array(indices) for name, indices in members.items()}
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
-        """Return the indices of these ids in their order; unknown ids are skipped."""
+        """Return the indices of these ids in order; unknown ids are skipped."""
         known = self.index_of
         return [known[item_id] for item_id in item_ids if item_id in known]
 
@@ -77,7 +81,7 @@ class Catalogue:
         allowed_item_ids: Sequence[str] | None = None,
         excluded_item_ids: Iterable[str] = (),
     ) -> np.ndarray:
-        """Return the mask (num_items,) bool of the items of any of these categories, among those allowed and not excluded.
+        """Return the mask (num_items,) bool of the items in any of these categories that are allowed and not excluded.
 
         None means no limit. Unknown names and ids are ignored.
         """
@@ -100,8 +104,9 @@ class Catalogue:
         is_category: Callable[[str], bool] = lambda _: False,
         is_item: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Refuse filters with unknown categories or items; `is_category` and `is_item` accept names from outside this catalogue.
+        """Reject filters with unknown categories or items.
 
+        `is_category` and `is_item` accept names from outside this catalogue.
         Raises InvalidRequest naming the entry.
         """
         for position, name in enumerate(categories or ()):
@@ -119,12 +124,15 @@ class Catalogue:
 
     @cached_property
     def _category_pairs(self) -> dict[str, frozenset[str]]:
-        """The categories compared with an unknown name, largest first, and their lower-case character pairs."""
+        """Categories to compare with an unknown name, largest first, and their lower-case character pairs."""
         by_size = sorted(self._items_by_category, key=lambda name: -len(self._items_by_category[name]))
         return {name: _pairs(name) for name in by_size[:_MAX_COMPARED]}
 
     def _fix_of_category(self, name: str) -> str:
-        """Return the categories nearest to a name, or else the largest. Only categories that share the most pairs are compared in full."""
+        """Return the categories closest to a name, or else the largest.
+
+        Only the categories that share the most character pairs are compared in full.
+        """
         pairs, wanted = self._category_pairs, _pairs(name)
         if not pairs:
             return "leave it out, no item of this catalogue has a category"
@@ -135,7 +143,7 @@ class Catalogue:
         return f"the nearest: {names}" if near else f"name one that items have, for example {names}"
 
     def save(self, path: Path) -> None:
-        """Write one Parquet file, with the level sizes in its metadata."""
+        """Write the catalogue to a Parquet file, with the level sizes in its metadata."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -158,7 +166,7 @@ def _pairs(name: str) -> frozenset[str]:
 
 
 def load_catalogue(path: Path) -> Catalogue:
-    """Read what `save` wrote. Raises BundleCorrupt."""
+    """Read a catalogue that `save` wrote. Raises BundleCorrupt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -178,7 +186,7 @@ def load_catalogue(path: Path) -> Catalogue:
 
 
 def load_item_ids(path: Path) -> tuple[str, ...]:
-    """Read the ids of what `save` wrote, in index order. Raises BundleCorrupt."""
+    """Read only the item ids of a catalogue that `save` wrote, in index order. Raises BundleCorrupt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

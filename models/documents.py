@@ -1,6 +1,7 @@
-"""JSON documents of a bundle store, decoded and validated in one step: a process that can write to the store may have written anything.
+"""JSON documents of a bundle store, decoded and validated in one step.
 
-A schema is a pydantic model. It declares the fields that code reads. Other fields are kept unchecked, since a newer version may have written them.
+Validation matters because any process with write access may have written them. A schema is a pydantic model that
+declares the fields read by code. Other fields are kept unchecked, since a newer version may have written them.
 """
 
 import json
@@ -13,15 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from models.errors import BundleCorrupt
 
 MAX_BYTES = 64 * 2**20
-"""Larger documents are refused."""
+"""Larger documents are rejected."""
 MAX_TIME_MS = 253_402_300_799_999
 """Unix milliseconds at the end of the year 9999."""
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RESERVED = frozenset({"names", "LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"})
-"""Entries of a folder store that are no versions."""
+"""Entries of a folder store that are not versions."""
 
 Version = Annotated[str, StringConstraints(pattern=f"^{_VERSION}$")]
-"""Name of a version: one segment of a path."""
+"""Name of a version: one path segment."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 TimeMs = Annotated[int, Field(ge=0, le=MAX_TIME_MS)]
@@ -29,7 +30,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Schema(BaseModel):
-    """Base of the documents' schemas. Types are not converted."""
+    """Base class of document schemas. Types are not converted."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -38,9 +39,9 @@ Document = TypeVar("Document", bound=Schema)
 
 
 def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Document, dict[str, Any]]:
-    """Return what this JSON object holds: the declared fields, and all that are not null as plain values.
+    """Return the content of this JSON object: the declared fields, and all non-null fields as plain values.
 
-    Raises BundleCorrupt, which names `where` and the first wrong field.
+    Raises BundleCorrupt naming `where` and the first wrong field.
     """
     if len(content) > MAX_BYTES:
         raise BundleCorrupt(f"{where}: {len(content):,} bytes exceed the maximum of {MAX_BYTES:,}")
@@ -61,7 +62,7 @@ def is_version(text: str) -> bool:
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a name that occurs twice."""
+    """Return a JSON object. Raises ValueError for a duplicate name."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

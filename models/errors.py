@@ -1,6 +1,7 @@
-"""The errors that models raise, and the base of all that Tailrace raises on purpose; `services/errors.py` draws the whole tree.
+"""Base class of all intentional errors of Tailrace, and the errors of models.
 
-They lie here, beneath the services, because models import nothing of them. Knows no transport.
+The whole tree is drawn in `services/errors.py`.
+They are defined here because models import nothing from the services. No knowledge of transports.
 """
 
 from enum import StrEnum
@@ -11,7 +12,7 @@ _BUNDLE_RETRY_AFTER_S = 1.0
 
 
 class ErrorKind(StrEnum):
-    """The error codes that callers see, the same at every door."""
+    """The error codes that callers see, the same in every API."""
 
     INVALID_REQUEST = "invalid_request"
     TOO_LARGE = "request_too_large"
@@ -26,20 +27,20 @@ class ErrorKind(StrEnum):
 
 
 class TailraceError(Exception):
-    """Base of all errors that this project raises on purpose.
+    """Base class of all errors that this project raises intentionally.
 
-    The attributes are what a caller may see; `str(error)` is for logs and operators. An error without a kind of its own is
+    The attributes are visible to callers; `str(error)` is for logs and operators. An error without a kind of its own is
     internal, and its `problem` reveals nothing.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     problem: str = "something broke on our side; it is logged"
     field: str | None = None
-    """The field of the request that is wrong."""
+    """The invalid field of the request."""
     fix: str | None = None
-    """What to send instead."""
+    """The value to send instead."""
     retry_after_s: float | None = None
-    """When a retry may succeed."""
+    """Seconds after which a retry may succeed."""
 
     @property
     def summary(self) -> str:
@@ -54,9 +55,10 @@ class TailraceError(Exception):
 
 
 class InvalidRequest(TailraceError):
-    """The caller's input is wrong; `field` says where, `fix` says what would be right.
+    """Invalid input; `field` names the place, `fix` the valid input.
 
-    The name of an unknown field is the caller's own and may be as long as a body; it is cut, since errors are logged and kept.
+    The name of an unknown field comes from the caller and may be as long as a body; it is truncated, since errors are
+    logged and kept.
     """
 
     kind = ErrorKind.INVALID_REQUEST
@@ -69,7 +71,7 @@ class InvalidRequest(TailraceError):
 
 
 class BundleError(TailraceError):
-    """Something is wrong with a bundle."""
+    """Base class of bundle errors."""
 
     kind = ErrorKind.UNAVAILABLE
     problem = "bundle is unavailable"
@@ -77,11 +79,11 @@ class BundleError(TailraceError):
 
 
 class BundleNotFound(BundleError):
-    """No such bundle version, or none is live yet."""
+    """Unknown bundle version, or no live version yet."""
 
 
 class BundleCorrupt(BundleError):
-    """A bundle's file is missing or does not match the manifest."""
+    """A file of a bundle is missing or does not match the manifest."""
 
 
 class BundleIncomplete(BundleCorrupt):
@@ -89,7 +91,7 @@ class BundleIncomplete(BundleCorrupt):
 
 
 class BundleUntrained(BundleError):
-    """A bundle that was made of items alone has no decoder and no student, which this needs."""
+    """An items-only bundle has no decoder and no student, which this operation needs."""
 
     def __init__(self, version: str) -> None:
         super().__init__(
@@ -98,7 +100,7 @@ class BundleUntrained(BundleError):
 
 
 class BundleMoved(BundleError):
-    """Another promotion was faster."""
+    """A concurrent promotion won."""
 
     def __init__(self, expected: str | None, found: str | None) -> None:
         super().__init__(
@@ -108,26 +110,26 @@ class BundleMoved(BundleError):
 
 
 class BundleWithdrawn(BundleError):
-    """Somebody withdrew this version, or one with the same content; the message names who, when and why."""
+    """This version, or a version with the same content, was withdrawn; the message names who, when and why."""
 
 
 class CanaryError(BundleError):
-    """A release is under way where none may be, or none is where one must be; the message names it."""
+    """The release state forbids this operation; the message names the release."""
 
 
 class StoreUnavailable(BundleError):
-    """The object store of bundles does not answer, or refuses; the message names it and why."""
+    """The object store of bundles is unreachable or refuses access; the message names the store and the reason."""
 
     problem = "the store of bundles is unavailable"
 
 
 class ConfigError(TailraceError):
-    """A setting is unknown or its value is bad; the message names the key."""
+    """Unknown setting or invalid value; the message names the key."""
 
 
 class CheckpointError(TailraceError):
-    """A checkpoint folder lacks tensors, has unknown ones, or has them in the wrong shape."""
+    """Missing, unknown or misshapen tensors in a checkpoint folder."""
 
 
 class EnvironmentFault(TailraceError):
-    """This machine lacks something that is needed: a free port, a binary, memory."""
+    """A required resource of this machine is missing: a free port, a binary, memory."""

@@ -1,7 +1,7 @@
 """Durable renames, file hashes, and stamps that tell whether a file has changed.
 
-A rename is atomic for readers, but without fsync the name may reach the disk before the content. After a power loss, a name written
-here refers to its whole content or does not exist.
+A rename is atomic for readers, but without fsync the name may reach the disk before the content. With the functions
+here, after a power loss a name refers to its complete content or does not exist.
 """
 
 import hashlib
@@ -9,13 +9,14 @@ import os
 from pathlib import Path
 
 Stamp = tuple[int, int, int]
-"""Inode, modification time in ns, size: differs after a file was edited, replaced, or swapped behind a link."""
+"""Inode, modification time in ns, size: changes if a file is edited, replaced, or swapped behind a link."""
 
 
 def rename_durably(scratch: Path, target: Path) -> None:
     """Flush a finished file or folder to disk, rename it to `target` and flush the rename.
 
-    A file replaces an existing target; a folder must not find one. Raises OSError; `scratch` then is unchanged.
+    A file replaces an existing target; a folder requires an absent target. Raises OSError and leaves `scratch`
+    unchanged.
     """
     for path in sorted(scratch.rglob("*")) if scratch.is_dir() else ():
         _fsync(path)
@@ -25,7 +26,10 @@ def rename_durably(scratch: Path, target: Path) -> None:
 
 
 def rename_if_absent(scratch: Path, folder: Path) -> None:
-    """Rename a finished folder durably; if another process has finished the same folder meanwhile, keep that one. Raises OSError."""
+    """Rename a finished folder durably; if another process has finished the same folder meanwhile, keep that folder.
+
+    Raises OSError.
+    """
     try:
         rename_durably(scratch, folder)
     except OSError:
@@ -40,7 +44,7 @@ def file_sha256(path: Path) -> str:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return a file's stamp, links followed; None if there is no file."""
+    """Return a file's stamp, following links; None if the file does not exist."""
     try:
         seen = path.stat()
     except OSError:

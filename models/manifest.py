@@ -1,6 +1,6 @@
-"""The manifest of a bundle, and its evaluation report: what both may hold, validated whenever one is read.
+"""Schemas of a bundle's manifest and evaluation report, validated at every read.
 
-A file's name is a relative path in normal form, so that no file is read or written outside the version's folder.
+File names are relative paths in normal form, so no file outside the version's folder is read or written.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def _file_name(name: str) -> str:
 
 
 def _files(files: dict[str, str]) -> dict[str, str]:
-    """Return the files. Raises ValueError where one file would be the folder of another."""
+    """Return the files. Raises ValueError if a path is both a file and a folder."""
     folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
     if clash := sorted(folders & files.keys()):
         raise ValueError(f"{clash[0]!r:.100} is a file and a folder")
@@ -83,7 +83,7 @@ class _Prompt(Schema):
 
 
 class Manifest(Schema):
-    """The fields that code reads. Only `files` is required: bundles from before a field have none."""
+    """The manifest fields that code reads. Only `files` is required: older bundles lack the other fields."""
 
     version: Version | None = None
     files: Annotated[dict[_FileName, Sha256], AfterValidator(_files), Field(max_length=_MAX_FILES)]
@@ -127,7 +127,7 @@ class _Gain(Schema):
 
 
 class Report(Schema):
-    """The fields of an evaluation report that others than its writer read."""
+    """The fields of an evaluation report that code other than its writer reads."""
 
     dataset: str | None = None
     protocol: str | None = None
@@ -146,6 +146,6 @@ def decode_manifest(content: bytes | str, version: str, where: str) -> dict[str,
 
 
 def parents_of(manifest: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """Return the bundles that a bundle's training started from and was compared with, by role."""
+    """Return, by role, the bundles that a bundle's training started from and was compared with."""
     parents: Mapping[str, str | None] = manifest.get("lineage", {}).get("parents", {})
     return parents

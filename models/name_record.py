@@ -1,7 +1,8 @@
-"""The record of a name: which version serves under it, which a share of users gets beside it, what served before, what was withdrawn, and the reference. Pure: no files, no clock.
+"""The record of a model name: live and previous version, canary, history, withdrawn versions and reference.
 
-A name (`default`, `mail`) is one small JSON document in the store of bundles. It is replaced whole, and only by a process that has seen its last
-content, so that all its fields move together or not at all. Each method here returns the record after a move, or raises why it may not be made.
+Pure: no files, no clock. A name (`default`, `mail`) is one small JSON document in the store of bundles. Writers replace
+the whole document by compare-and-swap, so all its fields change together or not at all. Each method here returns the
+record after a move, or raises the reason that forbids the move.
 """
 
 import json
@@ -23,10 +24,10 @@ _SAME_WEIGHTS = "same weights, more items"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The bundle below which trainings may not fall by steps: its version, who set it, and when (UTC, ISO 8601).
+    """The bundle that bounds gradual decay of trainings: its version, who set it, and when (UTC, ISO 8601).
 
-    The live bundle is another one each night, so a loss that each night's gate allows adds up; the reference stays until a person moves it. `by` and
-    `at` are None where nobody set it.
+    The live bundle changes every night, so small losses that each night's gate allows would add up; the reference stays
+    until a person changes it. `by` and `at` are None for a default reference.
     """
 
     version: str
@@ -34,16 +35,17 @@ class Reference:
     at: str | None = None
 
     def describe(self) -> str:
-        """Return a sentence on which version it is, and why."""
+        """Return a sentence that names the version and the reason."""
         why = f"set by {self.by} at {self.at}" if self.by else "the first whole training that is kept"
         return f"{self.version} is the reference, {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One move of a name: `act` is promote, rollback, withdraw, release, share or end; `version` is the one that was live after it, None for none. `at` is UTC, ISO 8601.
+    """One move of a name.
 
-    `note` says what else there is to it: the candidate of a release, its share, why it ended.
+    `act` is promote, rollback, withdraw, release, share or end; `version` is the live version after the move, None for
+    none. `at` is UTC, ISO 8601. `note` has the details: the candidate of a release, its traffic fraction, why it ended.
     """
 
     act: str
@@ -55,7 +57,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A version that a name may move to: what it answers with (hashes by name), the versions that it was made from, and whether it has the weights of the live one."""
+    """A version that a name may move to.
+
+    Holds the hashes of the files that determine its answers, its ancestors, and whether it shares the live version's
+    weights.
+    """
 
     version: str
     files: Mapping[str, str]
@@ -63,13 +69,16 @@ class Candidate:
     continues: bool = False
 
     def refuse_withdrawn(self, records: Mapping[str, Withdrawal]) -> None:
-        """Raise BundleWithdrawn where it, an identical version, or one that it was made from is withdrawn. What continues the live version is judged by itself."""
+        """Raise BundleWithdrawn if the version, an identical version, or one of its ancestors is withdrawn.
+
+        Ancestors are ignored for a version with the live version's weights.
+        """
         refuse(records, self.version, self.files, () if self.continues else self.ancestors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameRecord:
-    """What serves under a name, and how that came about. `history` has the newest moves, oldest first; `withdrawn` is by version, oldest first."""
+    """The state of a name. `history` has the newest moves, oldest first; `withdrawn` is by version, oldest first."""
 
     live: str | None = None
     previous: str | None = None
@@ -80,9 +89,10 @@ class NameRecord:
     history: tuple[Move, ...] = ()
 
     def in_release(self, canary: Canary | None) -> "NameRecord":
-        """Return the record where this release is under way in this very stage, or none is asked for. Raises CanaryError.
+        """Return the record if this release is in progress in this same stage, or if `canary` is None.
 
-        Whoever moves a release decides by what they saw of it, and a person may have ended it, moved it on or begun another since.
+        Raises CanaryError. A caller decides from the release it has read; meanwhile a person may have ended it, changed
+        its stage or started another release.
         """
         if canary is not None and (self.canary is None or self.canary.identity != canary.identity):
             now = (
@@ -94,13 +104,14 @@ class NameRecord:
         return self
 
     def promote(self, candidate: "Candidate", *, seen: str | None, by: str, at: str, force: bool) -> "NameRecord":
-        """Return the record with this version live. `seen` is what its mover saw live.
+        """Return the record with this version live. `seen` is the live version that the caller has read.
 
-        A version with the live one's weights, to which items were added, leaves `previous` as it is: a rollback goes to other weights.
+        A version that only adds items to the live version keeps `previous`: a rollback goes to different weights.
 
-        The canary itself may go live, which ends its release; `force` ends the release of any other, makes a withdrawn version live too, and removes its record.
+        Promoting the canary ends its release. `force` ends any other release, also promotes a withdrawn version, and
+        deletes its withdrawal.
 
-        Raises BundleMoved, BundleWithdrawn, or CanaryError where another version has a release under way.
+        Raises BundleMoved, BundleWithdrawn, or CanaryError if another version has a release in progress.
         """
         if self.canary is not None and candidate.version not in (self.canary.version, self.live) and not force:
             raise CanaryError(
@@ -111,10 +122,11 @@ class NameRecord:
     def roll_back(
         self, candidate: "Candidate", *, left: Sequence[Withdrawal], reference: str | None, force: bool
     ) -> "NameRecord":
-        """Return the record with this earlier version live, and withdrawn what `left` says: the live version, and others of its training.
+        """Return the record with this earlier version live and the versions in `left` withdrawn, the live one first.
 
-        A release under way ends, since its verdict is against the version that is left. Where `reference`, the version that trainings are measured by, is among these, this version becomes that too: nothing is measured against what was withdrawn.
-        Raises BundleMoved or BundleWithdrawn.
+        A release in progress ends, since its analysis compares with the withdrawn version. If `reference`, the current
+        reference, is among the withdrawn versions, the target becomes the reference. Raises BundleMoved or
+        BundleWithdrawn.
         """
         live, by, at = left[0].version, left[0].by, left[0].at
         moved = self._move(candidate, seen=live, force=force, move=("rollback", by, at))
@@ -123,7 +135,10 @@ class NameRecord:
         return replace(moved, withdrawn={**moved.withdrawn, **gone}, reference=instead)
 
     def withdraw(self, left: Sequence[Withdrawal]) -> "NameRecord":
-        """Return the record with a version withdrawn, and those that were made from it. Raises BundleNotFound where one of them is live, from which one rolls back."""
+        """Return the record with a version and its descendants withdrawn.
+
+        Raises BundleNotFound if one of them is live; a rollback withdraws a live version.
+        """
         first, gone = left[0], {one.version: one for one in left}
         if self.live in gone:
             what = "is live" if first.version == self.live else f"is what {self.live}, which is live, was made from"
@@ -139,9 +154,10 @@ class NameRecord:
         )
 
     def release(self, canary: Canary, candidate: "Candidate", *, seen: str | None) -> "NameRecord":
-        """Return the record with this canary, which is of the candidate, beside the live version. `seen` is what its mover saw live.
+        """Return the record with this canary of the candidate. `seen` is the live version that the caller has read.
 
-        Raises BundleMoved, BundleWithdrawn, or CanaryError where nothing or this version is live, or another release is under way.
+        Raises BundleMoved, BundleWithdrawn, or CanaryError if no version or this version is live, or another release is
+        in progress.
         """
         if self.live is None:
             raise CanaryError("nothing is live yet: `tailrace bundles promote` makes the first version live")
@@ -160,20 +176,26 @@ class NameRecord:
         )
 
     def move_canary(self, version: str, stage: int, since_ms: int, *, by: str, at: str) -> "NameRecord":
-        """Return the record with this canary in another stage from then on (Unix ms). Raises CanaryError where it is not under way, InvalidRequest for a stage that it has not."""
+        """Return the record with this canary in another stage from this time (Unix ms).
+
+        Raises CanaryError if it is not in progress, InvalidRequest for an unknown stage.
+        """
         canary = self._canary_of(version).moved(stage, since_ms)
         note = f"{version} at {canary.stages[stage].share:.3g} of users"
         move = Move(act="share", version=self.live, by=by, at=at, note=note)
         return replace(self, canary=canary, history=self._with(move))
 
     def pause_canary(self, version: str, *, by: str, at: str) -> "NameRecord":
-        """Return the record with this canary's stages left by hand alone from now on. Raises CanaryError where it is not under way."""
+        """Return the record with this canary's stages advanced only manually.
+
+        Raises CanaryError if it is not in progress.
+        """
         canary = replace(self._canary_of(version), by_hand=True)
         move = Move(act="share", version=self.live, by=by, at=at, note=f"{version} is moved on by hand from now on")
         return replace(self, canary=canary, history=self._with(move))
 
     def take_back(self, version: str, before: "NameRecord", after: "NameRecord") -> "NameRecord":
-        """Return the record without a promotion of this version, which is gone; other moves that were made since stay."""
+        """Return the record without the promotion of a version that was pruned meanwhile; later moves are kept."""
         if self == after:
             return before
         if self.live != version:
@@ -181,11 +203,14 @@ class NameRecord:
         return replace(self, live=before.live, previous=before.previous)
 
     def report_canary(self, version: str, report: str, looked_ms: int) -> "NameRecord":
-        """Return the record with what was found of this canary. Raises CanaryError where it is not under way."""
+        """Return the record with this canary's analysis report. Raises CanaryError if it is not in progress."""
         return replace(self, canary=replace(self._canary_of(version), report=report, looked_ms=looked_ms))
 
     def end_canary(self, version: str, *, by: str, at: str, note: str) -> "NameRecord":
-        """Return the record without this canary, which is not withdrawn. Raises CanaryError where it is not under way."""
+        """Return the record without this canary, which is not withdrawn.
+
+        Raises CanaryError if it is not in progress.
+        """
         self._canary_of(version)
         move = Move(act="end", version=self.live, by=by, at=at, note=": ".join(filter(None, (version, note))))
         return replace(self, canary=None, history=self._with(move))
@@ -204,18 +229,18 @@ class NameRecord:
 
     @property
     def spared(self) -> set[str]:
-        """The versions that pruning must leave: those that may serve next."""
+        """The versions that may serve next; pruning must keep them."""
         candidate = None if self.canary is None else self.canary.version
         return {version for version in (self.live, self.previous, candidate) if version is not None}
 
     @property
     def serving(self) -> tuple[str, ...]:
-        """The versions that answer now: the live one, and the canary after it."""
+        """The serving versions: the live version, then the canary."""
         candidate = None if self.canary is None else self.canary.version
         return tuple(version for version in (self.live, candidate) if version is not None)
 
     def encode(self) -> bytes:
-        """Return the document. Each has a nonce, so that two of equal fields are still told apart by their hash."""
+        """Return the document. A nonce gives documents with equal fields different hashes."""
         withdrawn = {version: _without_version(one) for version, one in self.withdrawn.items()}
         fields = asdict(replace(self, withdrawn={})) | {"withdrawn": withdrawn, "nonce": uuid.uuid4().hex}
         return json.dumps(fields, indent=1).encode() + b"\n"
@@ -233,7 +258,7 @@ class NameRecord:
             return replace(self, withdrawn=withdrawn)
         moved = Move(act=act, version=version, by=by, at=at, note=_SAME_WEIGHTS if candidate.continues else "")
         repeats = candidate.continues and self.history and self.history[-1].note == _SAME_WEIGHTS
-        before = replace(self, history=self.history[:-1]) if repeats else self  # or additions would push out trainings
+        before = replace(self, history=self.history[:-1]) if repeats else self  # keep earlier trainings listed
         return replace(
             self,
             live=version,
@@ -273,7 +298,7 @@ class _StoredRecord(Schema):
 
 
 def decode_record(content: bytes, where: str) -> NameRecord:
-    """Read what `encode` wrote. `where` names it in errors. Raises BundleCorrupt, which names the field that is wrong."""
+    """Read a document that `encode` wrote; errors name it as `where`. Raises BundleCorrupt naming the wrong field."""
     try:
         stored, _ = decode(content, _StoredRecord, where)
         return NameRecord(
@@ -297,7 +322,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return the name, or refuse one that is no name of a model. Raises InvalidRequest."""
+    """Return the name of a model. Raises InvalidRequest for an invalid name."""
     if not is_name(name):
         raise InvalidRequest("name", f"{name!r} is no name", "use lower-case letters, digits and hyphens, at most 63")
     return name

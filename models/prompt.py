@@ -1,7 +1,8 @@
 """Converts a history to a prompt, identically in training and in serving.
 
-A history grows at its end. Cutting it to the newest `max_items` at every event would move every position and invalidate the prefix cache
-each time. So it is cut by whole strides: the start is fixed for `stride` events, during which each prompt is a prefix of the next one.
+A history grows at its end. Truncating it to the newest `max_items` at every event would shift every position and
+invalidate the prefix cache each time. So it is truncated by whole strides: the start is fixed for `stride` events,
+during which each prompt is a prefix of the next prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 from models.catalogue import BOS_TOKEN, Catalogue
 
 STRIDE_ITEMS = 50
-"""The stride in items by which histories are truncated, in prompts and stored rows alike, so that both cuts coincide."""
+"""Stride in items by which histories are truncated, in prompts and in stored rows, so that both start at the same
+item."""
 
 
 def window_start(num_items: int, max_items: int, stride: int) -> int:
@@ -20,17 +22,17 @@ def window_start(num_items: int, max_items: int, stride: int) -> int:
 
 
 def prompt_limits(manifest: Mapping[str, Any]) -> tuple[int, int]:
-    """Return a bundle's most items of a prompt and its stride, from its manifest."""
+    """Return a bundle's maximum number of prompt items and its stride, from its manifest."""
     given = manifest.get("prompt", {})
     return int(given.get("max_items", 200)), int(given.get("stride", STRIDE_ITEMS))
 
 
 def prompt_window(num_items: int, manifest: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the index of the first item of a history that the prompt holds, and how many it holds."""
+    """Return the index of the first history item in the prompt, and the number of items in the prompt."""
     start = window_start(num_items, *prompt_limits(manifest))
     return start, num_items - start
 
 
 def prompt_tokens(catalogue: Catalogue, history: Sequence[int], max_items: int, stride: int) -> list[int]:
-    """Return the prompt of a history of item indices (oldest first): the beginning token, then depth tokens for each kept item."""
+    """Return the prompt of item indices (oldest first): the beginning token, then depth tokens for each kept item."""
     return [BOS_TOKEN, *catalogue.tokens(history[window_start(len(history), max_items, stride) :])]

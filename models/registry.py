@@ -1,24 +1,29 @@
-"""The store of bundles: immutable versions of everything that must match, and names, each a pointer to the version that serves under it. No torch.
+"""The store of bundles: immutable versions of all files that must match, and names that point to the live version.
 
-    <version>/manifest.json          its description, and the SHA-256 of every other file
+No torch.
+    <version>/manifest.json          description, and the SHA-256 of every other file
               decoder/               Hugging Face layout: config.json, safetensors in one file or several with an index
               student.onnx
-              student_table/         the student's item rows and how they are searched, where the catalogue is large
+              student_table/         the student's item rows and search index, for large catalogues
               student.safetensors    the same weights
               similar/               each item's neighbours (models.similar)
               catalogue.parquet
-              code_book.safetensors  where codes are deeper than 1: how new items get theirs
-              teacher/               where codes are deeper than 1 and the decoder had a teacher
-              item_text.safetensors  where the decoder's rows are learned from text: those of new items
-              judged/                the pair that the gate judged, where another one serves, which learned from all events: decoder/, student.safetensors,
-                                     catalogue.parquet, and teacher/ and item_text.safetensors as above. Later starts and comparisons take it alone
+              code_book.safetensors  for codes deeper than 1: assigns codes to new items
+              teacher/               for codes deeper than 1, if the decoder had a teacher
+              item_text.safetensors  if the decoder's rows are learned from text: the rows of new items
+              judged/                the pair that the gate evaluated, if the served pair was trained on all events:
+              decoder/,
+                                     student.safetensors, catalogue.parquet, and teacher/ and item_text.safetensors as
+                                     above. Later warm starts and comparisons read only this folder
               report.json            the evaluation
-              report.md              the same for readers, with what the bundle was made from
-    names/<name>.json                models.name_record: live and previous version, history, withdrawn versions, reference, canary
+              report.md              the same for readers, with the inputs of the bundle
+    names/<name>.json                models.name_record: live and previous version, history, withdrawn versions,
+                                     reference, canary
 
-A version appears whole or not at all. A name moves by compare-and-swap from the content that its mover saw, so of racing movers one wins and the others are
-told so; whoever reads sees the old record or the new one. A file is hashed when it is first needed, so a process reads its own files alone;
-promotion hashes all. Where all this is kept, a folder or an object store, is behind models.storage.
+A version appears whole or not at all. A name changes by compare-and-swap on the content that the writer has read, so of
+concurrent writers one wins and the others get an error; readers see the old record or the new record. A file is hashed
+on first access, so a process reads only the files it needs; promotion hashes all files. `models.storage` hides where
+the data is kept: a folder or an object store.
 """
 
 import json
@@ -50,17 +55,17 @@ _NOBODY = "unknown"
 
 
 class Seen(Enum):
-    """What a promotion moves the pointer from, where that is no version that its caller saw live."""
+    """Default of `seen` for a promotion whose caller has not read the live version."""
 
     NOW = "whichever version is live now"
 
 
 class BundlePlaces(Protocol):
-    """Where bundles are: in the object store at a URL, of which the folder then is the cache, or, where that is empty, in the folder."""
+    """Location of bundles: the object store at a URL with the folder as cache, or the folder if the URL is empty."""
 
     @property
     def bundle_store(self) -> str:
-        """The URL of the object store, or nothing."""
+        """URL of the object store, or empty."""
         ...
 
     @property
@@ -70,7 +75,7 @@ class BundlePlaces(Protocol):
 
     @property
     def bundle_cache_gib(self) -> float:
-        """The bound of the cache."""
+        """Maximum size of the cache."""
         ...
 
 
@@ -78,7 +83,7 @@ class BundleStore:
     """The bundles of a storage, and one of its names."""
 
     def __init__(self, storage: Path | Storage, name: str = DEFAULT_NAME) -> None:
-        """Open a storage, or the folder at a path. Raises InvalidRequest for what is no name."""
+        """Open a storage, or the folder at a path. Raises InvalidRequest for an invalid name."""
         self._storage: Storage = FolderStorage(storage) if isinstance(storage, Path) else storage
         self.name = check_name(name)
 
@@ -94,15 +99,16 @@ class BundleStore:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the storage did not answer when it was last asked, so that what this machine has is served."""
+        """Whether the storage did not answer the last request, so that the data of this machine is served."""
         return self._storage.is_lost
 
     def publish(
         self, source: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
     ) -> Bundle:
-        """Copy `source`, and these texts by file name, as `version` with a manifest of hashes. Does not promote. An existing version is kept.
+        """Copy `source`, and these texts by file name, as `version` with a manifest of hashes.
 
-        Raises InvalidRequest for a version that cannot have this name, BundleCorrupt for a manifest that no process would read, StoreUnavailable or OSError.
+        Does not promote; an existing version is kept. Raises InvalidRequest for an invalid version name, BundleCorrupt
+        for a manifest that readers would reject, StoreUnavailable or OSError.
         """
         if not is_version(version):
             raise InvalidRequest(
@@ -126,14 +132,20 @@ class BundleStore:
         return bundle
 
     def open(self, version: str) -> Bundle:
-        """Open one version; its files are verified when they are needed. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        """Open a version; its files are verified on first access.
+
+        Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
+        """
         try:
             return open_bundle(self._storage.folder_of(_checked(version)))
         except BundleNotFound as error:
             raise BundleNotFound(f"no bundle {version:.200} in {self._storage}{self._nearest(version)}") from error
 
     def described(self, version: str, *, with_report: bool = False) -> Bundle:
-        """Open one version for its manifest, and for its report where asked for: nothing else is brought to this machine. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        """Open a version for its manifest and, on request, its report; no other file is downloaded.
+
+        Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
+        """
         return open_bundle(self._storage.manifest_folder_of(_checked(version), with_report))
 
     def versions(self) -> list[str]:
@@ -141,7 +153,7 @@ class BundleStore:
         return self._storage.versions()
 
     def names(self) -> list[str]:
-        """Return the names under which a version was ever promoted, in order."""
+        """Return the names that have had a promoted version, in order."""
         return self._storage.names()
 
     def named(self, name: str) -> "BundleStore":
@@ -149,11 +161,14 @@ class BundleStore:
         return BundleStore(self._storage, name)
 
     def record(self) -> NameRecord:
-        """Return the record of this store's name; an empty one before the first promotion. One small read. Raises BundleCorrupt or StoreUnavailable."""
+        """Return the record of this store's name; an empty record before the first promotion.
+
+        One small read. Raises BundleCorrupt or StoreUnavailable.
+        """
         return self._read()[0]
 
     def last_valid_record(self) -> NameRecord | None:
-        """Return the record of this store's name that this machine read last and could decode; None where it keeps none."""
+        """Return the last valid record of this store's name on this machine, or None."""
         content = self._storage.kept_record(self.name)
         try:
             return None if content is None else decode_record(content, f"the kept record of {self.name}")
@@ -161,7 +176,7 @@ class BundleStore:
             return None
 
     def live_version(self) -> str | None:
-        """Return the version that serves under the name, or None before the first promotion. One small read."""
+        """Return the live version of the name, or None before the first promotion. One small read."""
         return self.record().live
 
     def live(self) -> Bundle:
@@ -172,11 +187,14 @@ class BundleStore:
         return self.open(version)
 
     def previous_version(self) -> str | None:
-        """Return the version that was live before the live one, or None."""
+        """Return the version that was live before the current live version, or None."""
         return self.record().previous
 
     def reference(self) -> Reference | None:
-        """Return the version that a person set, or else the oldest whole training that is not withdrawn; None before the first. Raises BundleCorrupt."""
+        """Return the reference: the version that a person set, or else the oldest whole training that is not withdrawn.
+
+        None before the first training. Raises BundleCorrupt.
+        """
         record = self.record()
         if record.reference is not None:
             return record.reference
@@ -185,21 +203,24 @@ class BundleStore:
         return Reference(version=first) if first else None
 
     def set_reference(self, version: str, by: str) -> None:
-        """Make this version the reference, after verifying it, in the name of this person. Raises BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete."""
+        """Make this version the reference, set by this person, after verifying it.
+
+        Raises BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        """
         self.open(version).verify()
         self._change(lambda record: record.refer_to(Reference(version=version, by=by, at=_now())))
 
     def withdrawals(self) -> Mapping[str, Withdrawal]:
-        """Return the withdrawn versions, oldest record first; their folders may be gone. Raises BundleCorrupt."""
+        """Return the withdrawals, oldest first; the folders of the versions may be deleted. Raises BundleCorrupt."""
         return self.record().withdrawn
 
     def rolled_back(self) -> Withdrawal | None:
-        """Return the record of the version that was live before the live one, if it was withdrawn. Raises BundleCorrupt."""
+        """Return the withdrawal of the previous live version, if it was withdrawn. Raises BundleCorrupt."""
         record = self.record()
         return record.withdrawn.get(record.previous or "")
 
     def refuse_withdrawn(self, version: str, folder: Path, about: Mapping[str, Any] = {}) -> None:
-        """Raise BundleWithdrawn where this folder, as this version with this manifest, may not become live without force."""
+        """Raise BundleWithdrawn if this folder, as this version with this manifest, needs force to be promoted."""
         record = self.record()
         if record.withdrawn and version != record.live:
             refuse(record.withdrawn, version, answers_with({**about, "files": hashes(folder)}))
@@ -213,11 +234,14 @@ class BundleStore:
         force: bool = False,
         release: Canary | None = None,
     ) -> None:
-        """Make this version live by one atomic move, after verifying it. `seen` is what was live when it was made; None: nothing was.
+        """Promote this version by one atomic move, after verifying it.
 
-        `force` promotes a withdrawn version too, and removes its record. `release` is the release, as its mover saw it, that ends with this move.
+        `seen` is the live version at the time the bundle was made; None if no version was live. `force` also promotes a
+        withdrawn version and deletes its withdrawal. `release` is the release that ends with this promotion, as the
+        caller has read it.
 
-        Raises BundleMoved if the pointer moved meanwhile, CanaryError if the release did, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        Raises BundleMoved if the pointer changed meanwhile, CanaryError if the release did, BundleWithdrawn,
+        BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         expected = self.live_version() if isinstance(seen, Seen) else seen
         candidate = self._candidate(version, expected)
@@ -227,13 +251,15 @@ class BundleStore:
         )
 
     def rollback(self, to: str | None = None, *, by: str = _NOBODY, reason: str = "", force: bool = False) -> str:
-        """Make `to`, or else the last one that served with other weights, live again and return it; record what is left as withdrawn by this person.
+        """Make `to` live again, by default the last version with other weights, and withdraw newer versions.
 
-        What is left is the live version with all that has its weights or was made from it; towards an earlier version with the same weights, only what came after.
-        Without `to` the target is the version before, or, where that was withdrawn, the newest of the history, else of the store, that was not.
-        Where the reference is among what is left, the target becomes that too: nothing is measured against what was withdrawn.
+        Returns the target. Withdrawn are the live version and all versions that have its weights or descend from it; if
+        the target has the same weights, only the versions made after the target. Without `to` the target is the
+        previous version, or, if that was withdrawn, the newest version of the history, else of the store, that was not.
+        If the reference is withdrawn, the target becomes the reference.
 
-        Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the target was withdrawn itself.
+        Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the
+        target itself was withdrawn.
         """
         seen, trainings = self.record(), self._trainings()
         target = to if to is not None else self._rollback_target(seen, trainings, force=force)
@@ -253,9 +279,10 @@ class BundleStore:
         return target
 
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
-        """Record a version that is not live, and all that were made from it, as withdrawn by this person, or by the analysis of this release.
+        """Withdraw a non-live version and all its descendants, by this person or by the analysis of this release.
 
-        Raises BundleNotFound for an unknown version and where one of these is live, CanaryError where the release has moved since.
+        Raises BundleNotFound for an unknown version or if one of these is live, CanaryError if the release has changed
+        since.
         """
         versions = self.versions()
         if version not in versions:
@@ -273,9 +300,10 @@ class BundleStore:
         by_hand: bool = False,
         budgets: Mapping[str, float] = {},
     ) -> Canary:
-        """Release this version to a share of the users beside the live one, from `since_ms` (Unix ms) on, after verifying it. See `models.canary`.
+        """Release this version to a traffic fraction from `since_ms` (Unix ms), after verifying it.
 
-        Raises InvalidRequest for stages that `check_stages` refuses, CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        See `models.canary`. Raises InvalidRequest for stages that `check_stages` rejects, CanaryError, BundleWithdrawn,
+        BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         checked, live = check_stages(stages), self.live_version()
         candidate, at = self._candidate(version, live), _now()
@@ -295,27 +323,37 @@ class BundleStore:
     def move_canary(
         self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY, release: Canary | None = None
     ) -> None:
-        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it, or `release` as its mover saw it, is not under way, InvalidRequest for a stage that it has not."""
+        """Move this canary to another of its stages from `since_ms` (Unix ms).
+
+        Raises CanaryError if the canary, or `release` as the caller has read it, is not in progress; InvalidRequest for
+        an unknown stage.
+        """
         self._change(lambda record: record.in_release(release).move_canary(version, stage, since_ms, by=by, at=_now()))
 
     def pause_canary(self, version: str, *, by: str = _NOBODY, release: Canary | None = None) -> None:
-        """Leave this canary's stages to people from now on. Raises as `move_canary` does."""
+        """Advance this canary's stages only manually from now on. Raises as `move_canary` does."""
         self._change(lambda record: record.in_release(release).pause_canary(version, by=by, at=_now()))
 
     def report_canary(self, version: str, report: str, looked_ms: int, release: Canary | None = None) -> None:
-        """Record what was found of this canary. Raises as `move_canary` does."""
+        """Record the analysis report of this canary. Raises as `move_canary` does."""
         self._change(lambda record: record.in_release(release).report_canary(version, report, looked_ms))
 
     def end_canary(self, version: str, *, by: str = _NOBODY, note: str = "", release: Canary | None = None) -> None:
-        """End this canary's release without withdrawing it: all users get the live version. Raises as `move_canary` does."""
+        """End this canary's release without withdrawing it: all users get the live version.
+
+        Raises as `move_canary` does.
+        """
         self._change(lambda record: record.in_release(release).end_canary(version, by=by, at=_now(), note=note))
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` trainings (see `models.trainings`) and what a name may serve or is measured by, with what killed processes left; return the removed versions.
+        """Delete old versions, and leftovers of killed processes; return the deleted versions.
 
-        The latter are, of each name, the live version, the one that a rollback goes to, what both started from or add items to, and the reference. What is to go is hidden, then the names are read
-        again: a version that was promoted between the two looks comes back, and its promoter looks at it again. So does one that a killed process had hidden.
-        One process prunes at a time, and none publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt where a name's record cannot be read: nothing is removed then.
+        Kept are the newest `keep` trainings (see `models.trainings`) and, for each name, the live version, the canary,
+        the rollback target, the versions that these started from or add items to, and the reference. Versions are first
+        hidden, then the names are read again: a version that was promoted meanwhile, or hidden by a killed process, is
+        shown again if a name needs it, and its promoter checks for it again. Only one process prunes at a time, and no
+        process publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
+        nothing is deleted.
         """
         with self._storage.alone():
             versions = self.versions()
@@ -330,7 +368,10 @@ class BundleStore:
         return [version for version in versions if version in hidden]
 
     def prune_after_publication(self, keep: int) -> None:
-        """Prune, as the last step of a run that has published. A name's record that cannot be read is logged, and ends no run."""
+        """Prune as the last step of a run that has published.
+
+        An unreadable name record is logged and does not fail the run.
+        """
         try:
             self.prune(keep)
         except BundleCorrupt as error:
@@ -352,7 +393,10 @@ class BundleStore:
         return spared
 
     def _rollback_target(self, record: NameRecord, trainings: Trainings, *, force: bool) -> str | None:
-        """Return the version that served last with other weights than the live one's; without one, the newest that was published before it, of other weights or else of its own."""
+        """Return the default rollback target: the last served version with weights other than the live version's.
+
+        If there is none, the newest version published before the live version, preferably with other weights.
+        """
         if force and record.previous is not None:
             return record.previous
         versions = self.versions()
@@ -369,13 +413,13 @@ class BundleStore:
         return self._first_kept([one for one in served if one is not None], record, trainings)
 
     def _first_kept(self, versions: Sequence[str], record: NameRecord, trainings: Trainings) -> str | None:
-        """Return the first of these that is there, not withdrawn, and of other weights than the live version's."""
+        """Return the first version that exists, is not withdrawn, and has weights other than the live version's."""
         live = None if record.live is None else trainings.weights(record.live)
         present = set(self.versions()) - record.withdrawn.keys()
         return next((one for one in versions if one in present and trainings.weights(one) != live), None)
 
     def _left_behind(self, live: str, target: str, trainings: Trainings) -> list[str]:
-        """Return what a rollback from `live` to `target` withdraws, the live version first."""
+        """Return the versions that a rollback from `live` to `target` withdraws, the live version first."""
         versions, first = self.versions(), trainings.weights(live)
         if trainings.weights(target) == first or first in trainings.ancestors(target):
             gone = trainings.descendants(live, versions)
@@ -389,7 +433,7 @@ class BundleStore:
         return [Withdrawal(version=one, by=by, at=at, reason=reason, content=self._content(one)) for one in versions]
 
     def _trainings(self) -> Trainings:
-        """Return how versions descend from each other, each read when it is asked for."""
+        """Return the descent of versions; manifests are read lazily."""
 
         def read(version: str) -> Lineage | None:
             try:
@@ -400,7 +444,7 @@ class BundleStore:
         return Trainings(read)
 
     def _candidate(self, version: str, live: str | None) -> Candidate:
-        """Verify a version and return what a move to it must know, from this live version."""
+        """Verify a version and return the facts that a move to it from this live version needs."""
         bundle, trainings = self.open(version), self._trainings()
         bundle.verify()
         return Candidate(
@@ -411,14 +455,14 @@ class BundleStore:
         )
 
     def _content(self, version: str) -> str:
-        """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
+        """Return the hash of a version's content; empty if unreadable, which must not block its withdrawal."""
         try:
             return content_of(answers_with(self.described(version).manifest))
         except BundleError:
             return ""
 
     def _nearest(self, name: str) -> str:
-        """Return the end of a sentence on the versions whose names are nearest to this one; empty where there are none."""
+        """Return a sentence ending with the most similar version names; empty without versions."""
         near = get_close_matches(name, self.versions(), cutoff=0.0)
         return f"; nearest to it are {', '.join(near)}" if near else ""
 
@@ -443,7 +487,7 @@ class BundleStore:
         return record, mark
 
     def _change(self, change: Callable[[NameRecord], NameRecord]) -> tuple[NameRecord, NameRecord]:
-        """Replace the record by what `change` makes of it, which is asked again where another process was faster; return the one before and the new one."""
+        """Replace the record by `change(record)`, retried after a concurrent change; return the old and new record."""
         while True:
             before, mark = self._read()
             after = change(before)
@@ -451,7 +495,10 @@ class BundleStore:
                 return before, after
 
     def _move_to(self, version: str, change: Callable[[NameRecord], NameRecord]) -> None:
-        """Move the pointer to a version, and back where it was pruned meanwhile: pruning hides it first and looks at the pointers then. Raises BundleNotFound."""
+        """Move the pointer to a version, and revert if the version was pruned meanwhile. Raises BundleNotFound.
+
+        Pruning hides a version first and reads the pointers afterwards, so either side notices the other.
+        """
         before, after = self._change(change)
         if version not in self.versions():
             self._change(lambda record: record.take_back(version, before, after))
@@ -459,7 +506,7 @@ class BundleStore:
 
 
 def _checked(version: str) -> str:
-    """Return the name of a version. Raises BundleNotFound for a name that no version can have."""
+    """Return the name of a version. Raises BundleNotFound for an invalid name."""
     if not is_version(version):
         raise BundleNotFound(f"{version!r:.200} is not a name of a version")
     return version

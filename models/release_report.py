@@ -1,4 +1,7 @@
-"""The report of a look at a canary, as the record of its name holds it: one JSON document, which the judge writes, and command and console read. Pure."""
+"""The report of a canary analysis, stored in the record of its name as one JSON document.
+
+The canary analysis writes it; the command line and the console read it. Pure.
+"""
 
 import json
 import math
@@ -14,7 +17,10 @@ _MAX_REASON_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardReport:
-    """How one guard stands: by which share the candidate is worse, with the interval; None where a number is not finite. `lacks` says what an open guard needs."""
+    """State of one guard: the candidate's relative loss with its interval; None for numbers that are not finite.
+
+    `lacks` states the missing data of an undecided guard.
+    """
 
     name: str
     state: str
@@ -26,18 +32,18 @@ class GuardReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseReport:
-    """What a look found.
+    """Result of one analysis.
 
     Args:
-        act: What followed; empty in a report that is words alone.
-        outcome: Of the verdict; empty where there was no control.
-        reason: Why, in a sentence.
-        stage: The index of the stage.
-        share: Its share of the users.
-        elapsed_s: Since the stage began.
-        users: How many the candidate had, and the live version.
-        lists: How many they were shown.
-        guards: Each guard's state.
+        act: The action taken; empty in a report that is only text.
+        outcome: The analysis result; empty without a control group.
+        reason: The reason, as a sentence.
+        stage: Index of the stage.
+        share: Traffic fraction of the stage.
+        elapsed_s: Seconds since the stage began.
+        users: Number of users of the candidate, and of the live version.
+        lists: Number of lists shown to them.
+        guards: State of each guard.
     """
 
     act: str = ""
@@ -51,14 +57,18 @@ class ReleaseReport:
     guards: tuple[GuardReport, ...] = ()
 
     def encode(self) -> str:
-        """Return the document, in strict JSON; a long reason is cut, and what is not finite is null."""
+        """Return the document in strict JSON; a long reason is truncated, and non-finite numbers are null."""
         plain = asdict(self) | {"reason": self.reason[:_MAX_REASON_CHARS]}
         guards = [{name: _finite(value) for name, value in one.items()} for one in plain["guards"]]
         return json.dumps(plain | {"guards": guards}, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def decode(cls, text: str) -> "ReleaseReport | None":
-        """Read a record's report; None where there is none yet. Fields that another version of the judge added are left out; text that is no such document is the reason."""
+        """Read a record's report; None if there is none yet.
+
+        Unknown fields, which another version may have written, are ignored; text that is not such a document becomes
+        the reason.
+        """
         if not text:
             return None
         try:
@@ -71,7 +81,7 @@ _REPORT = TypeAdapter(ReleaseReport)
 
 
 def _finite(value: Any) -> Any:
-    """Return a number as JSON has it, to four places; None for one that is not finite; anything else as it is."""
+    """Return a number rounded to four places for JSON, None if it is not finite; any other value unchanged."""
     if not isinstance(value, float):
         return value
     return round(value, 4) if math.isfinite(value) else None

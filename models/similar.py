@@ -1,10 +1,12 @@
-"""The similar items of each item, as a bundle holds them: neighbours best first, and how similar they are. Numpy only; no torch.
+"""The similar items of each item, as a bundle stores them: neighbours best first, with their similarity.
 
-    <bundle>/similar/neighbours.npy   (V, N) int32: indices of the catalogue, best first; -1 where there are no more
-                     scores.npy       (V, N) float16: from 0 to 1, falling along each row
+Numpy only; no torch.
+    <bundle>/similar/neighbours.npy   (V, N) int32: indices of the catalogue, best first; -1 for padding
+                     scores.npy       (V, N) float16: from 0 to 1, descending along each row
 
-How they are found is the pipeline's affair. The arrays are mapped into memory, so the gateways of one machine share them, and a request touches one row for each item
-that it names. Shape suffixes: V items, N neighbours of an item, R neighbours of all named items together.
+The pipeline computes them. The arrays are mapped into memory, so the gateways of a machine share them, and a request
+touches one row per named item. Shape suffixes: V items, N neighbours of an item, R neighbours of all named items
+together.
 """
 
 from collections.abc import Sequence
@@ -22,21 +24,22 @@ NONE = -1
 
 
 def num_neighbours(num_items: int) -> int:
-    """Return how many neighbours an item has at most: 100, fewer in a catalogue so large that a table of them would pass 200 MB."""
+    """Return the maximum number of neighbours per item: 100, fewer if the catalogue's table would exceed 200 MB."""
     return max(1, min(num_items - 1, _MOST, max(_FEWEST, _MOST_OF_ALL // max(1, num_items))))
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarTable:
-    """The table of one catalogue. Safe to read from several threads."""
+    """The table of one catalogue. Thread-safe for reading."""
 
     neighbours_VN: np.ndarray
     scores_VN: np.ndarray
 
     def best(self, items: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `k` allowed neighbours (n,) of these items, best first (ties by index), and their scores (n,) float64.
+        """Return at most `k` allowed neighbours of these items, best first (ties by index), with their scores.
 
-        A neighbour of several has the sum of its scores, divided by the number of items. `allowed` is (V,) bool.
+        Indices (n,) and scores (n,) float64. A neighbour's score is the sum over the named items, divided by the number
+        of items. `allowed` is (V,) bool.
         """
         if len(items) == 1:
             neighbours_N = self.neighbours_VN[items[0]]
@@ -50,19 +53,22 @@ class SimilarTable:
         return found_R[order], sums_R[order]
 
     def save(self, folder: Path) -> None:
-        """Write the table into this folder, which is made."""
+        """Write the table into this folder, which is created."""
         folder.mkdir(exist_ok=True)
         np.save(folder / _NEIGHBOURS, self.neighbours_VN)
         np.save(folder / _SCORES, self.scores_VN)
 
 
 def empty_table(num_items: int) -> SimilarTable:
-    """Return an empty table, for bundles made before neighbours existed."""
+    """Return an empty table, for bundles from before similar items existed."""
     return SimilarTable(np.zeros((num_items, 0), dtype=np.int32), np.zeros((num_items, 0), dtype=np.float16))
 
 
 def load_similar(folder: Path, num_items: int) -> SimilarTable:
-    """Map the table that `save` wrote for a catalogue of this size; empty without a folder. Raises BundleCorrupt naming the file."""
+    """Map the table that `save` wrote for a catalogue of this size; empty without a folder.
+
+    Raises BundleCorrupt naming the file.
+    """
     if not folder.exists():
         return empty_table(num_items)
     neighbours_VN, scores_VN = _mapped(folder / _NEIGHBOURS, "i4"), _mapped(folder / _SCORES, "f2")

@@ -1,13 +1,14 @@
-"""The student: a ranker small enough to be computed for every request, in one pass from a history to all items' scores.
+"""The student: a ranker cheap enough to run for every request, in one pass from a history to the scores of all items.
 
-In serving, only the newest position has a query. Its state starts as the newest item's embedding and is refined in a few hops; each hop
-attends over the embeddings of the history, with a learned bias for recency, followed by a small feed-forward layer. Keys and values come
-from the items and their direct predecessors, never from earlier hops, so the work per position is two projections. In training every
-position has a query and sees only the positions before it.
+In serving, only the newest position has a query. Its state starts as the newest item's embedding and is refined in a
+few hops; each hop attends over the embeddings of the history, with a learned bias for recency, followed by a small
+feed-forward layer. Keys and values come from the items and their direct predecessors, never from earlier hops, so the
+work per position is two projections. In training every position has a query and sees only the positions before it.
 
 It is independent of item codes: embedding row 0 is the beginning of a history, row 1 + i is item i.
 
-Shape suffixes: B histories, L positions (the beginning is position 0), H heads, K head size, D hidden, F feed-forward, V items.
+Shape suffixes: B histories, L positions (the beginning is position 0), H heads, K head size, D hidden, F feed-forward,
+V items.
 """
 
 import json
@@ -27,7 +28,7 @@ from models.errors import BundleCorrupt
 
 _Size = Annotated[int, Field(ge=1, le=2**40)]
 START = 0
-"""The input row of the beginning of a history; item i is row i + 1."""
+"""Input row of the beginning of a history; item i is row i + 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +45,12 @@ class StudentConfig:
 
     @property
     def head_dim(self) -> int:
-        """The size of one head."""
+        """Size of one head."""
         return self.hidden_size // self.num_heads
 
 
 class Hop(nn.Module):
-    """One attention over the history by each position's state, and a feed-forward layer."""
+    """Attention over the history from each position's state, and a feed-forward layer."""
 
     def __init__(self, config: StudentConfig) -> None:
         super().__init__()
@@ -134,11 +135,11 @@ class _StoredConfig(Schema):
 
 
 def read_student(path: Path) -> StudentModel:
-    """Read what `save_student` wrote, ready for inference. Raises BundleCorrupt."""
+    """Read a student that `save_student` wrote, ready for inference. Raises BundleCorrupt."""
     try:
         with safe_open(path, framework="pt") as file:
             stored, _ = decode((file.metadata() or {}).get("config", ""), _StoredConfig, f"{path}: config")
-            with torch.device("meta"):  # nothing is allocated by what the file merely says
+            with torch.device("meta"):  # sizes claimed by the file allocate no memory
                 student = StudentModel(StudentConfig(**dict(stored)))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         student.load_state_dict(tensors, assign=True)

@@ -1,17 +1,18 @@
-"""How the versions of a store descend from each other: a training, bundles that add items to it, and variants that an optimisation made of it.
+"""The descent of a store's versions: trainings, bundles that add items to them, and variants made by an optimisation.
 
     training T ── adds items ── adds items          the same weights: one group
-          └────── variant (int8) ── adds items      other weights: a group of its own, of the same training
+          └────── variant (int8) ── adds items      other weights: a separate group of the same training
 
-Retention and rollback count these, not versions: items may be added every ten minutes. Manifests name what they were made from, and the first
-version of their group and training, so that what lies between may be pruned. Pure but for the reader of manifests that it is given.
+Retention and rollback count trainings and groups, not versions: items may be added every ten minutes. Manifests name
+their parents and the first version of their group and training, so that versions in between may be pruned. Pure except
+for the injected reader of manifests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 NUM_ADDITIONS_KEPT = 2
-"""Newest versions kept of each group, beside its first one."""
+"""Newest versions kept of each group, in addition to its first version."""
 Lineage = Mapping[str, str | None]
 
 
@@ -23,7 +24,7 @@ def lineage_of_addition(manifest: Mapping[str, Any], version: str) -> dict[str, 
 
 
 def lineage_of_variant(manifest: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return the lineage of a bundle with other weights, made of this version's."""
+    """Return the lineage of a bundle with other weights that is made from this version's weights."""
     given = {
         name: value
         for name, value in manifest.get("lineage", {}).items()
@@ -34,25 +35,28 @@ def lineage_of_variant(manifest: Mapping[str, Any], version: str) -> dict[str, A
 
 
 def made_from(lineage: Lineage) -> str | None:
-    """Return the version that a bundle was made from without a training; None for a training."""
+    """Return the version that a bundle was made from without training; None for a training."""
     return lineage.get("items_added_to") or lineage.get("optimised_from")
 
 
 class Trainings:
-    """The descent of versions. `read` returns a version's lineage, None where its manifest is gone or cannot be read; it is asked once for each."""
+    """The descent of versions.
+
+    `read` returns a version's lineage, None if its manifest is absent or unreadable; it is called once per version.
+    """
 
     def __init__(self, read: Callable[[str], Lineage | None]) -> None:
         self._read = read
         self._known: dict[str, Lineage | None] = {}
 
     def lineage(self, version: str) -> Lineage | None:
-        """Return the lineage of a version; None where it is not known."""
+        """Return the lineage of a version; None if unknown."""
         if version not in self._known:
             self._known[version] = self._read(version)
         return self._known[version]
 
     def weights(self, version: str) -> str:
-        """Return the first version with the weights of this one."""
+        """Return the first version with the weights of this version."""
         return self._first(version, "weights_of", lambda lineage: lineage.get("items_added_to"))
 
     def training(self, version: str) -> str:
@@ -60,17 +64,18 @@ class Trainings:
         return self._first(version, "training", made_from)
 
     def ancestors(self, version: str) -> set[str]:
-        """Return the versions that a version descends from, as far as manifests say."""
+        """Return the ancestors of a version, as far as manifests name them."""
         return set(self._ancestors(version))
 
     def descendants(self, version: str, among: Sequence[str]) -> list[str]:
-        """Return those of these versions that descend from a version."""
+        """Return the versions among these that descend from a version."""
         return [one for one in among if one != version and version in self.ancestors(one)]
 
     def kept(self, versions: Sequence[str], num: int) -> set[str]:
-        """Return what stays of these versions, oldest first: of the newest `num` trainings each group's first version and its newest ones.
+        """Return the versions to keep, oldest first.
 
-        Versions whose manifest cannot be read count as none, and stay while they are newer than the oldest training that stays.
+        Kept are, for each group of the newest `num` trainings, the first and the newest versions. Versions with an
+        unreadable manifest do not count as trainings, and are kept while newer than the oldest kept training.
         """
         known = [one for one in versions if self.lineage(one) is not None]
         trainings = list(dict.fromkeys(self.training(one) for one in known))[-num:]

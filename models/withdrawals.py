@@ -1,7 +1,8 @@
-"""Withdrawn bundles: which version was taken back, by whom, when and why, and what may not go live for that. Pure.
+"""Withdrawn bundles: which version was withdrawn, by whom, when and why, and which versions it blocks. Pure.
 
-A withdrawn version, and one of the same content under another name, does not go live without force. A record outlives the folder of
-its bundle, since what made the bundle can make it again; a forced promotion removes it.
+A withdrawn version, and a version with the same content under another name, is not promoted without force. A withdrawal
+outlives the folder of its bundle, since the same inputs can reproduce the bundle; a forced promotion deletes the
+withdrawal.
 """
 
 import json
@@ -13,14 +14,18 @@ from models.documents import Schema
 from models.errors import BundleWithdrawn
 
 SERVING = "serving/"
-"""What the names of a manifest's values on serving begin with, among the names of files: a decoder in 4 bits is not the same in 8."""
+"""Prefix of a manifest's serving values among the file names: a decoder served in 4 bits differs from the same decoder
+in 8 bits."""
 _SERVING = ("decoder/", "student.onnx", "student_table/", "catalogue.parquet", SERVING)
-"""The files that answer requests, and how they are served: reports, and what only a later training reads, may differ between identical bundles."""
+"""The files that determine answers; reports and training inputs may differ between identical bundles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
-    """One withdrawn version. `at` is UTC, ISO 8601; `reason` may be empty; `content` identifies what the bundle answered with."""
+    """One withdrawn version.
+
+    `at` is UTC, ISO 8601; `reason` may be empty; `content` identifies the content behind its answers.
+    """
 
     version: str
     by: str
@@ -34,7 +39,7 @@ class Withdrawal:
 
 
 class StoredWithdrawal(Schema):
-    """A withdrawal as a name's record holds it, under its version."""
+    """Schema of a withdrawal in a name's record, under its version."""
 
     by: str
     at: str
@@ -43,7 +48,7 @@ class StoredWithdrawal(Schema):
 
 
 def content_of(files: Mapping[str, str]) -> str:
-    """Return the hash of what a bundle with these files (hashes by name) answers with; of one that holds no such file, of all."""
+    """Return the hash of the files (hashes by name) that determine answers; of all files if no file does."""
     serving = {name: digest for name, digest in files.items() if name.startswith(_SERVING)} or dict(files)
     return sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()
 
@@ -51,7 +56,7 @@ def content_of(files: Mapping[str, str]) -> str:
 def refuse(
     records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str], ancestors: Collection[str] = ()
 ) -> None:
-    """Raise BundleWithdrawn where this version, an identical one, or one of these that it was made from is on record."""
+    """Raise BundleWithdrawn if this version, an identical version, or one of its ancestors is withdrawn."""
     content = content_of(files)
     same = records.get(version) or next((one for one in records.values() if one.content == content), None)
     parent = next((one for name, one in records.items() if name in ancestors), None)
@@ -62,6 +67,6 @@ def refuse(
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:
-    """Return the records that are neither of this version nor of an identical one."""
+    """Return the withdrawals that concern neither this version nor an identical version."""
     content = content_of(files)
     return {name: one for name, one in records.items() if name != version and one.content != content}

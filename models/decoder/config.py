@@ -1,9 +1,10 @@
 """The shape of a decoder, and its `config.json` in Hugging Face's keys. Pure: no torch, no weights.
 
-`FAMILIES` lists the supported model families and what each fixes. A checkpoint that asks for anything else (another activation,
-another scaling of positions) is refused with the name of the key.
+`FAMILIES` lists the supported model families and what each fixes. A checkpoint that asks for anything else (another
+activation, another scaling of positions) is rejected with the name of the key.
 
-`attention_sinks` is a key of our own: the number of first positions that layers with a sliding window see in addition to it.
+`attention_sinks` is a key of our own: the number of first positions that layers with a sliding window see in addition
+to it.
 """
 
 import json
@@ -23,9 +24,9 @@ class Family:
     """The parts of a model that its family fixes, beyond the shape in `config.json`.
 
     `window`: whether layers may have a sliding window: never, all of them if `sliding_window` is set, or only if
-    `use_sliding_window` is set as well. `gguf_interleaves_heads`: GGUF stores the rows of query and key heads as neighbouring
-    rope pairs instead of halves; None if GGUF has no architecture of this name. `defaults` are the values of absent keys, as in
-    transformers' configuration class.
+    `use_sliding_window` is set as well. `gguf_interleaves_heads`: GGUF stores the rows of query and key heads as
+    neighbouring rope pairs instead of halves; None if GGUF has no architecture of this name. `defaults` are the values
+    of absent keys, as in transformers' configuration class.
     """
 
     architecture: str
@@ -77,15 +78,15 @@ FAMILIES = {
         defaults={**_QWEN, "head_dim": 128},
     ),
 }
-"""By `model_type`. A new family is a row here; a new tensor of a layer is a row in `layer.py`."""
+"""Families by `model_type`. A new family is a row here; a new tensor of a layer is a row in `layer.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The shape of a decoder, mostly under the key names of a Hugging Face `config.json`.
 
-    `qkv_bias` and `output_bias` belong to attention; `qk_norm` normalises each query and key head before rope. Layers with a
-    `window` see a part of their past only; the implementation of attention must apply it.
+    `qkv_bias` and `output_bias` belong to attention; `qk_norm` normalises each query and key head before rope. Layers
+    with a `window` see only a part of their past; the attention implementation must apply it.
     """
 
     vocab_size: int
@@ -106,12 +107,12 @@ class DecoderConfig:
     window: Window | None = None
 
     def window_of(self, layer: int) -> Window | None:
-        """Return the window of one layer, None if it sees everything before it."""
+        """Return the window of a layer; None for full attention."""
         return self.window if self.window is not None and layer in self.window.layers else None
 
     @property
     def window_of_all(self) -> Window | None:
-        """The window if every layer has it: then tokens behind it, except the sinks, are never read again."""
+        """The window if every layer has it; then tokens behind it, except the sinks, are never read again."""
         return self.window if self.window is not None and len(self.window.layers) == self.num_hidden_layers else None
 
 
@@ -127,7 +128,7 @@ _SHAPE = (
     "max_position_embeddings",
 )
 _MAX_SIZE, _MAX_LAYERS = 2**24, 1_000
-"""Far beyond every decoder; a claimed size must not fill the memory."""
+"""Far above every real decoder; a claimed size must not exhaust memory."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)),
     **dict.fromkeys(("attention_multiplier", "clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
@@ -136,12 +137,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("qk_layernorm", "use_qk_norm", "rope_interleaved", "parallel_attn", "alibi"), (None, False)),
     "is_causal": (None, True),
 }
-"""Keys of other families, with the values that change nothing: each other value would change every logit."""
+"""Keys of other families, with their neutral values: every other value would change every logit."""
 _SAME_NAMES = (*_SHAPE, "rms_norm_eps", "tie_word_embeddings")
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """Read `config.json`. Raises CheckpointError naming the key that is missing or not supported."""
+    """Read `config.json`. Raises CheckpointError naming the missing or unsupported key."""
     path = folder / "config.json"
     try:
         raw: Raw = json.loads(path.read_text())
@@ -162,7 +163,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def describe_config(config: DecoderConfig) -> Raw:
-    """Return the content of a `config.json`, which transformers reads, too."""
+    """Return the content of a `config.json`, readable by transformers."""
     family = _family_of(config)
     return {
         "architectures": [FAMILIES[family].architecture],
@@ -185,7 +186,10 @@ def _family_of(config: DecoderConfig) -> str:
 
 
 def _read_family(raw: Raw) -> str:
-    """Return the `model_type`; where it is absent, that of `architectures`. Raises ValueError for an unsupported or contradicting one."""
+    """Return `model_type`, or the type implied by `architectures` if absent.
+
+    Raises ValueError if unsupported or contradictory.
+    """
     architectures = raw.get("architectures") or ()
     named = [name for name, family in FAMILIES.items() if family.architecture in architectures]
     family = raw.get("model_type") or next(iter(named), None)
@@ -221,7 +225,7 @@ def _config_from(raw: Raw, family: Family) -> DecoderConfig:
 
 
 def _optional(raw: Raw, key: str, derived: int) -> int:
-    """Return a size that follows from others where it is absent or null."""
+    """Return a derived size if the key is absent or null."""
     return integer(raw, key) if raw.get(key) is not None else derived
 
 
@@ -248,7 +252,7 @@ def _read_window(raw: Raw, family: Family) -> Window | None:
 
 
 def _describe_window(config: DecoderConfig, family: Family) -> Raw:
-    """Return the window's keys; without `layer_types` a window that is always on applies to every layer."""
+    """Return the window's keys; without `layer_types`, an always-on window applies to every layer."""
     window = config.window
     if window is None:
         return {}
@@ -263,7 +267,7 @@ def _describe_window(config: DecoderConfig, family: Family) -> Raw:
 
 
 def _refuse_impossible(config: DecoderConfig) -> None:
-    """Refuse impossible shapes: kernels would read out of bounds or skip heads."""
+    """Reject impossible shapes: kernels would read out of bounds or skip heads."""
     for name in _SHAPE:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} {getattr(config, name)} is not positive")

@@ -1,4 +1,4 @@
-"""Reads single values of a `config.json` strictly: a value of another type or range is refused by its key. Pure."""
+"""Reads values of a `config.json` strictly: a value of the wrong type or range is rejected by its key. Pure."""
 
 import math
 from typing import Any
@@ -7,7 +7,10 @@ Raw = dict[str, Any]
 
 
 def integer(raw: Raw, key: str, default: int | None = None) -> int:
-    """Return a whole number; the default where the key is absent. Raises KeyError without either, ValueError for any other value."""
+    """Return an integer, or the default if the key is absent.
+
+    Raises KeyError without default, ValueError for any other value.
+    """
     value = number(raw, key, default)
     if not float(value).is_integer():
         raise ValueError(f"{key} {value!r} is not a whole number")
@@ -15,7 +18,7 @@ def integer(raw: Raw, key: str, default: int | None = None) -> int:
 
 
 def positive(raw: Raw, key: str, default: float | None = None) -> float:
-    """Return a finite number above 0; else as `integer`."""
+    """Return a finite number above 0; otherwise like `integer`."""
     value = number(raw, key, default)
     if value <= 0:
         raise ValueError(f"{key} {value!r} is not positive")
@@ -23,7 +26,7 @@ def positive(raw: Raw, key: str, default: float | None = None) -> float:
 
 
 def number(raw: Raw, key: str, default: float | None = None) -> float:
-    """Return a finite number; else as `integer`."""
+    """Return a finite number; otherwise like `integer`."""
     value = raw.get(key, default)
     if value is None and key not in raw:
         raise KeyError(key)
@@ -33,7 +36,7 @@ def number(raw: Raw, key: str, default: float | None = None) -> float:
 
 
 def flag(raw: Raw, key: str, *, default: bool = False) -> bool:
-    """Return true or false; the default where the key is absent or null. Raises ValueError for any other value."""
+    """Return a bool, or the default if the key is absent or null. Raises ValueError for any other value."""
     value = raw.get(key)
     if value is None:
         return default

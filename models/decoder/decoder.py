@@ -1,9 +1,11 @@
-"""The reference decoder of the Llama, Mistral, Qwen2 and Qwen3 families, used for training and as the owner of the engine's weights.
+"""The reference decoder of the Llama, Mistral, Qwen2 and Qwen3 families.
 
-Its modules follow the tables of `layer.py`. It knows no KV cache, no batches of requests and no items: attention is passed in
-(`Attend`), dense and causal in training, paged in the engine.
+Training uses it, and the engine takes its weights from it. Its modules follow the tables of `layer.py`. It does not
+know KV caches, request batches or items: attention is passed in (`Attend`), dense and causal in training, paged in the
+engine.
 
-Shape suffixes: T tokens (flattened over the batch), D hidden, H query heads, G key/value heads, K head size, F feed-forward, V vocabulary.
+Shape suffixes: T tokens (flattened over the batch), D hidden, H query heads, G key/value heads, K head size, F
+feed-forward, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -80,7 +82,7 @@ class Decoder(nn.Module):
 
     @property
     def head_weight_VD(self) -> Tensor:
-        """The output matrix (V, D); a run of rows scores one code level only."""
+        """The output matrix (V, D); a contiguous range of rows scores one code level."""
         return self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:

@@ -1,6 +1,6 @@
-"""Tokens that end a text or a turn by their name. Pure.
+"""Detects end-of-text and end-of-turn tokens by name. Pure.
 
-The `eos` of a checkpoint often differs from the token that its chat template writes at the end of a turn.
+A checkpoint's `eos` often differs from the token that its chat template writes at the end of a turn.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ _NAMES = frozenset(
 )
 """Names of tokens that end a text in addition to `eos`: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids)."""
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
-"""With these tokens `<|end|>` ends a part of an answer only, as in llama.cpp."""
+"""If the vocabulary has these tokens, `<|end|>` ends only a part of an answer, as in llama.cpp."""
 
 
 def named_ends(tokens: Iterable[tuple[int, str]]) -> dict[str, int]:
-    """Return the ids of the tokens that end a text by their names."""
+    """Return the ids of the tokens whose names end a text."""
     found = {token: token_id for token_id, token in tokens if token in _NAMES}
     if any(names <= found.keys() for names in _HARMONY):
         found.pop("<|end|>", None)

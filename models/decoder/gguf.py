@@ -1,8 +1,8 @@
 """Converts a GGUF file to a Hugging Face folder that `load_decoder` reads: weights, configs and tokenizer.
 
-Weights are dequantised to fp32, which represents the stored values exactly. For Llama, GGUF stores the rows of query and key heads as
-neighbouring rope pairs (llama.cpp) instead of halves (Hugging Face); the order is restored. Needs the `gguf` package when called, not
-when imported.
+Weights are dequantised to fp32, which represents the stored values exactly. For Llama, GGUF stores the rows of query
+and key heads as neighbouring rope pairs (llama.cpp) instead of halves (Hugging Face); the order is restored. The `gguf`
+package is imported lazily.
 """
 
 import json
@@ -29,18 +29,21 @@ _CHECKPOINT_MODULES = {row.gguf: row.checkpoint for row in LAYER} | {
 }
 _SHARD_BYTES = 2 * 1024**3
 _MAX_VALUES = 4_000_000
-"""Twice what the largest vocabularies need: two for each text, one for each number."""
+"""Twice the need of the largest vocabularies: two values per text, one per number."""
 
 ConversionProgress = Callable[[int, int], None]
 """(number of tensors done, total number of tensors)."""
 
 
 def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None:
-    """Write the folder, which must be empty or absent. Raises CheckpointError naming what is missing or not supported."""
+    """Write the folder, which must be empty or absent.
+
+    Raises CheckpointError naming the missing or unsupported part.
+    """
     try:
         reader = _bounded_reader()(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except Exception as error:  # the reader checks little, so that broken bytes fail anywhere in it
+    except Exception as error:  # the reader checks little, so broken bytes can fail anywhere in it
         raise CheckpointError(f"{path}: not readable as GGUF ({error!r})") from error
     stored = {tensor.name: tensor for tensor in reader.tensors}
     try:
@@ -52,9 +55,9 @@ def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None
 
 
 def _bounded_reader() -> Any:
-    """Return a reader that refuses what lies behind the file's end, and more values than memory should hold.
+    """Return a reader that rejects reads past the end of the file, and more values than memory should hold.
 
-    The package's own returns nothing for what is missing, so that an array of a claimed 10^12 values fills the memory with empty ones.
+    The package's reader returns empty arrays for missing bytes, so a claimed size of 10^12 values would exhaust memory.
     """
     from gguf import GGUFReader
 
@@ -89,7 +92,7 @@ def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path,
 def _tensors(
     stored: Mapping[str, Any], config: Mapping[str, Any], progress: ConversionProgress
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors under their names in a Hugging Face checkpoint."""
+    """Yield the tensors under their Hugging Face checkpoint names."""
     interleaved = {}
     if FAMILIES[config["model_type"]].gguf_interleaves_heads:
         projections = (row for row in LAYER if isinstance(row, Projection))

@@ -1,6 +1,6 @@
 """Converts the metadata of a GGUF file to the configs of a Hugging Face folder. Pure.
 
-Keys are named as in the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
+Keys are named as in the GGUF specification (ggml-org/ggml, docs/gguf.md). Errors name missing and unsupported keys.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }
-"""Keys with the values that change nothing: any other would change every logit."""
+"""Keys with their neutral values: every other value would change every logit."""
 _ROPE = frozenset(
     {
         *("freq_base", "dimension_count", "scale_linear", "scaling.type", "scaling.factor", "scaling.finetuned"),
@@ -47,14 +47,14 @@ _ROPE = frozenset(
         *("scaling.yarn_beta_fast", "scaling.yarn_beta_slow"),
     }
 )
-"""The keys of rope that are read; an unknown one is refused."""
+"""The rope keys that are read; an unknown key is rejected."""
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def architecture_of(metadata: Metadata) -> str:
-    """Return the model family. Raises CheckpointError for one that is not supported."""
+    """Return the model family. Raises CheckpointError if unsupported."""
     family = str(need(metadata, "general.architecture"))
     if family not in _ARCHITECTURES:
         raise CheckpointError(f"architecture {family!r} is not supported, only {' or '.join(_ARCHITECTURES)}")
@@ -64,7 +64,7 @@ def architecture_of(metadata: Metadata) -> str:
 def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray | None) -> Raw:
     """Return the content of `config.json`.
 
-    `rope_factors` (K/2,) are the divisors of the frequencies by which GGUF stores the llama3 scaling, None without it.
+    `rope_factors` (K/2,) are the frequency divisors that encode llama3 scaling in GGUF; None without scaling.
     """
     family = architecture_of(metadata)
     for key, allowed in _NEUTRAL.items():
@@ -107,21 +107,24 @@ def tokenizer_config(metadata: Metadata) -> Raw:
 
 
 def eos_ids(metadata: Metadata) -> list[int]:
-    """Return every token that ends a text or a message: by its role, and by its name where the file gives it no role."""
+    """Return every token that ends a text or a message: by role, or by name if the file gives it no role."""
     given = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
     named = named_ends(enumerate(need(metadata, "tokenizer.ggml.tokens")))
     return sorted({int(token_id) for token_id in given if token_id is not None} | set(named.values()))
 
 
 def need(metadata: Metadata, key: str) -> Any:
-    """Return a value. Raises CheckpointError naming the key if it is missing."""
+    """Return a value. Raises CheckpointError naming the missing key."""
     if key not in metadata:
         raise CheckpointError(f"key {key} is missing")
     return metadata[key]
 
 
 def _rope(metadata: Metadata, family: str, head_dim: int, factors: np.ndarray | None) -> Raw:
-    """Return `rope_parameters`. As in llama.cpp, a factor without a type is linear. Raises CheckpointError for a conflict or an unknown key."""
+    """Return `rope_parameters`.
+
+    As in llama.cpp, a factor without a type is linear. Raises CheckpointError for a conflict or an unknown key.
+    """
     given = {key.removeprefix(f"{family}.rope."): value for key, value in metadata.items() if ".rope." in key}
     unknown = sorted(given.keys() - _ROPE)
     if unknown:
@@ -145,7 +148,7 @@ def _rope(metadata: Metadata, family: str, head_dim: int, factors: np.ndarray | 
 
 
 def _rope_factor(given: Metadata) -> float:
-    """Return the factor under its newer or its older name; 1 where there is none, or 0, which says so."""
+    """Return the factor under its newer or its older name; 1 if absent or 0, which means no scaling."""
     factors = {float(given[name]) or 1.0 for name in ("scaling.factor", "scale_linear") if name in given}
     if len(factors) > 1:
         raise CheckpointError("rope.scaling.factor and rope.scale_linear differ")
@@ -173,7 +176,7 @@ def _refuse_yarn_keys(given: Metadata, kind: str) -> None:
 
 
 def _llama3(theta: float, head_dim: int, factors: np.ndarray) -> Raw:
-    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ only in the factor."""
+    """Derive llama3 scaling from its frequency divisors: all releases differ only in the factor."""
     factor = float(factors.max())
     lengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     trained = _LLAMA3["original_max_position_embeddings"]

@@ -1,7 +1,7 @@
 """Builds a tokenizer of the `tokenizers` library from a GGUF file's vocabulary.
 
-Two kinds: byte-level BPE (`gpt2`) with the pre-tokenizer of its family, and SentencePiece BPE with byte fallback (`llama`), whose merges
-are derived from its scores.
+Two kinds: byte-level BPE (`gpt2`) with its family's pre-tokenizer, and SentencePiece BPE with byte fallback (`llama`),
+whose merges are derived from its scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGITS = {"llama-bpe": "{1,3}", "qwen2": ""}
-"""How many digits form a word, in the families that split by `_WORDS`."""
+"""Number of digits per word, in the families that split by `_WORDS`."""
 _WORD_START = "▁"
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """Build the tokenizer. Raises CheckpointError naming what is missing or not supported."""
+    """Build the tokenizer. Raises CheckpointError naming the missing or unsupported part."""
     kind = need(metadata, "tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(metadata)
@@ -83,7 +83,7 @@ def _sentence_piece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges_of(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of pieces that joins to a piece, the most probable piece first, which is SentencePiece's order of merges."""
+    """Return every pair of pieces that joins to a piece, most probable piece first: SentencePiece's merge order."""
     scores: Sequence[float] = need(metadata, "tokenizer.ggml.scores")
     kinds: Sequence[int] = need(metadata, "tokenizer.ggml.token_type")
     found: list[tuple[float, int, int, str, str]] = []
@@ -114,7 +114,7 @@ def _add_special(tokenizer: Tokenizer, metadata: Metadata) -> None:
 
 
 def _add_bos(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    """Prepend the BOS token to texts if the model was trained with one."""
+    """Prepend the BOS token to texts if the model was trained with it."""
     bos: Any = metadata.get("tokenizer.ggml.bos_token_id")
     is_llama = metadata["tokenizer.ggml.model"] == "llama"
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", is_llama):

@@ -1,9 +1,9 @@
-"""The tensors of a decoder, one row each: names, shapes, and how they are stored and joined. Pure: no torch, no weights.
+"""The tensors of a decoder, one row each: names, shapes, and how they are stored and joined.
 
-Everything that handles weights reads these tables: the reference decoder (which modules it has), the loader and the writer of
-checkpoints (`checkpoint_names`), the GGUF converter (`gguf_modules`), the engine's joined weights and the structs of its C++ library
-(`MATRICES`, `NORMS`), and its cost model (`num_matrix_weights`). A family with other names, norms or biases needs rows or fields
-here; only new mathematics needs code.
+Pure: no torch, no weights. All code that handles weights reads these tables: the reference decoder (its modules), the
+reader and writer of checkpoints (`checkpoint_names`), the GGUF converter (`gguf_modules`), the engine's joined weights
+and the structs of its C++ library (`MATRICES`, `NORMS`), and its cost model (`num_matrix_weights`). A family with other
+names, norms or biases needs rows or fields here; only new mathematics needs code.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,10 +55,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """A matrix (`rows`, `columns`) of a layer, (out, in) as torch's linear takes it, with a bias where the family has one.
+    """A matrix (`rows`, `columns`) of a layer, (out, in) as in torch's linear, with a bias if the family has one.
 
-    The engine joins all projections of the same `matrix`, in this order, along their rows; that matrix is what is quantised or packed.
-    `rope_heads` is the config key of the number of heads, in projections whose heads get rope.
+    The engine joins all projections of the same `matrix`, in this order, along their rows; the joined matrix is
+    quantised or packed. `rope_heads` is the config key of the number of heads, in projections whose heads get rope.
     """
 
     name: str
@@ -154,17 +154,18 @@ LAYER: tuple[Norm | Projection, ...] = (
         has_bias=lambda config: config.mlp_bias,
     ),
 )
-"""The modules of one layer, in the order of Hugging Face's checkpoints."""
+"""The modules of a layer, in the order of Hugging Face checkpoints."""
 
 LAYER_PREFIX = "model.layers.{}."
-"""What precedes the name of a layer's module in a Hugging Face checkpoint."""
+"""Prefix of a layer's module names in a Hugging Face checkpoint."""
 
 OUTSIDE_LAYERS = {
     "embedding": ("model.embed_tokens", "token_embd"),
     "norm": ("model.norm", "output_norm"),
     "head": ("lm_head", "output"),
 }
-"""The modules outside the layers: their names in a Hugging Face checkpoint and in GGUF. A tied decoder has no `head`."""
+"""The modules outside the layers: their names in a Hugging Face checkpoint and in GGUF. A tied decoder has no
+`head`."""
 
 NORMS = tuple(row.name for row in LAYER if isinstance(row, Norm))
 """The norms of a layer, in the order of the C++ library's `TailraceLayer`."""
@@ -173,7 +174,7 @@ MATRICES = {
     matrix: tuple(row for row in LAYER if isinstance(row, Projection) and row.matrix == matrix)
     for matrix in dict.fromkeys(row.matrix for row in LAYER if isinstance(row, Projection))
 }
-"""The joined matrices of a layer, in the order of the C++ library's `TailraceLayer`, and the projections that each consists of."""
+"""The joined matrices of a layer and their projections, in the order of the C++ library's `TailraceLayer`."""
 
 
 def rows_of(config: DecoderConfig) -> Iterator[Norm | Projection]:

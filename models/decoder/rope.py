@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al. 2021), with the scalings by which checkpoints extend it beyond the trained length.
+"""Rotary position embedding (Su et al. 2021), with the scalings that extend it beyond the trained length.
 
-A pair of numbers of a head rotates once in 2 pi times its `period` of positions. Scaling lengthens the periods: all alike (linear),
-or only those too long to complete a rotation in training (llama3; YaRN, Peng et al. 2023). Llama's half-split layout: pair i is
-numbers i and i + K / 2.
+A pair of numbers of a head rotates once per 2 pi times its `period` positions. Scaling lengthens the periods: all alike
+(linear), or only those too long to complete a rotation in training (llama3; YaRN, Peng et al. 2023). Llama's half-split
+layout: pair i is numbers i and i + K / 2.
 
 Shape suffixes: T tokens, K head size, P = K / 2 pairs.
 """
@@ -33,7 +33,10 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 @cache
 @torch.inference_mode(mode=False)
 def periods(head_dim: int, rope: Rope, device: torch.device) -> Tensor:
-    """Return the scaled period (positions per radian) of each pair, (P,) fp32. Cached for ever: captured graphs read it in place."""
+    """Return the scaled period (positions per radian) of each pair, (P,) fp32.
+
+    Cached permanently, because captured graphs read it in place.
+    """
     period_P = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.scaling is not None:
         kept_P = _KEPT[rope.scaling.kind](period_P, rope.theta, rope.scaling)
@@ -46,14 +49,14 @@ def _linear_kept(period_P: Tensor, _theta: float, _scaling: RopeScaling) -> Tens
 
 
 def _llama3_kept(period_P: Tensor, _theta: float, scaling: RopeScaling) -> Tensor:
-    """Interpolate by the number of rotations of each pair within the trained length."""
+    """Interpolate by each pair's number of rotations within the trained length."""
     rotations_P = scaling.original_positions / (2.0 * math.pi * period_P)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     return ((rotations_P - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
 
 
 def _yarn_kept(period_P: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
-    """Interpolate linearly between the pairs that rotate `beta_fast` and `beta_slow` times within the trained length."""
+    """Interpolate linearly between the pairs that rotate `beta_fast` and `beta_slow` times in the trained length."""
     num_pairs = len(period_P)
 
     def pair_with_rotations(rotations: float) -> float:

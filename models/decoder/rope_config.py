@@ -1,7 +1,7 @@
-"""The rotary positions of a checkpoint, read from the keys of a `config.json`. Pure.
+"""Rotary positions of a checkpoint, read from the keys of a `config.json`. Pure.
 
-Newer files keep everything under `rope_parameters`; older files the scaling under `rope_scaling` and the base at the top level. Two
-places must agree, and an unknown key is refused: it would change every position.
+Newer files keep all keys under `rope_parameters`; older files keep the scaling under `rope_scaling` and the base at the
+top level. Both places must agree, and an unknown key is rejected: it would change every position.
 """
 
 import math
@@ -28,16 +28,16 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "yarn": (_TRAINED, "beta_fast", "beta_slow", "attention_factor", "finetuned"),
 }
 _OFF: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "truncate": True}
-"""Keys of every kind, with the only value that the decoder has."""
+"""Keys of every kind, with the only supported value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rope periods are lengthened by up to `factor`.
+    """The lengthening of rope periods by up to `factor`.
 
-    `original_positions` is the trained length. llama3 keeps pairs that rotate more than `high_freq_factor` times within it and
-    lengthens fully those that rotate less than `low_freq_factor` times; YaRN does so at `beta_fast` and `beta_slow` rotations, and
-    multiplies cosine and sine by `attention_factor`.
+    `original_positions` is the trained length. llama3 keeps pairs that rotate more than `high_freq_factor` times within
+    it and fully lengthens pairs that rotate less than `low_freq_factor` times; YaRN uses `beta_fast` and `beta_slow`
+    rotations instead, and multiplies cosine and sine by `attention_factor`.
     """
 
     kind: RopeKind
@@ -59,7 +59,7 @@ class Rope:
 
 
 def read_rope(raw: Raw, max_positions: int) -> Rope:
-    """Return the base and the scaling. Raises ValueError or KeyError naming the key that conflicts, is unknown or is missing."""
+    """Return the base and the scaling. Raises ValueError or KeyError naming the conflicting, unknown or missing key."""
     given = _parameters(raw)
     kind = given.pop("rope_type")
     if kind not in _REQUIRED:
@@ -92,12 +92,15 @@ def describe_rope(rope: Rope) -> Raw:
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """Return YaRN's default factor of cosine and sine."""
+    """Return YaRN's default attention factor for cosine and sine."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _parameters(raw: Raw) -> Raw:
-    """Return the rope's keys of all places, `rope_type` among them, without nulls. Raises ValueError where two places differ."""
+    """Return the rope keys of all places, including `rope_type`, without nulls.
+
+    Raises ValueError if two places differ.
+    """
     newer, older = (_named(raw, place) for place in ("rope_parameters", "rope_scaling"))
     if newer and older and _without_theta(newer) != _without_theta(older):
         raise ValueError("rope_parameters and rope_scaling differ; keep one of them")
@@ -112,7 +115,7 @@ def _parameters(raw: Raw) -> Raw:
 
 
 def _named(raw: Raw, place: str) -> Raw:
-    """Return one place's keys under their newer names, without nulls."""
+    """Return the keys of one place under their newer names, without nulls."""
     given = raw.get(place) or {}
     if not isinstance(given, dict):
         raise ValueError(f"{place} {given!r:.80} is not an object")  # noqa: TRY004 - as for any other bad value

@@ -1,6 +1,7 @@
-"""Reads and writes a decoder's checkpoint folder in Hugging Face layout: `config.json` and safetensors, in one file or in shards.
+"""Reads and writes a decoder's checkpoint folder in Hugging Face layout: `config.json` and safetensors.
 
-Never pickle. Tensors that are missing, unknown or misshapen are named in the error. It knows no codes, bundles or serving.
+Pickle is never read. Errors name missing, unknown or misshapen tensors. The module does not know codes, bundles or
+serving.
 """
 
 import json
@@ -30,7 +31,10 @@ _CHECKED_AT_ONCE = 2**24
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
-    """Load a decoder, ready for inference. Raises CheckpointError naming what is missing, unknown, misshapen or unsupported."""
+    """Load a decoder, ready for inference.
+
+    Raises CheckpointError naming the missing, unknown, misshapen or unsupported part.
+    """
     config, tensors = _untied(read_config(folder), _read_tensors(folder))
     with torch.device("meta"):
         decoder = Decoder(config)
@@ -41,18 +45,21 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -
 
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` into the folder, which is created if absent. transformers reads them too."""
+    """Write `config.json` and `model.safetensors` into the folder, which is created if absent.
+
+    Readable by transformers.
+    """
     _save_tensors(decoder.config, decoder.state_dict(), folder, _WEIGHTS)
     _save_config(decoder.config, folder)
 
 
 def save_part(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, number: int, num_parts: int) -> None:
-    """Write the `number`th (from 1) of a decoder's files: these tensors by their names in the decoder. `save_index` follows when all are written."""
+    """Write shard `number` (from 1): tensors by their names in the decoder. Call `save_index` after the last shard."""
     _save_tensors(config, tensors, folder, _PART.format(number, num_parts))
 
 
 def save_index(config: DecoderConfig, folder: Path, num_parts: int) -> None:
-    """Write `config.json` and the index of the files that `save_part` has written. transformers reads them too."""
+    """Write `config.json` and the index of the shards that `save_part` wrote. Readable by transformers."""
     weight_map, total_bytes = {}, 0
     for number in range(1, num_parts + 1):
         name = _PART.format(number, num_parts)
@@ -72,7 +79,7 @@ def _save_tensors(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: 
 
 
 def _stored_at(path: Path) -> dict[str, tuple[int, int]]:
-    """Return where a safetensors file has its tensors: its header, whose length the first eight bytes are."""
+    """Return the tensor offsets of a safetensors file: its header, whose length is in the first eight bytes."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tuple(about["data_offsets"]) for name, about in header.items() if name != "__metadata__"}
@@ -83,7 +90,7 @@ def _save_config(config: DecoderConfig, folder: Path) -> None:
 
 
 def _tensor_names(config: DecoderConfig, names: Iterable[str]) -> dict[str, str]:
-    """Map the name of each of these tensors of a decoder to its name in a checkpoint."""
+    """Map the names of these tensors of a decoder to their checkpoint names."""
     modules = checkpoint_names(config)
     split = {name: name.rsplit(".", 1) for name in names}
     return {name: f"{modules[module]}.{kind}" for name, (module, kind) in split.items()}
@@ -102,7 +109,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files to read. As in transformers, a single file takes precedence over an index of shards.
 
-    Raises CheckpointError naming the conversion where the weights are in another form only.
+    Raises CheckpointError naming the conversion if the weights exist only in another form.
     """
     whole, index = folder / _WEIGHTS, folder / _INDEX
     if not (whole.exists() or index.exists()):
@@ -117,7 +124,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _refuse_other_forms(folder: Path) -> None:
-    """Refuse a folder without safetensors, with the conversion where it has weights in another form. Raises CheckpointError."""
+    """Reject a folder without safetensors, naming the conversion if its weights have another form.
+
+    Raises CheckpointError.
+    """
     pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
     if pickled is not None:
         raise CheckpointError(
@@ -131,7 +141,7 @@ def _refuse_other_forms(folder: Path) -> None:
 
 
 def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Return an untied config where the stored head differs from the embedding: the stored head was trained."""
+    """Return an untied config if the stored head differs from the embedding: the stored head was trained."""
     head, embedding = (tensors.get(f"{OUTSIDE_LAYERS[name][0]}.weight") for name in ("head", "embedding"))
     if not config.tie_word_embeddings or head is None:
         return config, tensors
@@ -163,7 +173,7 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether every number is finite; in parts, so that the comparison takes little memory."""
+    """Whether every number is finite; checked in parts to limit memory."""
     rows = tensor.detach().flatten()
     if not tensor.is_floating_point():
         return True

@@ -1,1 +1,1 @@
-"""Where bundles and the records of names are kept: a folder, or an object store."""
+"""Storage of bundles and name records: a folder, or an object store."""

@@ -1,10 +1,11 @@
-"""Bundles in a folder: one folder a version, one file a name. The default, and what an embedded stack uses.
+"""Bundles in a folder: one folder per version, one file per name. The default, also for an embedded stack.
 
     <root>/<version>/manifest.json
     <root>/names/<name>.json
-    <root>/.<version>.<pid>         scratch of a process: a publication under way, or a version that is being removed
+    <root>/.<version>.<pid>         scratch of a process: a publication in progress, or a version that is being deleted
 
-A bundle is renamed into place, and so is a record, each under a lock on the folder: a reader sees the old or the new, never a mixture, also after a power loss.
+Versions and records are renamed into place under a lock on the folder: readers see the old state or the new state,
+never a mixture, even after a power loss.
 """
 
 import fcntl
@@ -25,11 +26,11 @@ from models.storage.port import Stored
 
 _REMOVED = ".removed"
 SCRATCH_KEPT_S = 24 * 3_600
-"""A scratch folder that is older belongs to no process that still writes it."""
+"""Age above which a scratch folder cannot belong to a running publication."""
 
 
 class FolderStorage:
-    """A folder of versions and names, which processes share, also of several hosts where the file system has locks (NFS 4)."""
+    """A folder of versions and names, shared by processes, and by hosts if the file system supports locks (NFS 4)."""
 
     is_lost = False
 
@@ -54,7 +55,7 @@ class FolderStorage:
         return None
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-        """Replace a name's record where it is still the one that was seen."""
+        """Replace a name's record if it has not changed since it was read."""
         self._record(name).parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             if self.read_record(name).mark != seen:
@@ -70,7 +71,7 @@ class FolderStorage:
         return sorted(found | ({DEFAULT_NAME} if (self._root / "LIVE").exists() else set()))
 
     def add(self, folder: Path, version: str) -> None:
-        """Rename a finished folder, which `scratch` named, into place."""
+        """Rename a finished folder, created at a `scratch` path, into place."""
         with self.alone():
             rename_if_absent(folder, self._root / version)
 
@@ -88,44 +89,47 @@ class FolderStorage:
             return []
         found = []
         for path in self._root.iterdir():
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 if is_version(path.name) and (path / "manifest.json").exists():
                     found.append((path.stat().st_mtime, path.name))
         return [name for _, name in sorted(found)]
 
     def alone(self) -> AbstractContextManager[None]:
-        """Hold a lock on the folder, other than that of records: a promotion does not wait for a pruning."""
+        """Hold the folder's pruning lock, separate from that of records: a promotion does not wait for pruning."""
         return self._locked(".prune.lock")
 
     def hide(self, version: str) -> None:
         """Rename a version's folder to a scratch folder of this process."""
         hidden = self._root / f".{version}.{os.getpid()}{_REMOVED}"
         if (self._root / version).exists():
-            shutil.rmtree(hidden, ignore_errors=True)  # of a killed process of the same id, and published again since
+            shutil.rmtree(hidden, ignore_errors=True)  # of a killed process with this pid; published again since
         with suppress(FileNotFoundError):
             (self._root / version).rename(hidden)
 
     def hidden(self) -> list[str]:
-        """Return the versions that were renamed, by this process or by another, and not published again."""
+        """Return the hidden versions, of any process, that were not published again."""
         found = {path.name[1:].rsplit(".", 2)[0] for path in self._root.glob(f".*.*{_REMOVED}")}
         return sorted(version for version in found if not (self._root / version).exists())
 
     def show(self, version: str) -> None:
-        """Rename it back."""
+        """Rename the folder back."""
         for path in [*self._root.glob(f".{escape(version)}.*{_REMOVED}")][:1]:
             path.rename(self._root / version)
 
     def sweep(self) -> None:
-        """Remove hidden versions of this process, and scratch folders a day old."""
+        """Delete the hidden versions of this process, and scratch folders older than a day."""
         before_s = time.time() - SCRATCH_KEPT_S
         for folder in self._root.glob(".*.*"):
             is_own = folder.name.endswith(f".{os.getpid()}{_REMOVED}")
-            with suppress(FileNotFoundError):  # a publication that is finished
+            with suppress(FileNotFoundError):  # a finished publication
                 if folder.is_dir() and (is_own or folder.stat().st_mtime < before_s):
-                    shutil.rmtree(folder, ignore_errors=True)  # the next one removes what is left
+                    shutil.rmtree(folder, ignore_errors=True)  # the next sweep deletes the rest
 
     def scratch(self, version: str) -> Path:
-        """Return a path of this process beside the versions; what a process of the same id left there, as a container's ids come again, is removed."""
+        """Return a scratch path of this process next to the versions.
+
+        Leftovers of an earlier process with the same pid are deleted; containers reuse pids.
+        """
         path = self._root / f".{version}.{os.getpid()}"
         shutil.rmtree(path, ignore_errors=True)
         return path
@@ -141,7 +145,7 @@ class FolderStorage:
             yield
 
     def _from_pointer_files(self) -> bytes | None:
-        """Return the default name's record from the four files of a store that has not been written to since records have names; None where there are none."""
+        """Return the default name's record from the four files of the older store format; None without them."""
         texts = {}
         for file in ("LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"):
             with suppress(FileNotFoundError):

@@ -1,19 +1,25 @@
-"""Bundles in an object store (S3, Google Cloud Storage, Azure), with a cache on this machine's disk. Through obstore, which is imported when a store is opened.
+"""Bundles in an object store (S3, Google Cloud Storage, Azure), with a cache on this machine's disk.
 
     <prefix>/files/<sha256>                 the files of all versions, each content once
-    <prefix>/versions/<version>.json        a version's manifest, written after its files: a version is visible whole or not at all
-    <prefix>/hidden/<version>               an empty object: the version is being removed, and counts as gone
-    <prefix>/names/<name>.json              the record of a name, moved by a conditional write (`If-Match` on the ETag)
-    <prefix>/lock                           who prunes, or ends a publication; empty: nobody. Taken by a conditional write, and from a process that has not renewed it for two minutes
+    <prefix>/versions/<version>.json        a version's manifest, written after its files: a version is visible whole or
+                                            not at all
+    <prefix>/hidden/<version>               an empty object: the version is being deleted and counts as absent
+    <prefix>/names/<name>.json              the record of a name, changed by a conditional write (`If-Match` on the
+    ETag)
+    <prefix>/lock                           the process that prunes or finishes a publication; empty if free. Taken by a
+                                            conditional write, also from a holder that has not renewed it for two
+                                            minutes
 
-    <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` while it comes, continued after a break
+    <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` during the download, which
+    resumes
     <cache>/versions/<version>/             links to these files
-    <cache>/manifests/<version>/            the manifest, and perhaps the report, of a version that was only looked at
-    <cache>/names/<name>.json               the record as it was read last
+    <cache>/manifests/<version>/            manifest and optional report of a version that was only described
+    <cache>/names/<name>.json               the record as it was last read
 
-While the store does not answer, versions in the cache open as before and a name's last record is read from there: what is loaded serves on, and a process
-that starts meanwhile serves what this machine had. Nothing can be published or moved until the store is back. Credentials come from the usual environment
-variables of each service, or from the machine's role.
+While the store is unavailable, cached versions open as before and a name's last record is read from the cache: loaded
+versions keep serving, and a process that starts meanwhile serves the cached versions. Publishing and moving names
+require the store. obstore is imported when a store is opened. Credentials come from the usual environment variables of
+each service, or from the machine's role.
 """
 
 import os
@@ -41,7 +47,7 @@ log = structlog.get_logger()
 
 SCHEMES = ("s3", "gs", "az")
 _KEPT_S = 24 * 3_600
-"""An unreferenced file that is older belongs to no publication under way."""
+"""Age above which an unreferenced file cannot belong to a running publication."""
 _LOCK = "lock"
 _LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
 _CHUNK_BYTES = 8 * 2**20
@@ -52,7 +58,10 @@ class ObjectStorage:
     """Versions and names under a prefix of a bucket."""
 
     def __init__(self, url: str, cache: Path, cache_bytes: int) -> None:
-        """Open a bucket's prefix; nothing is read yet. `cache_bytes` bounds the cache beside what was opened last. Raises ConfigError."""
+        """Open a bucket's prefix without reading from it.
+
+        `cache_bytes` bounds the cache, not counting the version opened last. Raises ConfigError.
+        """
         self._url = url.rstrip("/")
         self._cache = cache
         self._cache_bytes = cache_bytes
@@ -66,11 +75,14 @@ class ObjectStorage:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store did not answer when it was last asked."""
+        """Whether the store did not answer the last request."""
         return self._is_lost
 
     def read_record(self, name: str) -> Stored:
-        """Return a name's record; the one that was kept last while the store does not answer. Raises StoreUnavailable where there is none, BundleCorrupt."""
+        """Return a name's record; the cached record while the store is unavailable.
+
+        Raises StoreUnavailable without a cached record, BundleCorrupt.
+        """
         path = f"names/{name}.json"
         try:
             with self._asking(path):
@@ -84,18 +96,21 @@ class ObjectStorage:
             raise
 
     def keep_record(self, name: str, content: bytes) -> None:
-        """Keep a valid record in the cache, for when the store does not answer or holds another one that cannot be read."""
+        """Cache a valid record, for times when the store is unavailable or holds an unreadable record."""
         if self.kept_record(name) != content:
             _replace(self._cache / "names" / f"{name}.json", content)
 
     def kept_record(self, name: str) -> bytes | None:
-        """Return the record that was kept last."""
+        """Return the cached record."""
         with suppress(FileNotFoundError):
             return (self._cache / "names" / f"{name}.json").read_bytes()
         return None
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-        """Replace a name's record where its ETag is still the one that was seen. A record read from the cache has none."""
+        """Replace a name's record if its ETag has not changed since it was read.
+
+        A record from the cache has no ETag.
+        """
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         mode: Any = "create" if seen is None else {"e_tag": seen}
@@ -111,7 +126,10 @@ class ObjectStorage:
         return [name for name in sorted(self._stems("names")) if is_name(name)]
 
     def add(self, folder: Path, version: str) -> None:
-        """Upload the files that the store lacks, then the manifest; a file that was collected as garbage meanwhile is uploaded again. The folder goes to the cache."""
+        """Upload the files that the store lacks, then the manifest, and move the folder to the cache.
+
+        A file that was garbage-collected meanwhile is uploaded again.
+        """
         from obstore.exceptions import AlreadyExistsError
 
         files = hashes(folder)
@@ -121,21 +139,21 @@ class ObjectStorage:
             self._write_lock(uuid4().bytes)
             with suppress(AlreadyExistsError), self._asking(f"versions/{version}.json"):
                 self._store.put(f"versions/{version}.json", (folder / MANIFEST).read_bytes(), mode="create")
-            if version in self.hidden():  # a killed process had begun to remove it
+            if version in self.hidden():  # a killed process had begun to delete it
                 self.show(version)
         self._keep(folder, version, files)
 
     def folder_of(self, version: str) -> Path:
-        """Return the version's folder in the cache, after downloading what it lacks."""
+        """Return the version's folder in the cache, after downloading missing files."""
         folder = self._cache / "versions" / version
         if not (folder / MANIFEST).exists():
             self._download(version, folder)
         with suppress(OSError):
-            os.utime(folder / MANIFEST)  # the cache removes those first that were opened longest ago
+            os.utime(folder / MANIFEST)  # the cache evicts the least recently opened versions first
         return folder
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
-        """Return the version's folder in the cache, or one with the manifest, and the report where it is asked for, which is all that is downloaded."""
+        """Return the version's cached folder, or a folder with only the manifest and, on request, the report."""
         folder, alone = (self._cache / kind / version for kind in ("versions", "manifests"))
         if (folder / MANIFEST).exists():
             return folder
@@ -149,14 +167,18 @@ class ObjectStorage:
         return alone
 
     def versions(self) -> list[str]:
-        """Return the versions by the time of their manifest, which no hiding changes."""
+        """Return the versions by the time of their manifest, which hiding does not change."""
         published, hidden = self._stems("versions"), set(self.hidden())
         found = sorted(published, key=lambda name: (published[name], name))
         return [name for name in found if is_version(name) and name not in hidden]
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock. Whoever has it is taken for gone where it was not renewed for two minutes, and finds that out before it removes anything."""
+        """Hold the lock.
+
+        A holder that has not renewed it for two minutes is presumed stopped; it notices the loss before it deletes
+        anything.
+        """
         with self._of_process:
             give_up = time.monotonic() + 2 * _LOCK_KEPT_S
             while not self._take_lock():
@@ -166,16 +188,16 @@ class ObjectStorage:
             try:
                 yield
             finally:
-                with suppress(StoreUnavailable):  # another process has it, or will
+                with suppress(StoreUnavailable):  # another process has it, or will take it
                     self._write_lock(b"")
 
     def hide(self, version: str) -> None:
-        """Mark a version."""
+        """Mark a version as hidden."""
         with self._asking(f"hidden/{version}"):
             self._store.put(f"hidden/{version}", b"")
 
     def hidden(self) -> list[str]:
-        """Return the marked versions."""
+        """Return the versions marked as hidden."""
         return [name for path, _ in self._list("hidden/") if is_version(name := Path(path).name)]
 
     def show(self, version: str) -> None:
@@ -184,11 +206,11 @@ class ObjectStorage:
             self._store.delete(f"hidden/{version}")
 
     def sweep(self) -> None:
-        """Remove what is hidden, and files a day old to which no manifest refers."""
+        """Delete hidden versions, and files older than a day that no manifest references."""
         with self._asking("files/"):
             hidden = set(self.hidden())
             self._delete([path for path, _ in self._list("versions/") if Path(path).stem in hidden])
-            self._delete([f"hidden/{version}" for version in hidden])  # after the manifests, or these would be back
+            self._delete([f"hidden/{version}" for version in hidden])  # after the manifests, or they would reappear
             kept = self._referenced()
             before = datetime.now(UTC) - timedelta(seconds=_KEPT_S)
             old = [path for path, changed in self._list("files/") if changed < before]
@@ -202,7 +224,7 @@ class ObjectStorage:
         return path
 
     def _referenced(self) -> set[str] | None:
-        """Return the hashes of all versions' files; None where a manifest cannot be read: its files are not known then."""
+        """Return the hashes of all versions' files; None if a manifest is unreadable, since its files are unknown."""
         kept: set[str] = set()
         for version in self._stems("versions"):
             path = f"versions/{version}.json"
@@ -215,19 +237,19 @@ class ObjectStorage:
         return kept
 
     def _stems(self, folder: str) -> dict[str, datetime]:
-        """Return the JSON documents directly in a folder: each one's name without its suffix, and its time."""
+        """Return the JSON documents directly in a folder: names without suffix, and modification times."""
         found = {path: changed for path, changed in self._list(f"{folder}/") if path.endswith(".json")}
         names = {path: path.removeprefix(f"{folder}/").removesuffix(".json") for path in found}
         return {names[path]: changed for path, changed in found.items() if "/" not in names[path]}
 
     def _content(self, found: Any, path: str) -> bytes:
-        """Return the bytes of a document. Raises BundleCorrupt before too large a one is downloaded."""
+        """Return the bytes of a document. Raises BundleCorrupt before downloading a document that is too large."""
         if found.meta["size"] > MAX_BYTES:
             raise BundleCorrupt(f"{self._url}/{path}: exceeds the maximum of {MAX_BYTES:,} bytes")
         return bytes(found.bytes())
 
     def _manifest(self, version: str) -> bytes:
-        """Return a version's manifest, after validating it. Raises BundleNotFound or BundleCorrupt."""
+        """Return a version's validated manifest. Raises BundleNotFound or BundleCorrupt."""
         path = f"versions/{version}.json"
         with self._asking(path):
             if self._size(f"hidden/{version}") is not None:
@@ -266,7 +288,7 @@ class ObjectStorage:
         rename_if_absent(folder, target)
 
     def _file(self, digest: str) -> Path:
-        """Return the cached file of this content, downloaded from where a broken download ended. Raises BundleCorrupt."""
+        """Return the cached file of this content, resuming an interrupted download. Raises BundleCorrupt."""
         path = self._cache / "files" / digest
         if path.exists():
             return path
@@ -274,10 +296,10 @@ class ObjectStorage:
         part = path.with_name(f"{digest}.{os.getpid()}.part")
         for left in path.parent.glob(
             f"{digest}.*.part"
-        ):  # of a process that was killed, or that downloads the same now
+        ):  # of a process that was killed, or that is downloading the same file now
             if time.time() - left.stat().st_mtime > 60:
                 left.replace(part)
-        for _ in range(2):  # a part that something else wrote is downloaded once more, from the start
+        for _ in range(2):  # a part that another writer has damaged is downloaded again from the start
             self._continue(digest, part)
             if file_sha256(part) == digest:
                 rename_durably(part, path)
@@ -292,7 +314,7 @@ class ObjectStorage:
                 file.write(self._store.get_range(f"files/{digest}", start=at, end=min(size, at + _CHUNK_BYTES)))
 
     def _make_room(self, spared: set[str]) -> None:
-        """Remove the versions that were opened longest ago until the cache is within its bound, and files that no version links to."""
+        """Delete the least recently opened versions until the cache fits its bound, and files that no version uses."""
         folders = [path for path in (self._cache / "versions").glob("*") if path.name not in spared]
         files = self._cache / "files"
         for folder in sorted(folders, key=lambda path: (path / MANIFEST).stat().st_mtime):
@@ -314,7 +336,7 @@ class ObjectStorage:
         return None
 
     def _delete(self, paths: list[str]) -> None:
-        """Remove objects while this process holds the lock. Raises StoreUnavailable."""
+        """Delete objects while this process holds the lock. Raises StoreUnavailable."""
         if paths:
             self._write_lock(uuid4().bytes)
             self._store.delete(paths)
@@ -326,7 +348,7 @@ class ObjectStorage:
                     self._store.put(f"files/{digest}", folder / name)
 
     def _take_lock(self) -> bool:
-        """Take the lock where it is free, or its holder gone; whether it was."""
+        """Take the lock if it is free or its holder has stopped renewing it; return whether it was taken."""
         try:
             with self._asking(_LOCK):
                 found = self._store.head(_LOCK)
@@ -339,7 +361,10 @@ class ObjectStorage:
         return self._put_lock(uuid4().bytes, mode)
 
     def _write_lock(self, content: bytes) -> None:
-        """Renew the lock, or free it by writing nothing. Raises StoreUnavailable where another process took it meanwhile."""
+        """Renew the lock, or free it by writing nothing.
+
+        Raises StoreUnavailable if another process has taken it meanwhile.
+        """
         if not self._put_lock(content, {"e_tag": self._lock_mark}):
             raise StoreUnavailable(f"{self._url}/{_LOCK}: another process took it; prune again")
 
@@ -355,7 +380,7 @@ class ObjectStorage:
 
     @contextmanager
     def _asking(self, path: str) -> Iterator[None]:
-        """Turn the store's failures into ours, and say once when it is lost and when it is back."""
+        """Translate the store's failures into our errors; log once when it becomes unavailable and when it is back."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
@@ -379,7 +404,7 @@ class ObjectStorage:
 
 
 def open_store(url: str, named: str = "TAILRACE_BUNDLE_STORE") -> Any:
-    """Open obstore's store of a URL. Raises ConfigError, which calls the URL what it was given as."""
+    """Open obstore's store of a URL. Raises ConfigError naming the setting that gave the URL."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -395,7 +420,7 @@ def open_store(url: str, named: str = "TAILRACE_BUNDLE_STORE") -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of a failure, with what the service calls it, without the stack that obstore appends."""
+    """Return the first line of a failure, with the service's error name, without obstore's stack trace."""
     text = str(error)
     code = text.partition("<Code>")[2].partition("</Code>")[0]
     first = text.splitlines()[0].split(": <?xml")[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What a store of bundles needs from the place where it is kept."""
+"""The interface that a store of bundles requires from its storage."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import NamedTuple, Protocol
 
 
 class Stored(NamedTuple):
-    """A record's bytes, and the mark by which a later writer shows that it saw them; both None where there is no record yet."""
+    """A record's bytes, and the mark with which a writer proves that it has read them; both None without a record."""
 
     content: bytes | None
     mark: str | None
 
 
 class Storage(Protocol):
-    """Versions, which do not change, and records by name, which are replaced by compare-and-swap."""
+    """Immutable versions, and records by name that change by compare-and-swap."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the place did not answer when it was last asked."""
+        """Whether the storage did not answer the last request."""
         ...
 
     def read_record(self, name: str) -> Stored:
@@ -25,15 +25,18 @@ class Storage(Protocol):
         ...
 
     def keep_record(self, name: str, content: bytes) -> None:
-        """Keep a valid record of a name on this machine, where records are elsewhere."""
+        """Keep a valid record of a name on this machine, if records are stored elsewhere."""
         ...
 
     def kept_record(self, name: str) -> bytes | None:
-        """Return the record that was kept last; None without one."""
+        """Return the record that was kept last, or None."""
         ...
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
-        """Replace a name's record where its mark is still `seen` (None: there is none yet); whether that was so. Raises StoreUnavailable."""
+        """Replace a name's record if its mark is still `seen` (None: no record yet); return whether it was.
+
+        Raises StoreUnavailable.
+        """
         ...
 
     def names(self) -> list[str]:
@@ -41,27 +44,39 @@ class Storage(Protocol):
         ...
 
     def add(self, folder: Path, version: str) -> None:
-        """Add a finished folder as this version: visible whole or not at all; an existing version is kept. Raises StoreUnavailable or OSError."""
+        """Add a finished folder as this version.
+
+        It becomes visible whole or not at all; an existing version is kept. Raises StoreUnavailable or OSError.
+        """
         ...
 
     def folder_of(self, version: str) -> Path:
-        """Return the folder in which a version is read on this machine, brought here first where it must be. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        """Return the folder of a version on this machine, after downloading it if needed.
+
+        Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
+        """
         ...
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
-        """Return a folder of the version's name that has its manifest, and the report where it is asked for; it may have nothing else. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        """Return a folder of the version with its manifest and, on request, its report; other files may be absent.
+
+        Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
+        """
         ...
 
     def versions(self) -> list[str]:
-        """Return the versions that are not hidden, the one that was published first before the others. Raises StoreUnavailable."""
+        """Return the versions that are not hidden, in order of publication. Raises StoreUnavailable."""
         ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Hold the lock of what removes versions, and of the last step of `add`: so no pruning acts on what it saw before a publication, or another pruning. Waits for it. Raises StoreUnavailable."""
+        """Hold the exclusive lock shared by pruning and the commit step of `add`.
+
+        So neither acts on stale reads of the other. Blocks until acquired. Raises StoreUnavailable.
+        """
         ...
 
     def hide(self, version: str) -> None:
-        """Take a version away, if it is there, so that no reader opens it. `show` undoes that until `sweep`."""
+        """Hide a version, if it exists, so that no reader opens it. `show` undoes that until `sweep`."""
         ...
 
     def hidden(self) -> list[str]:
@@ -69,13 +84,16 @@ class Storage(Protocol):
         ...
 
     def show(self, version: str) -> None:
-        """Bring a hidden version back, to its place in the order of publication."""
+        """Show a hidden version again, at its place in the order of publication."""
         ...
 
     def sweep(self) -> None:
-        """Remove what is hidden, and what killed processes left a day ago. Raises StoreUnavailable, also where `alone` was lost."""
+        """Delete hidden versions, and leftovers of killed processes older than a day.
+
+        Raises StoreUnavailable, also if the lock of `alone` was lost.
+        """
         ...
 
     def scratch(self, version: str) -> Path:
-        """Return a path of this process on which a version may be prepared; nothing is there."""
+        """Return an unused path of this process for preparing a version."""
         ...

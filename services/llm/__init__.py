@@ -1,1 +1,1 @@
-"""The decoder as a service: a Ray Serve deployment around the engine, and the handle that the router holds."""
+"""The decoder as a service: Ray Serve deployments around the engine, and the handles that the gateway holds."""

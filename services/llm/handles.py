@@ -1,8 +1,8 @@
-"""The gateway's clients of the two deployments: calls over Ray Serve handles, with timeouts, and Ray's failures as this project's errors.
+"""The gateway's clients of the two deployments: calls over Ray Serve handles, with timeouts and error translation.
 
-A ranking names the replicas that it may go to, in order; without names, the affinity router sends requests of one user to one replica,
-which has the user's context in its prefix cache. Texts that begin alike carry the same session id for the same reason. It imports
-neither torch nor the deployments.
+A ranking names candidate replicas in order; without names, the affinity router sends requests of one user to the same
+replica, which has the user's context in its prefix cache. Texts with the same beginning carry the same session id for
+the same reason. Ray's failures become this project's errors. The module imports neither torch nor the deployments.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ class LlmHandle:
         self._deployment = str(handle.deployment_id)
 
     def replicas(self) -> tuple[str, ...]:
-        """Return the names of the running replicas; empty while none is known."""
+        """Return the names of the running replicas; empty until the first is known."""
         return running(self._deployment)
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Rank, waiting `timeout_s` at most; a wait that ends early cancels the work on the replica.
+        """Rank, waiting at most `timeout_s`; a wait that ends early cancels the work on the replica.
 
         Raises Overloaded, DeadlineExceeded, DependencyUnavailable, BundleMismatch, BundleNotFound or InvalidRequest.
         """
@@ -87,8 +87,9 @@ class TextHandle:
         return found
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield a text's events; closing the iterator cancels the request. If a replica dies before any text, another is tried.
+        """Yield a text's events; closing the iterator cancels the request.
 
+        If a replica dies before any text, another is tried.
         Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyUnavailable.
         """
         until_s = self._until_s(request)
@@ -116,12 +117,15 @@ class TextHandle:
         return asyncio.get_running_loop().time() + left_s + _GRACE_S
 
     def _budget_s(self, until_s: float) -> float:
-        """Return what is left for a replica, which counts it on its own clock: hosts' wall clocks differ."""
+        """Return the remaining time for a replica, which counts it on its own clock: hosts' wall clocks differ."""
         return until_s - _GRACE_S - asyncio.get_running_loop().time()
 
 
 async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, None]:
-    """Yield a replica's events; closing the iterator cancels the call. Raises RayActorError when the replica died or cannot be reached."""
+    """Yield a replica's events; closing the iterator cancels the call.
+
+    Raises RayActorError when the replica died or cannot be reached.
+    """
     is_over = False
     try:
         while not is_over:
@@ -150,10 +154,11 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
 
 
 def session_of(request: TextRequest) -> str:
-    """Return the session id of a request: equal for requests that should meet in one replica, because they share its cached beginning.
+    """Return the session id of a request: equal for requests that share a cached beginning.
 
-    A conversation is identified by everything up to its first user message, which all its later requests repeat; a prompt by its
-    first characters or tokens. So a conversation stays together, and conversations that share only a system message may part.
+    Requests with equal ids should meet on one replica. A conversation is identified by everything up to its first user
+    message, which all its later requests repeat; a prompt by its first characters or tokens. So a conversation stays on
+    one replica, and conversations that share only a system message may be separated.
     """
     digest = hashlib.blake2b(request.cache_scope, digest_size=16)
     for part in _beginning(request):

@@ -1,1 +1,1 @@
-"""The paged engine: scheduler, block pool, prefix cache, beam search. Needs torch and numpy alone."""
+"""The paged engine: scheduler, block pool, prefix cache, beam search. Needs only torch and numpy."""

@@ -1,7 +1,7 @@
-"""Builds sequences from requests, after checking them against the model and the catalogue.
+"""Builds sequences from requests, after validation against the model and the catalogue.
 
-Requests that could never run are refused with an error that names the field. It does not know the queue: the scheduler
-refuses when that is full.
+Requests that could never run are rejected with an error that names the field. The module does not know the queue; the
+scheduler rejects requests when the queue is full.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,7 +22,7 @@ from services.llm.engine.sequence import Sequence, TextWork
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """The fields that all requests have. Times are in seconds on the caller's clock."""
+    """The fields common to all requests. Times are in seconds on the caller's clock."""
 
     request_id: str
     prompt_token_ids: Tokens[int]
@@ -32,10 +32,10 @@ class EngineRequest:
 
 
 class RequestBuilder:
-    """Builds the sequences of one engine, numbered in order of request. `trie` None: the engine has no catalogue.
+    """Builds the sequences of one engine, numbered in order of request. `trie` is None for an engine without catalogue.
 
-    A prompt and its text together have at most `max_tokens` tokens, for which there are positions and KV memory. Where steps are recorded,
-    all levels of a ranking that fits a recorded shape are one step.
+    A prompt and its text together have at most `max_tokens` tokens, limited by positions and KV memory. If steps are
+    recorded as graphs, a ranking that fits a recorded shape runs all its levels in one step.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class RequestBuilder:
         excluded: Tokens[int] | np.ndarray,
         beam_width: int | None,
     ) -> tuple[Sequence, int]:
-        """Return the sequence of an `Engine.add_rank` request and its number of allowed items. Raises InvalidRequest naming the field."""
+        """Return the sequence of an `Engine.add_rank` request and its number of allowed items.
+
+        Raises InvalidRequest naming the field.
+        """
         if self._trie is None or self._masks is None:
             raise InvalidRequest("k", "this engine has no catalogue", "send a text request")
         if k < 1:

@@ -1,6 +1,6 @@
-"""An engine's work on its device without waiting: its stream, and copies between host and device through pinned memory.
+"""An engine's asynchronous work on its device: its stream, and copies between host and device through pinned memory.
 
-On a CPU there is no stream, and tensors are used where they are.
+On a CPU there is no stream, and tensors are used in place.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,18 +17,18 @@ from services.errors import ConfigError
 
 
 class DeviceStream:
-    """The queue of one engine's work: a CUDA stream of its own, on its own card; nothing on a CPU.
+    """The queue of one engine's work: a separate CUDA stream on its card; empty on a CPU.
 
-    Two engines share a card while a bundle is replaced. Each enters its stream for all its work, in whichever thread, so neither waits
-    for the other, and no call of an engine waits for the whole device. No two of them are the same stream: torch hands out the streams of a pool in
-    turn, and cuBLAS' workspaces, which captured graphs keep, belong to streams.
+    Two engines share a card while a bundle is replaced. Each runs all its work in its own stream, from any thread, so
+    neither waits for the other, and no call of an engine waits for the whole device. Streams are unique per engine:
+    torch hands out pooled streams round-robin, and cuBLAS workspaces, which captured graphs keep, belong to streams.
     """
 
     _in_use: ClassVar["WeakValueDictionary[tuple[int, int], DeviceStream]"] = WeakValueDictionary()
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: torch.device) -> None:
-        """Make a stream whose work follows what the calling thread has started on the device: loading the weights."""
+        """Create a stream whose work follows the calling thread's earlier work on the device: loading the weights."""
         self._stream: torch.cuda.Stream | None = None
         self._marked: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -38,18 +38,18 @@ class DeviceStream:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def entered(self) -> AbstractContextManager[object]:
-        """Return a context in which the stream and its device are the calling thread's current ones. Does not wait."""
+        """Return a context in which the stream and its device are current for the calling thread. Does not wait."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> None:
-        """Note the work that was started so far, for `follow` of other streams."""
+        """Mark the work started so far, for `follow` of other streams."""
         if self._stream is not None:
             marked = torch.cuda.Event()  # type: ignore[no-untyped-call]
             marked.record(self._stream)
             self._marked = marked
 
     def follow(self, others: Iterable["DeviceStream"]) -> None:
-        """Order what is started from now on after what the others have marked. Waits on the device, not here."""
+        """Order later work after the marked work of the other streams. The device waits, not the host."""
         if self._stream is not None:
             for marked in [other._marked for other in others]:
                 if marked is not None:
@@ -61,7 +61,7 @@ _NUM_DRAWS = 64
 
 
 def draw_unused(draw: Callable[[], torch.cuda.Stream], in_use: Collection[tuple[int, int]]) -> torch.cuda.Stream:
-    """Return a drawn stream that is not in use. Raises ConfigError where each one is."""
+    """Return a pooled stream that is not in use. Raises ConfigError if all are in use."""
     for _ in range(_NUM_DRAWS):
         stream = draw()
         if _key(stream) not in in_use:

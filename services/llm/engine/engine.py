@@ -1,14 +1,15 @@
-"""The engine: requests are added, and `step` is called until it has returned their outcomes. One thread, no clock, no I/O.
+"""The engine: requests are added, and `step` is called until it has returned their outcomes.
 
-It connects the scheduler (what runs) to the runner (how it is computed). It does not know users, item ids, bundles on disk
-or Ray. One engine serves one version of the weights: its prefix cache is never shared between versions.
+One thread, no clock, no I/O. It connects the scheduler (what runs) to the runner (how it is computed). It does not know
+users, item ids, bundles on disk or Ray. An engine serves one version of the weights: its prefix cache is never shared
+between versions.
 
-An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of the
-running step, starts the planned one and returns the collected outcomes, so that the caller handles them while the device
-runs. A text is planned before its latest token is known; if that token is a stop token, the text is removed from the plan
-before the step starts. With recorded steps, a plan whose texts need nothing from the host (no mask, no penalties) starts before
-the running step is collected: tokens are fed on the device, and what is computed after a stop token is dropped. The results
-equal those of a synchronous engine.
+An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of
+the running step, starts the planned step and returns the collected outcomes, so that the caller handles them while the
+device runs. A text is planned before its latest token is known; if that token is a stop token, the text is removed from
+the plan before the step starts. With recorded steps, a plan whose texts need nothing from the host (no mask, no
+penalties) starts before the running step is collected: tokens are fed on the device, and anything computed after a stop
+token is dropped. The results equal those of a synchronous engine.
 """
 
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ _NOTHING = StepSize(num_batched_tokens=0, num_requests=0, num_beam_rows=0)
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step that runs on the device, with its size and cost."""
+    """A step running on the device, with its size and cost."""
 
     running: RunningStep
     size: StepSize
@@ -59,7 +60,7 @@ class KvSize:
 
 
 class Engine:
-    """Ranks items of one catalogue and generates text with one decoder. `items` None: an engine for text alone."""
+    """Ranks items of one catalogue and generates text with one decoder. `items` is None for a text-only engine."""
 
     def __init__(
         self,
@@ -71,15 +72,15 @@ class Engine:
         graph_device: GraphDevice | None = None,
         memory: KvMemory | None = None,
     ) -> None:
-        """Make an engine that serves at once; `warm_up` makes its first requests fast.
+        """Create an engine that can serve immediately; `warm_up` makes its first requests fast.
 
         Args:
             decoder: Its weights; the engine joins them in place.
             config: Sizes and limits.
-            items: The catalogue; None for text alone.
-            bundle_version: Names the cached prefixes.
-            graph_device: None: CUDA graphs where the decoder is on a CUDA device, no graphs elsewhere.
-            memory: The KV memory of an engine that this one follows: used if it fits, in place of a new one.
+            items: The catalogue; None for a text-only engine.
+            bundle_version: Key of the cached prefixes.
+            graph_device: None: CUDA graphs if the decoder is on a CUDA device, otherwise no graphs.
+            memory: KV memory of the preceding engine: used if it fits, instead of new memory.
         """
         window = decoder.config.window
         if items is not None and window is not None and window.size < len(items.level_sizes):
@@ -91,11 +92,11 @@ class Engine:
         """The stream of all of the engine's work."""
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
-        """The most tokens of a prompt and its text together that KV memory and positions allow."""
+        """Maximum number of tokens of a prompt and its text together, limited by KV memory and positions."""
         self.kv_size = KvSize(config.block_tokens, config.num_blocks)
         with self.stream.entered():
             self.memory = memory if memory is not None and memory.fits(decoder, config) else KvMemory(decoder, config)
-            """The blocks, shared with the engine before this one and the engine after it, where they fit."""
+            """The blocks, shared with the preceding and the following engine if they fit."""
             self.memory.join(self.stream)
             trie = Trie(items, device) if items is not None else None
             self._runner = Runner(decoder, config, trie, self.memory.cache, graph_device)
@@ -106,14 +107,15 @@ class Engine:
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._step_time = StepTime(config.target_step_s)
         self.expected_step_s = 0.0
-        """How long the running call of `step` is expected to take; 0 before anything is measured. Other threads may read it."""
+        """Expected duration of the running call of `step`; 0 before the first measurement. Other threads may read
+        it."""
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
         self._started: _Started | None = None
         self._ended: list[EngineOutcome] = []
         self.last_step = _NOTHING
         self.last_cost: StepCost | None = None
-        """The roofline cost of the last collected step; None if there was none."""
+        """The roofline cost of the last collected step, or None."""
         self.new_tokens: list[NewToken] = []
         """The text tokens of the last collected step, for streaming."""
 
@@ -129,21 +131,24 @@ class Engine:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a step is running whose results no call of `step` has returned."""
+        """Whether a step is running whose results no call of `step` has returned yet."""
         return self._started is not None
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """Graphs captured after warm-up, and decode or beam steps that ran without a graph: both stay 0 after `warm_up`."""
+        """Graphs captured after warm-up, and decode or beam steps that ran without a graph; both 0 after `warm_up`."""
         return self._runner.graph_counts
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weights and their scales, as they stay in memory."""
+        """Bytes of all weights and their scales, as they stay in memory."""
         return self._runner.weight_bytes
 
     def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
-        """Capture the graphs of all shapes of decode and beam steps, if graphs are used. Takes minutes for a large model."""
+        """Capture the graphs of all shapes of decode and beam steps, if graphs are used.
+
+        Takes minutes for a large model.
+        """
         with self.stream.entered():
             self._runner.warm_up(progress)
 
@@ -160,20 +165,23 @@ class Engine:
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
-        """Add a request for the k best items after a prompt. A later `step` returns its outcome, also when no item is allowed.
+        """Add a request for the k best items after a prompt.
+
+        A later `step` returns its outcome, even if no item is allowed.
 
         Args:
             request_id: Unique among the requests in flight.
             prompt_token_ids: At least one token.
             k: Number of items.
-            allowed: (num_items,) bool, None for all. For filters, which repeat between requests: a mask costs in proportion
-                to the catalogue and is cached.
-            excluded: Item indices, in any order. For seen items, which do not repeat: the cost is that of the excluded items.
+            allowed: (num_items,) bool, None for all. For filters, which repeat between requests: the cost of a mask is
+                proportional to the catalogue, and masks are cached.
+            excluded: Item indices, in any order. For seen items, which do not repeat: the cost is proportional to their
+                number.
             beam_width: Used for codes of depth 2 and more. None means k, at least the configured default and at most
                 the beam rows of a step.
             priority: Lower goes first.
             now_s: The caller's clock.
-            deadline_s: On the same clock; None for none.
+            deadline_s: On the same clock, or None.
 
         Raises:
             InvalidRequest: The request could never run; names the field.
@@ -201,21 +209,22 @@ class Engine:
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
-        """Add a request for up to `max_new_tokens` tokens after a prompt; a stop token is the last one returned.
+        """Add a request for up to `max_new_tokens` tokens after a prompt; a stop token is the last token returned.
 
         Args:
             request_id: Unique among the requests in flight.
             prompt_token_ids: At least one token.
             max_new_tokens: At least 1; prompt and new tokens together at most `max_tokens`.
-            sampling: How tokens are sampled.
+            sampling: Sampling parameters.
             stop_token_ids: Tokens that end the text.
-            mask: A grammar that the text must follow; None for none.
-            after: The id of a request in flight with the same prompt: this one waits until that prompt is computed and takes
-                it from the prefix cache.
+            mask: A grammar that the text must follow, or None.
+            after: Id of a request in flight with the same prompt: this request waits until that prompt is computed and
+                takes it
+                from the prefix cache.
             cache_scope: Prefixes are shared only with texts of an equal scope.
             priority: Lower goes first.
             now_s: The caller's clock.
-            deadline_s: On the same clock; None for none.
+            deadline_s: On the same clock, or None.
 
         Raises:
             InvalidRequest: The request could never run; names the field.
@@ -228,9 +237,10 @@ class Engine:
         self._scheduler.add(sequence)
 
     def cancel(self, request_id: str, status: Status = Status.CANCELLED) -> bool:
-        """End a request now and free its blocks; the next step returns its outcome. Returns False if it is not in flight.
+        """End a request now and free its blocks; the next step returns its outcome.
 
-        `status` is DONE where the caller needs no more of it: a text that reached a stop string.
+        Returns False if it is not in flight.
+        `status` is DONE if the caller needs no more of the request, such as a text that reached a stop string.
         """
         sequence = self._scheduler.find(request_id)
         if sequence is None:
@@ -259,7 +269,7 @@ class Engine:
         return ended
 
     def record_step_time(self, seconds: float) -> None:
-        """Record how long the last collected step took: the sizes of the next ones follow it."""
+        """Record the duration of the last collected step, which determines the sizes of later steps."""
         self._step_time.record(self.last_step.num_rows, seconds)
 
     def load(self) -> EngineLoad:
@@ -272,12 +282,12 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Free all blocks, for other engines on the memory. For an engine that failed: its requests have no outcome."""
+        """Free all blocks, for other engines on the memory. For a failed engine: its requests have no outcome."""
         with self.memory.lock:
             self._scheduler.finish_all()
 
     def check_integrity(self, *others: "Engine") -> None:
-        """Assert that no block is lost or shared by mistake, with the other engines on the memory. For tests."""
+        """Assert that no block is lost or shared by mistake, including the other engines on the memory. For tests."""
         with self.memory.lock:
             self._scheduler.check_integrity(*(other._scheduler for other in others))
 
@@ -286,7 +296,10 @@ class Engine:
         self._collect(self._start(plan))
 
     def _step_ahead(self, plan: StepPlan) -> None:
-        """Collect the running step and leave the planned one running: started before that if it can be fed on the device, else after."""
+        """Collect the running step and leave the planned step running.
+
+        The planned step starts before the collection if it can be fed on the device, otherwise after it.
+        """
         before, self._started = self._started, None
         if before is not None and self._runner.can_feed(plan):
             self._started = self._start(plan)
@@ -296,13 +309,13 @@ class Engine:
             self._started = self._start(plan.without_ended())
 
     def _start(self, plan: StepPlan) -> _Started | None:
-        """Start a step; None where there is nothing to run."""
+        """Start a step; None if there is nothing to run."""
         if plan.is_empty:
             return None
         self.memory.order(self.stream)
         try:
             running = self._runner.submit(plan)
-        finally:  # also after a failure: what it has started may still run when `close` frees the blocks
+        finally:  # also after a failure: its work may still run when `close` frees the blocks
             self.stream.mark()
         started = _Started(running, plan.size, self._costs.of(plan))
         with self.memory.lock:
@@ -326,7 +339,7 @@ class Engine:
         work = TextWork.of(sequence)
         if work.mask is not None:
             work.mask.take(sampled.token_id)
-            if work.mask.failure is not None:  # the token means nothing
+            if work.mask.failure is not None:  # the token has no meaning
                 self._end(sequence, Status.FAILED)
                 return
         sequence.append_token(sampled)
@@ -337,7 +350,7 @@ class Engine:
             self._end(sequence, Status.LENGTH)
 
     def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:
-        """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a ranking that is done."""
+        """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a completed ranking."""
         with self.memory.lock:
             self._scheduler.finish(sequence)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))

@@ -1,4 +1,4 @@
-"""The end of a request. Every request that was added gets exactly one outcome."""
+"""The end of a request. Every added request gets exactly one outcome."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +13,7 @@ _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class Status(StrEnum):
-    """Why a request ended. The values are the finish reasons in the metrics."""
+    """Reason for the end of a request. The values are the finish reasons in the metrics."""
 
     DONE = "stop"
     LENGTH = "length"
@@ -34,10 +34,12 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineOutcome:
-    """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless a ranking is done.
+    """The end of one request.
 
-    Scores are natural log-probabilities. `tokens` are the generated tokens of a text. Times are on the clock of the
-    caller's `now_s`; `started_s` is None for a request that never ran, `decoding_s` (when the prompt was computed) for one that ended with its prompt.
+    `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless a ranking is done. Scores are
+    natural log-probabilities. `tokens` are the generated tokens of a text. Times are on the clock of the caller's
+    `now_s`; `started_s` is None for a request that never ran, `decoding_s` (when the prompt was computed) for a request
+    that ended with its prompt.
     """
 
     request_id: str
@@ -55,7 +57,7 @@ class EngineOutcome:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The generated tokens, a stop token included."""
+        """The generated tokens, including a stop token."""
         return tuple(token.token_id for token in self.tokens)
 
     @classmethod

@@ -20,13 +20,16 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the chunk reaches the sequence's end, so that its last hidden state selects the next token or level. Valid before the step has started."""
+        """Whether the chunk reaches the sequence's end, so that its last hidden state selects the next token or level.
+
+        Valid before the step has started.
+        """
         return self.end == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The size of one step: tokens computed (without beam rows), requests, and beam rows."""
+    """Size of a step: tokens computed (without beam rows), requests, and beam rows."""
 
     num_batched_tokens: int
     num_requests: int
@@ -55,7 +58,7 @@ class StepPlan:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The requests that the step works on, each once."""
+        """The requests that the step works on, without duplicates."""
         return [*(chunk.sequence for chunk in self.chunks), *self.beam_steps]
 
     @property
@@ -80,5 +83,5 @@ class StepPlan:
 
     @property
     def size(self) -> StepSize:
-        """The size of the step. Valid before the step has started."""
+        """Size of the step. Valid before the step has started."""
         return StepSize(self.num_batched_tokens, self.num_requests, self.num_beam_rows)

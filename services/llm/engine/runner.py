@@ -1,6 +1,7 @@
-"""Runs a step on one device: graphs replay the parts that were captured, the rest is launched eagerly.
+"""Runs a step on one device: graphs replay the captured parts, the rest is launched eagerly.
 
-The rows of a step are the chunks' tokens, then the beams, in plan order. The runner decides nothing and keeps no requests. A step is submitted without waiting for the device, and its result is collected later.
+The rows of a step are the chunks' tokens, then the beams, in plan order. The runner decides nothing and keeps no
+requests. A step is submitted without waiting for the device, and its result is collected later.
 
 Shape suffixes: T rows of the step, P rows that go to the paged cache, D hidden, R requests, V vocabulary.
 """
@@ -34,7 +35,7 @@ SampledTokens = list[tuple[list[Sequence], SampledBatch]]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: the rankings that it completed, and one new token for each text whose chunk was its last."""
+    """The result of a step: the rankings that it completed, and a new token for each text whose last chunk ran."""
 
     rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
     tokens: list[tuple[Sequence, SampledToken]]
@@ -79,7 +80,7 @@ class Runner:
         weights = join_weights(decoder)
         forward = _forward_for(weights, config, cache)
         self.weight_bytes = forward.weight_bytes
-        """The bytes of all weights, as they stay in memory."""
+        """Bytes of all weights, as they stay in memory."""
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
         self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
         self._graphs = None
@@ -112,7 +113,7 @@ class Runner:
         return RunningStep(rankings, sampled)
 
     def can_feed(self, plan: StepPlan) -> bool:
-        """Whether a plan can be submitted before the results of the step before are collected."""
+        """Whether a plan can be submitted before the results of the previous step are collected."""
         return self._graphs is not None and self._graphs.can_feed(plan)
 
     def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[RankedItems], SampledTokens]:
@@ -133,7 +134,7 @@ class Runner:
 
 
 class EagerSteps:
-    """Runs steps of any shape, kernel by kernel. `ranker` None: text only."""
+    """Runs steps of any shape, kernel by kernel. `ranker` is None for a text-only engine."""
 
     def __init__(
         self, forward: Forward, ranker: BeamSearch | None, vocab_size: int, block_tokens: int, device: torch.device
@@ -145,7 +146,7 @@ class EagerSteps:
         self._device = device
 
     def run(self, plan: StepPlan) -> tuple[list[RankedItems], SampledTokens]:
-        """Start a step that is not empty. Returns the rankings that it completes and the sampled tokens. Does not wait."""
+        """Start a non-empty step. Returns the rankings that it completes and the sampled tokens. Does not wait."""
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
         slot_mapping_P = self._slot_mapping(plan)
@@ -154,7 +155,7 @@ class EagerSteps:
         return self._select(plan, beams, self._forward.hidden(step))
 
     def end(self, plan: StepPlan, hidden_TD: Tensor) -> tuple[list[RankedItems], SampledTokens]:
-        """Return the same from the hidden states of a plan without beams, which may have more rows."""
+        """Return the rankings and tokens from the hidden states of a plan without beams; extra rows are ignored."""
         return self._select(plan, None, hidden_TD)
 
     def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""The sampling parameters of a text request and the token that sampling returns. Names and meaning are vLLM's and OpenAI's. No torch."""
+"""The sampling parameters of a text request and the sampled token.
+
+Names and meaning follow vLLM and OpenAI. No torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,16 +15,16 @@ MAX_LOGPROBS = 20
 _MAX_SEED = 2**64 - 1
 _MAX_TOP_K = 2**31 - 1
 _MAX_FACTOR = 1e30
-"""The largest temperature, repetition penalty and bias: products must stay finite in fp32."""
+"""Maximum temperature, repetition penalty and bias: products must stay finite in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """One request's sampling parameters. Temperature 0 is greedy: the most probable token, the smaller id on ties.
 
-    `top_k` 0 means all. Penalties count generated tokens, `repetition_penalty` the prompt's too. `logit_bias` maps a token id
-    to the number added to its logit. `num_logprobs` is how many of the most probable tokens are returned with their logprobs
-    beside the sampled one's; None returns no logprob at all.
+    `top_k` 0 means all. Penalties count generated tokens, `repetition_penalty` also the prompt's tokens. `logit_bias`
+    maps a token id to the number added to its logit. `num_logprobs` is the number of most probable tokens returned with
+    their logprobs in addition to the sampled token's; None returns no logprobs.
     """
 
     temperature: float = 0.0
@@ -71,7 +74,7 @@ GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A sampled token and, where requested, its natural logprob and the most probable tokens with theirs, best first."""
+    """A sampled token and, if requested, its natural logprob and the most probable tokens with theirs, best first."""
 
     token_id: int
     logprob: float | None = None
@@ -79,15 +82,15 @@ class SampledToken:
 
 
 class TokenMask(Protocol):
-    """The tokens that may come next, where a text must follow a grammar. Called by the engine's thread only."""
+    """The allowed next tokens of a text that must follow a grammar. Called only by the engine's thread."""
 
     failure: str | None
-    """Why the grammar cannot continue: the text ends before the next token."""
+    """The reason why the grammar cannot continue: the text ends before the next token."""
 
     def allowed(self) -> np.ndarray:
-        """Return (ceil(V / 32),) int32: token t is allowed where bit t % 32 of word t // 32 is set. Never all zero."""
+        """Return (ceil(V / 32),) int32: token t is allowed if bit t % 32 of word t // 32 is set. Never all zero."""
         ...
 
     def take(self, token_id: int) -> None:
-        """Advance by a token that was allowed. Called once for each sampled token, the last one included."""
+        """Advance by an allowed token. Called once for each sampled token, including the last."""
         ...

@@ -1,15 +1,15 @@
 """Plans the next step: continuous batching of prefill chunks, text decode and beam steps under two budgets.
 
 Pure: no torch, no clock, no randomness; time is an argument. A step takes beam steps and decode tokens first, because
-those requests hold memory and are nearest to their end. Half of the remaining tokens go to the shortest prompts of the best
-priority, so that many long prompts do not delay them; the rest go by urgency (priority, lowered by waiting), so that nothing
-waits for ever. The shortest prompts do not take the last running slot, and are not admitted while the most urgent waiting
-request finds no free blocks.
+their requests hold memory and are closest to completion. Half of the remaining tokens go to the shortest prompts of the
+best priority, so that many long prompts do not delay them; the rest is distributed by urgency (priority, lowered by
+waiting), so that no request waits forever. The shortest prompts do not take the last running slot, and are not admitted
+while the most urgent waiting request lacks free blocks.
 
 A sequence is admitted when there are blocks for its whole prompt (with sliding windows: for the part that is visible at
-once). So blocks can only run out for text decode, and for a prompt whose blocks were freed as its windows passed. Then the
-least urgent running sequence is preempted: it goes back to the queue and is computed again later. The most urgent one is
-never preempted, so something always finishes.
+once). So blocks can run out only for text decode, and for a prompt whose blocks were freed as its windows passed. Then
+the least urgent running sequence is preempted: it returns to the queue and is recomputed later. The most urgent
+sequence is never preempted, so progress is guaranteed.
 """
 
 from collections import Counter
@@ -27,14 +27,14 @@ from services.llm.engine.sequence import Sequence
 
 _RETRY_AFTER_S = 0.1
 _MIN_PROMPT_TOKENS = 16
-"""Prompt tokens of a step, however many texts decode: so prompts always advance."""
+"""Minimum number of prompt tokens per step, so that prompts always advance next to decoding texts."""
 
 
 class Scheduler:
     """Owns every live sequence and its blocks. Calls in order: `add`, `schedule`, `advance`, `finish`; from one thread.
 
-    `window` is the sliding window of all layers, if they have one: blocks behind it are freed while a sequence runs. `pool` is shared
-    with the schedulers of other versions, which run in turn; None for a pool of its own.
+    `window` is the sliding window of all layers, if any: blocks behind it are freed while a sequence runs. `pool` is
+    shared with the schedulers of other versions, which run in turn; None for a separate pool.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Scheduler:
         return len(self._live.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a request to the queue. Raises Overloaded when its priority's share of the queue is full, InvalidRequest if it could never run."""
+        """Add a request to the queue.
+
+        Raises Overloaded when its priority's part of the queue is full, InvalidRequest if it could never run.
+        """
         self._live.add(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
@@ -71,8 +74,8 @@ class Scheduler:
     def schedule(self, now_s: float, max_rows: int | None = None) -> StepPlan:
         """Plan the next step. Sequences past their deadline end here and free their blocks.
 
-        `max_rows` bounds prompt tokens, and beam rows, below the configured limits. Decode tokens, the beams of one request and a few
-        prompt tokens run in any case.
+        `max_rows` bounds prompt tokens and beam rows below the configured limits. Decode tokens, the beams of one
+        request and a few prompt tokens always run.
         """
         plan = StepPlan(late=self._live.late(now_s))
         for sequence in plan.late:
@@ -87,10 +90,10 @@ class Scheduler:
         return plan
 
     def advance(self, plan: StepPlan) -> None:
-        """Record that the step was started: tokens computed, full blocks cached, levels done; fully scheduled sequences free their blocks.
+        """Record that the step was started: tokens computed, full blocks cached, levels done.
 
-        This is correct before the device is done, because steps run one after another: a step that reads or reuses a block
-        runs later.
+        Fully scheduled sequences free their blocks. This is correct before the device is done, because steps run in
+        sequence: a step that reads or reuses a block runs later.
         """
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -119,7 +122,10 @@ class Scheduler:
             self.finish(sequence)
 
     def check_integrity(self, *others: "Scheduler") -> None:
-        """Assert that blocks are held exactly by running sequences, of this scheduler and of others on the pool, with equal reference counts."""
+        """Assert that exactly the running sequences hold blocks, with equal reference counts.
+
+        Includes the sequences of other schedulers on the pool.
+        """
         holds = [scheduler._live.check_integrity() for scheduler in (self, *others)]
         assert sum(holds, Counter()) == self.pool.references(), "references differ from what running requests hold"
 
@@ -154,7 +160,10 @@ class Scheduler:
     def _distribute(
         self, order: list[Sequence], tokens: int, counts: dict[Sequence, int], now_s: float, *, most_running: int
     ) -> int:
-        """Distribute tokens over sequences in this order; return the tokens left. Once one finds no room, no other is admitted."""
+        """Distribute tokens over sequences in this order; return the remaining tokens.
+
+        Once a sequence finds no room, no other sequence is admitted.
+        """
         admits = True
         for sequence in order:
             if not tokens:
@@ -173,14 +182,17 @@ class Scheduler:
 
 @dataclass(slots=True)
 class _Budget:
-    """The rest of the step's two budgets."""
+    """The remainder of the step's two budgets."""
 
     tokens: int
     beam_rows: int
 
 
 class LiveSequences:
-    """Every sequence between `add` and `remove`, by request id: in `waiting`, where it holds no block, or in `running`."""
+    """Every sequence between `add` and `remove`, by request id.
+
+    A sequence is in `waiting`, where it holds no block, or in `running`.
+    """
 
     def __init__(self, config: EngineConfig, need: BlockNeed, tables: BlockTables) -> None:
         self.waiting: dict[str, Sequence] = {}
@@ -190,7 +202,10 @@ class LiveSequences:
         self._tables = tables
 
     def add(self, sequence: Sequence) -> None:
-        """Add a request to the queue. Raises Overloaded when its priority's share of the queue is full, InvalidRequest if it could never run."""
+        """Add a request to the queue.
+
+        Raises Overloaded when its priority's part of the queue is full, InvalidRequest if it could never run.
+        """
         num_tokens = len(sequence.tokens) + sequence.max_new_tokens
         assert self._need.longest(num_tokens) == num_tokens, "longer than the pool, which admission refuses"
         self._check_can_run(sequence)
@@ -208,7 +223,7 @@ class LiveSequences:
         return (*self.waiting.values(), *self.running.values())
 
     def by_urgency(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:
-        """Return the group sorted, the most urgent first."""
+        """Return the group sorted, most urgent first."""
         ageing_s = self._config.ageing_s
         return sorted(group, key=lambda sequence: sequence.urgency(now_s, ageing_s))
 
@@ -232,7 +247,10 @@ class LiveSequences:
         return True
 
     def make_room(self, sequence: Sequence, now_s: float) -> bool:
-        """Allocate the blocks of a running sequence's next tokens, preempting the least urgent if needed; False if that is itself."""
+        """Allocate the blocks of a running sequence's next tokens, preempting the least urgent sequence if needed.
+
+        Returns False if that is the sequence itself.
+        """
         num_missing = self._tables.num_missing(sequence)
         while self._tables.pool.num_free < num_missing:
             victim = self.by_urgency(self.running.values(), now_s)[-1]

@@ -1,10 +1,12 @@
-"""The state of one request inside the engine. Owned by the scheduler; the runner reads it and keeps its device state here.
+"""The state of one request inside the engine.
 
+Owned by the scheduler; the runner reads it and keeps its device state here.
     tokens       |<- in blocks: num_computed_tokens ->|<- to compute ->|
     block_table  covers at least the tokens of the prompt, later every computed token
     beam steps   begin when all tokens are computed; they never enter the blocks
 
-It knows no tensors: what has some is declared here by its base (`Work`, `BeamState`), and only dropped.
+It does not know tensors: fields that hold tensors are declared by their base class (`Work`, `BeamState`), and only
+dropped here.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from services.llm.engine.sampling_parameters import SampledToken, SamplingParams
 
 
 class Work:
-    """What the runner computes for a request: `RankWork` or `TextWork`."""
+    """The runner's work for a request: `RankWork` or `TextWork`."""
 
     __slots__ = ()
 
@@ -26,9 +28,9 @@ class BeamState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """State of one request. `rows_by_level[s]` is the number of beams of beam step s+1; text has none and no levels.
+    """State of one request. `rows_by_level[s]` is the number of beams of beam step s+1; empty for text.
 
-    Lower `priority` goes first. Times are on the caller's clock in seconds; `deadline_s` None means none.
+    Lower `priority` goes first. Times are on the caller's clock in seconds; `deadline_s` None means no deadline.
     """
 
     request_id: str
@@ -40,12 +42,12 @@ class Sequence:
     num_levels: int = 0
     rows_by_level: tuple[int, ...] = ()
     levels_at_once: int = 1
-    """How many levels one beam step selects: all that are left, or one."""
+    """Number of levels that a beam step selects: all remaining levels, or 1."""
     max_new_tokens: int = 0
     cache_scope: bytes = b""
     """Only sequences of an equal scope share cached blocks."""
     leader: "Sequence | None" = None
-    """Another request with the same prompt, whose cached blocks this one waits for."""
+    """Another request with the same prompt, whose cached blocks this request waits for."""
     work: Work | None = None
 
     num_prompt_tokens: int = field(init=False)
@@ -54,16 +56,17 @@ class Sequence:
     """Prompt tokens found in the prefix cache when the request first ran."""
     num_levels_done: int = 0
     num_pending: int = 0
-    """The tokens that started steps will bring: one, or two where a step was fed on the device. All counts include them already."""
+    """Number of tokens that started steps will add: 1, or 2 if a step was fed on the device. All counts include them
+    already."""
     device_row: int = 0
-    """The runner's: where the last sampled token is among those of its step, on the device."""
+    """Used by the runner: index of the last sampled token among the tokens of its step, on the device."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     generated: list[SampledToken] = field(default_factory=list)
-    """The generated tokens, which are the end of `tokens`, with their logprobs where requested."""
+    """The generated tokens (the end of `tokens`), with their logprobs if requested."""
     started_s: float | None = None
     decoding_s: float | None = None
-    """When its prompt was computed and it had more to do."""
+    """Time at which its prompt was computed, if it had more work."""
     num_steps: int = 0
     num_preemptions: int = 0
     has_ended: bool = False
@@ -75,17 +78,17 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens whose keys and values are not in the blocks yet."""
+        """Number of tokens whose keys and values are not in the blocks yet."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and generated tokens."""
+        """Number of tokens of the prompt and generated tokens."""
         return len(self.tokens) + self.num_pending
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens so far."""
         return len(self.generated) + self.num_pending
 
     @property
@@ -95,18 +98,18 @@ class Sequence:
 
     @property
     def next_beam_rows(self) -> tuple[int, ...]:
-        """The rows of each level that the next beam step selects; none while tokens are to be computed, and for text."""
+        """Rows of each level that the next beam step selects; empty while tokens are to be computed, and for text."""
         if self.num_to_compute or self.num_levels_done == 0:
             return ()
         return self.rows_by_level[self.num_levels_done - 1 :][: self.levels_at_once]
 
     @property
     def num_beam_rows(self) -> int:
-        """Rows of the next beam step at once, at its widest level."""
+        """Rows of the next beam step at its widest level."""
         return max(self.next_beam_rows, default=0)
 
     def urgency(self, now_s: float, ageing_s: float) -> tuple[float, int]:
-        """Sort key: the smallest goes first. Waiting lowers it, so that a low priority is not starved."""
+        """Sort key: smallest first. Waiting lowers it, so that a low priority does not starve."""
         return (self.priority - (now_s - self.arrival_s) / ageing_s, self.order)
 
     @property
@@ -128,7 +131,7 @@ class Sequence:
         self.generated.append(sampled)
 
     def restart(self) -> None:
-        """Reset all computed state after the blocks were freed; generated tokens are kept and computed again."""
+        """Reset all computed state after the blocks were freed; generated tokens are kept and recomputed."""
         self.num_computed_tokens = 0
         self.num_levels_done = 0
         self.block_table = []
@@ -138,7 +141,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWork(Work):
-    """How the next token is sampled, and which tokens end the text. `mask` None: every token is allowed."""
+    """Sampling of the next token, and the tokens that end the text. `mask` is None if every token is allowed."""
 
     sampling: SamplingParams
     stop_token_ids: frozenset[int]

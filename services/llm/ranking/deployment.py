@@ -1,7 +1,8 @@
-"""The LLM of one name as a Ray Serve deployment: rank requests in, results or refusals out, with an engine for each version that the name serves.
+"""The ranking model of one name as a Ray Serve deployment, with an engine for each version that the name serves.
 
-It checks versions and deadlines; order and admission belong to the engine, and the router decides what a refusal means to
-the user. Requests of one user go to one replica: see `services.llm.serving.affinity_router`.
+Requests go in, results or refusals come out. The deployment checks versions and deadlines; order and admission belong
+to the engine, and the router decides how to answer the user after a refusal. Requests of one user go to one replica:
+see `services.llm.serving.affinity_router`.
 """
 
 import gc
@@ -44,7 +45,7 @@ log = structlog.get_logger()
 
 _CPU_BLOCKS = 4_096
 _MODEL_NAME = "ranker"
-"""The name of the ranking model in the metrics, whatever its bundle."""
+"""Name of the ranking model in the metrics, the same for all bundles."""
 _STEPS_PER_LONGEST = 10
 """A step is planned to take this fraction of the time after which it may count as hung."""
 
@@ -58,12 +59,13 @@ class RunningBundle:
 
 
 class Engines:
-    """The engines of the versions that a name serves: the live one's and, during a release, the canary's beside it.
+    """The engines of a name's serving versions: the live version's and, during a release, the canary's.
 
-    Requests that began on a version finish on it when it no longer serves: its engine thread ends when it has no work left, and its weights are freed
-    after that. All share one KV pool where their models lay keys and values out alike. One that does not, and finds no memory for a pool of its own, is
-    refused: of a candidate, users get the student then. `start` loads a bundle and runs its engine, in one of these pools if it can. One that was made of items alone, for which it
-    returns None, is not run: requests are refused as before the first bundle.
+    Requests that began on a version finish on it after it stops serving: its engine thread ends when it has no work
+    left, then its weights are freed. All engines share a KV pool if their models have the same KV layout. A version
+    with another layout that finds no memory for a separate pool is rejected; for a candidate, users then get the
+    student. `start` loads a bundle and runs its engine, in a shared pool if possible. For an items-only bundle it
+    returns None, and requests are refused as before the first bundle.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Engines:
         start: Callable[[Bundle, Sequence[KvMemory]], RunningBundle | None],
         report: Callable[[Serving[RunningBundle | None]], object],
     ) -> None:
-        """Load what the name serves, and follow it. `report` is called after each change."""
+        """Load the name's versions, and follow the name. `report` is called after each change."""
         self._report = report
         self._serving: Serving[RunningBundle | None] = Serving()
         self._start = start
@@ -81,7 +83,10 @@ class Engines:
         self._follower.start()
 
     def of(self, version: str) -> RunningBundle:
-        """Return the running bundle of a version. Raises BundleMismatch, or BundleNotFound while none is loaded."""
+        """Return the running bundle of a version.
+
+        Raises BundleMismatch, or BundleNotFound before the first is loaded.
+        """
         serving = self._serving
         if (running := serving.loaded.get(version)) is not None:
             return running
@@ -97,7 +102,7 @@ class Engines:
             raise RuntimeError("the bundle follower died")
 
     def stop(self) -> None:
-        """End the follower, and the engines' threads after the requests in flight. Does not wait."""
+        """Stop the follower, and the engines' threads after the requests in flight. Does not wait."""
         self._follower.stop()
         for running in filter(None, self._serving.loaded.values()):
             running.thread.stop()
@@ -122,7 +127,7 @@ class Engines:
 
 
 class LlmDeployment:
-    """One replica of a name. It starts without a bundle too, and serves as soon as one is live."""
+    """One replica of a name. It also starts without a bundle, and serves as soon as a version is live."""
 
     def __init__(self, settings: Settings, name: str = DEFAULT_NAME) -> None:
         configure_logging(settings.log_level, "llm", settings.log_file)
@@ -151,7 +156,7 @@ class LlmDeployment:
         self._item_follower.start(ITEMS_START_S)
 
     def __del__(self) -> None:
-        """Ray Serve calls this when it stops the replica; requests in flight may finish."""
+        """Stop the replica; requests in flight may finish. Called by Ray Serve."""
         if hasattr(self, "_engines"):
             log.info("stopping")
             self._engines.stop()
@@ -183,15 +188,15 @@ class LlmDeployment:
         except DependencyUnavailable:
             self._engines.of(
                 request.bundle_version
-            )  # raises BundleMismatch where it no longer serves: its thread ended meanwhile
+            )  # raises BundleMismatch if the version no longer serves: its thread ended meanwhile
             raise
 
     def check_health(self) -> None:
-        """Ray Serve's health check: raises when the engine hangs or has died, or the bundle follower has died."""
+        """Raise when the engine hangs or has died, or the bundle follower has died. Ray Serve's health check."""
         self._engines.check_health(self._settings.engine_max_step_s)
 
     def _start(self, bundle: Bundle, memories: Sequence[KvMemory]) -> RunningBundle | None:
-        """Load a bundle and run its engine, in the KV memory of another one where it fits."""
+        """Load a bundle and run its engine, in the KV memory of another engine if it fits."""
         if not bundle.is_trained:
             return None
         settings = self._settings
@@ -202,7 +207,7 @@ class LlmDeployment:
         return RunningBundle(loaded, EngineThread(loaded.engine, settings.llm_threads, report.record))
 
     def _report(self, serving: Serving[RunningBundle | None]) -> None:
-        """Report the versions that run, by role; a canary that becomes the live one changes its role."""
+        """Report the running versions by role; a promoted canary changes its role."""
         running = {version for version, one in serving.loaded.items() if one is not None}
         roles = {(one, self._model_name, "live" if one == serving.live else "canary") for one in running}
         for labels, value in (*((one, 0) for one in self._reported - roles), *((one, 1) for one in roles)):
@@ -211,7 +216,7 @@ class LlmDeployment:
 
 
 def replica_name() -> str:
-    """Return this replica's name, by which routers know it; empty outside Ray Serve."""
+    """Return the name by which routers know this replica; empty outside Ray Serve."""
     try:
         return serve.get_replica_context().replica_id.unique_id
     except RayServeException:
@@ -237,9 +242,9 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def with_weights_of(bundle: Bundle, settings: Settings) -> EngineConfig:
-    """Return the ranking engine's configuration with the kind of weights that this bundle's manifest names, unless a setting does. A GPU has its model's dtype alone.
+    """Return the ranking engine's configuration with the weight format of a setting, or else of this bundle's manifest.
 
-    Raises ConfigError for a kind that this engine does not have.
+    A GPU supports only the model's dtype. Raises ConfigError for a format that this engine does not support.
     """
     config = engine_config(settings)
     if settings.llm_weight_kind != "bundle" or bundle.weight_kind == "model":
@@ -253,14 +258,20 @@ def with_weights_of(bundle: Bundle, settings: Settings) -> EngineConfig:
 
 
 def ranking_pool(settings: Settings) -> KvPoolSize:
-    """Return how large the ranking engines' KV pools are. Raises ConfigError where the device does not support the settings."""
+    """Return the size of the ranking engines' KV pools.
+
+    Raises ConfigError if the device does not support the settings.
+    """
     card = open_card(settings.llm_device)
     check_support(card, "TAILRACE_LLM_DTYPE", settings.llm_dtype, settings.kv_kind)
     return KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", settings.kv_num_blocks, settings.kv_memory_share)
 
 
 def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
-    """Return the Ray Serve options that all engine replicas share: no reserved core, this router, a health check each second."""
+    """Return the Ray Serve options that all engine replicas share.
+
+    No reserved core, this router, and a health check each second.
+    """
     return {
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": {"enable_access_log": False},
@@ -272,7 +283,7 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
 
 
 def build_llm(settings: Settings, name: str = DEFAULT_NAME) -> Any:
-    """Return the bound Ray Serve application of a name's LLM; pass its handle to `LlmHandle`."""
+    """Return the bound Ray Serve application of a name's ranking model; pass its handle to `LlmHandle`."""
     deployment = serve.deployment(
         name="llm" if name == DEFAULT_NAME else f"llm-{name}",
         num_replicas=settings.llm_replicas,

@@ -1,7 +1,7 @@
-"""A loaded bundle: its decoder in an engine, its catalogue, and how a history becomes a prompt.
+"""A loaded bundle: its decoder in an engine, its catalogue, and the conversion of a history to a prompt.
 
 It converts between item ids (outside) and item indices, tokens and masks (inside), and warms the engine up before the
-first request. It knows neither Ray nor where bundles come from.
+first request. It does not know Ray or the source of bundles.
 """
 
 import time
@@ -46,7 +46,10 @@ class LoadedBundle:
     shown: ShownItems
 
     def engine_call(self, request: RankRequest, deadline_s: float) -> AddRequest:
-        """Return the function that adds this request to the engine. `deadline_s` is on the engine's clock. Items not in the catalogue are ignored."""
+        """Return the function that adds this request to the engine.
+
+        `deadline_s` is on the engine's clock. Items not in the catalogue are ignored.
+        """
         history = self.catalogue.indices(request.history_item_ids)
         prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
         allowed, hidden = self.shown.masks(request.filters, time.monotonic())
@@ -92,9 +95,10 @@ def load_bundle(
     memories: Sequence[KvMemory] = (),
     live_items: LiveItems | None = None,
 ) -> LoadedBundle:
-    """Load a bundle and warm its engine up, in the KV memory of an engine that serves if one fits. Without `live_items` all its items are shown.
+    """Load a bundle and warm its engine up, in the KV memory of a serving engine if it fits.
 
-    Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit.
+    Without `live_items` all its items are shown. Raises CheckpointError or BundleCorrupt, ConfigError if the KV pool
+    does not fit.
     """
     catalogue = bundle.catalogue()
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
@@ -123,9 +127,9 @@ def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size:
 
 
 def _warm_up(loaded: LoadedBundle) -> None:
-    """Capture graphs, then run every kind of step: long and short prompts, cold and cached, alone and batched.
+    """Capture graphs, then run every kind of step: long and short prompts, cold and cached, single and batched.
 
-    A batch that finds no free blocks beside the engine that serves is given up.
+    A batch that finds no free blocks next to the serving engine is skipped.
     """
     loaded.engine.warm_up()
     num_items = len(loaded.catalogue.item_ids)
@@ -145,7 +149,7 @@ def _warm_up(loaded: LoadedBundle) -> None:
 
 
 def _check_scores(loaded: LoadedBundle, outcomes: Sequence[EngineOutcome]) -> None:
-    """Refuse a decoder that scores no item: its scores are not numbers. Raises BundleCorrupt."""
+    """Reject a decoder whose scores are NaN. Raises BundleCorrupt."""
     for outcome in outcomes:
         is_ranked = outcome.status is not Status.DONE or (len(outcome.scores) and np.isfinite(outcome.scores).all())
         if not is_ranked:

@@ -1,6 +1,7 @@
-"""Which items the live catalogue lets a replica show, as masks that change seldom: the engine builds one in time that grows with the catalogue.
+"""The items that a replica may show by the live catalogue, as masks that change seldom.
 
-A mask of all items is kept for half a second; what was hidden since is listed beside it. What is shown again waits for the next mask.
+The engine's cost of a new mask grows with the catalogue, so a mask of all items is kept for half a second; items hidden
+since then are listed separately. Items that are shown again wait for the next mask.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ _NO_FILTERS = Filters()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The items shown at a revision of the layout, (num_known,) bool, None for all; and when that was."""
+    """The shown items at a revision of the layout, (num_known,) bool, None for all; and when the mask was made."""
 
     mask: np.ndarray | None
     revision: int
@@ -25,7 +26,7 @@ class _Kept:
 
 
 class ShownItems:
-    """The masks over the items of one bundle. Used by one thread."""
+    """The masks over the items of one bundle. Not thread-safe."""
 
     def __init__(self, items: ItemLayout) -> None:
         self._items = items
@@ -33,9 +34,9 @@ class ShownItems:
         self._kept = _Kept(None, -1, 0.0)
 
     def masks(self, filters: Filters, now_s: float) -> tuple[np.ndarray | None, list[int]]:
-        """Return which items may be shown, (num_known,) bool or None for all, and the indices of those that were hidden meanwhile.
+        """Return the items that may be shown, (num_known,) bool or None for all, and the indices of items hidden since.
 
-        Without filters the same array comes again until another one is made.
+        Without filters the same array is returned until it is replaced.
         """
         items = self._items
         if filters != _NO_FILTERS:

@@ -1,1 +1,1 @@
-"""What both deployments share: engine thread, inbox, streams, metrics, routing."""
+"""Modules that both deployments share: engine thread, inbox, streams, metrics, routing."""

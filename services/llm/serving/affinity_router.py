@@ -1,17 +1,19 @@
-"""The affinity router: Ray Serve's consistent hashing on the session key, with an immediate failure when no replica is left.
+"""The affinity router: Ray Serve's consistent hashing on the session key, failing immediately without replicas.
 
-A session (a user, or a conversation) goes to the replica that has its beginning in the prefix cache, and to the next replica
-on the ring when that one has no room. Four things differ from Ray's own router:
+A session (a user, or a conversation) goes to the replica that has its beginning in the prefix cache, and to the next
+replica on the ring when that replica has no room. Four things differ from Ray's own router:
 
-- Ray keeps a request waiting until a replica comes back. Here the request fails at once, because the student answers better
-  than a wait does. Before the first replica was ever seen (start-up) requests wait as Ray's do.
-- A request may name replicas itself, in its `replicas`: those that run are tried in that order. The gateway names them for
-  rankings, since it knows which replicas hang or are slow; this router tells it who runs.
-- Calls that one request makes at the same time, such as a completion's prompts, are routed each. Ray gives them all the internal id
-  of that request, by which it finds who waits for a replica, so that it would route one of them and leave the others waiting.
-- With a `load_bound`, a session leaves its replica while that one has far more to do than others: the first replica on the
-  ring with a load below `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing
-  with Bounded Loads", 2016). Loads are those that this process knows: the requests that it sent, and what replicas reported.
+- Ray keeps a request waiting until a replica comes back. Here the request fails immediately, because an answer of the
+  student is better than a wait. Before the first replica was ever seen (start-up) requests wait as in Ray.
+- A request may name replicas in its `replicas`: the running ones among them are tried in that order. The gateway names
+  them for rankings, since it knows which replicas hang or are slow; this router tells the gateway which replicas run.
+- Concurrent calls of one request, such as a completion's prompts, are routed separately. Ray gives them all the
+  internal id of that request, by which it finds the waiting call, so it would route a single call and leave the
+  rest waiting.
+- With a `load_bound`, a session leaves an overloaded replica: the first replica on the ring with a load below
+  `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded
+  Loads", 2016). Loads are those known to this process: the requests that it sent, and the loads that replicas
+  reported.
 
 Built on private classes of Ray Serve, read in ray 2.60.0.
 """
@@ -33,7 +35,7 @@ from services.llm.serving.replica_names import set_running
 
 
 class AffinityRouter(ConsistentHashRouter):
-    """Routes a session to one replica, to the next on the ring where that has no room, and fails when there is no replica."""
+    """Routes a session to its replica, to the next on the ring if that has no room, and fails without replicas."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -53,7 +55,7 @@ class AffinityRouter(ConsistentHashRouter):
         self._fail_if_none_left()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Drop a dead replica; if it was the last one, pending requests fail."""
+        """Drop a dead replica; if it was the last replica, pending requests fail."""
         super().on_replica_actor_died(replica_id)
         self._publish_names()
         self._fail_if_none_left()
@@ -109,13 +111,16 @@ class AffinityRouter(ConsistentHashRouter):
 
 
 def affinity(load_bound: float | None = None) -> RequestRouterConfig:
-    """Return the configuration of a deployment whose requests are routed by session. `load_bound` None: whatever the loads."""
+    """Return the configuration of a deployment whose requests are routed by session.
+
+    `load_bound` None ignores loads.
+    """
     path = f"{AffinityRouter.__module__}.{AffinityRouter.__name__}"
     return RequestRouterConfig(request_router_class=path, request_router_kwargs={"load_bound": load_bound})  # type: ignore[arg-type]  # its stub says dict
 
 
 def first_with_room(ranked_loads: Sequence[int], all_loads: Sequence[int], load_bound: float) -> int:
-    """Return the index of the first ranked replica that has room for one request more within the bound; else of the least loaded."""
+    """Return the index of the first ranked replica with room for a request within the bound; else the least loaded."""
     if not ranked_loads:
         return 0
     bound = math.ceil(load_bound * (sum(all_loads) + 1) / len(all_loads))

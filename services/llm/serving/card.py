@@ -1,7 +1,7 @@
-"""The graphics card of one replica: whether it supports the settings, and how many KV blocks its engines get.
+"""The graphics card of one replica: checks that it supports the settings, and sizes the engines' KV pools.
 
-Asked when a replica starts, so that settings that cannot work end the start with their names, and not a later step with a compiler's
-message. On a CPU nothing is refused and the configured number of blocks holds.
+Checked when a replica starts, so that unsupported settings fail the start with their names, instead of a later step
+with a compiler's message. On a CPU nothing is rejected and the configured number of blocks applies.
 """
 
 from dataclasses import dataclass, replace
@@ -18,15 +18,16 @@ from services.llm.engine.kv.memory import KvMemory
 
 _LEAST_BLOCKS = 2
 _OLD_HEAD_DIM = 64
-"""The widest heads whose attention fits into the 64 KB of shared memory of a card before compute capability 8.0; those of 128 take 66 KB or more."""
+"""Maximum head size whose attention fits into the 64 KB of shared memory of a card before compute capability 8.0; heads
+of 128 need 66 KB or more."""
 _WORKSPACE_SHARE = 0.05
-"""Share of the memory that was free at the start which stays free for captured graphs and activations."""
+"""Fraction of the memory free at the start that stays free for captured graphs and activations."""
 _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A CUDA device, and its memory that was free when the replica started."""
+    """A CUDA device, and its free memory when the replica started."""
 
     device: str
     name: str
@@ -35,7 +36,7 @@ class Card:
 
 
 def open_card(device: str) -> Card | None:
-    """Return the card of a device, None for a CPU. Raises ConfigError where this process does not see it."""
+    """Return the card of a device, None for a CPU. Raises ConfigError if this process does not see the card."""
     if device == "cpu":
         return None
     index, count = torch.device(device).index or 0, torch.cuda.device_count()
@@ -49,12 +50,12 @@ def open_card(device: str) -> Card | None:
 
 
 def free_bytes_of(device: str) -> int:
-    """Return the memory of a CUDA device that is free now."""
+    """Return the free memory of a CUDA device."""
     return torch.cuda.mem_get_info(torch.device(device).index or 0)[0]
 
 
 def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: KvKind) -> None:
-    """Refuse a dtype or a kind of KV cache for which the card has no instructions. Raises ConfigError."""
+    """Reject a dtype or a KV cache format that the card does not support. Raises ConfigError."""
     if card is None:
         return
     have = f"the {card.name} has compute capability {card.capability[0]}.{card.capability[1]}"
@@ -68,9 +69,10 @@ def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: Kv
 
 
 def limits_of(card: Card | None, device: str, dtype: str) -> MachineLimits:
-    """Measure the machine's limits, before an engine is made.
+    """Measure the machine's limits, before an engine is created.
 
-    On a card the memory that this took goes back to the driver: in torch's cache (1.2 GiB) a pool's check would count it as used.
+    On a card the memory of the measurement is returned to the driver: in torch's cache (1.2 GiB) a pool's check would
+    count it as used.
     """
     limits = measure_limits(torch.device(device), getattr(torch, dtype))
     if card is not None:
@@ -81,7 +83,10 @@ def limits_of(card: Card | None, device: str, dtype: str) -> MachineLimits:
 def pool_of(
     decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None", memory: KvMemory | None = None
 ) -> EngineConfig:
-    """Return the configuration with the pool of the running engine's memory if it fits, else one that there is room for. Raises ConfigError."""
+    """Return the configuration with the running engine's pool if it fits, otherwise with a pool for the free memory.
+
+    Raises ConfigError.
+    """
     if pool is None or pool.card is None:
         return config
     if memory is not None:
@@ -94,10 +99,11 @@ def pool_of(
 
 @dataclass(frozen=True, slots=True)
 class KvPoolSize:
-    """How many blocks an engine's KV pool has: as many as `num_blocks` says, else `share` of the card's memory.
+    """Number of blocks of an engine's KV pool: `num_blocks`, otherwise `share` of the card's memory.
 
-    The share is of what was free when the replica started, not when a model is loaded. The next bundle's engine takes the running
-    one's pool; one whose model lays keys and values out otherwise needs a pool of its own, as large as the first.
+    The fraction refers to the memory that was free when the replica started, not when a model is loaded. The next
+    bundle's engine takes the running engine's pool; a model with another KV layout needs a separate pool of the same
+    size.
     """
 
     card: Card | None
@@ -108,7 +114,7 @@ class KvPoolSize:
     def fit(self, config: EngineConfig, shape: DecoderConfig, number_bytes: int, free_bytes: int) -> EngineConfig:
         """Return the configuration with the number of blocks.
 
-        Raises ConfigError where they do not fit into what is free now, or the model's heads into the card's shared memory.
+        Raises ConfigError if they do not fit into free memory, or the model's heads into the card's shared memory.
         """
         if self.card is None:
             return config

@@ -1,8 +1,9 @@
-"""The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results to their streams.
+"""The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results.
 
-Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in the
-engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure` holds the cause.
-A thread that hangs in a step cannot end by itself: `check_health` tells by the time of the step, compared with its predicted time.
+Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in
+the engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure`
+holds the cause. A thread that hangs in a step cannot end by itself: `check_health` detects it by comparing the step's
+time with its predicted time.
 """
 
 import threading
@@ -23,15 +24,15 @@ from services.llm.serving.streams import Ended, EngineStream, OpenStreams
 
 _RETRY_AFTER_S = 1.0
 _BLOCKED_PAUSE_S = 0.001
-"""Between two looks for free blocks while the engine of another bundle holds them."""
+"""Pause between checks for free blocks while another bundle's engine holds them."""
 _HUNG_FACTOR = 10
-"""A step that takes this many times its predicted time makes no progress."""
+"""A step that takes this many times its predicted time counts as hung."""
 
 AddRequest = Callable[[Engine, str, float], None]
 """Adds a request to the engine: (engine, request id, monotonic seconds of the request's arrival)."""
 
 AddRequests = Callable[[Engine, Sequence[str], float], None]
-"""Adds a request to the engine under each of the given ids, or raises: then none of them is added."""
+"""Adds a request to the engine under each of the given ids; adds no request if it raises."""
 
 Command = Callable[[], object]
 
@@ -74,7 +75,8 @@ class EngineThread:
     def check_health(self, max_step_s: float) -> None:
         """Raise RuntimeError with the cause if the thread has died, or if a step hangs.
 
-        A step hangs when it has been running for longer than `max_step_s` and for longer than a multiple of its predicted time.
+        A step hangs when it has been running for longer than `max_step_s` and for longer than a multiple of its
+        predicted time.
         """
         if not self.is_alive:
             raise RuntimeError("the engine thread died") from self.failure
@@ -84,7 +86,10 @@ class EngineThread:
             raise RuntimeError(f"a step of the engine has been running for more than {longest_s:g} s")
 
     async def run_request(self, add: AddRequest) -> Ended:
-        """Add a request and wait for its end. Raises the engine's refusal, DependencyUnavailable if the engine failed."""
+        """Add a request and wait for its end.
+
+        Raises the engine's refusal, or DependencyUnavailable if the engine failed.
+        """
         async with self.open_stream(1, lambda engine, request_ids, now_s: add(engine, request_ids[0], now_s)) as stream:
             while True:
                 for item in await stream.take():
@@ -162,7 +167,10 @@ class EngineThread:
 
 
 class Inbox:
-    """Commands from any thread, in order, for the thread that owns the engine. A command is either taken, or refused once it is closed."""
+    """Commands from any thread, in order, for the engine's owner thread.
+
+    A command is either taken, or refused after closing.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next three
@@ -197,13 +205,13 @@ class Inbox:
         self._wake_up.set()
 
     def close_if_done(self, *, has_work: bool) -> bool:
-        """Close the inbox if `stop` was called and neither commands nor other work are left. Returns whether it is closed."""
+        """Close the inbox if `stop` was called and neither commands nor other work are left. Return whether closed."""
         with self._lock:
             self._closed = self._stopping and not self._commands and not has_work
             return self._closed
 
     def close(self) -> None:
-        """Refuse all further commands and drop those not taken."""
+        """Refuse all further commands and drop the pending commands."""
         with self._lock:
             self._closed = True
             self._commands.clear()

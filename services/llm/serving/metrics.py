@@ -1,7 +1,7 @@
 """Records the engine's metrics after each step, and the spans of a request after its end: queue, prefill and decode.
 
-`EngineStepMetrics` runs in the engine's thread, so it only counts and observes. The engine itself does no tracing: spans are
-made afterwards from the times in the outcome.
+`EngineStepMetrics` runs in the engine's thread, so it only counts and observes. The engine itself does no tracing:
+spans are created afterwards from the times in the outcome.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class EngineStepMetrics:
             self._metrics.step_flops.labels(*labels).inc(cost.flops)
 
     def _record_queues(self, load: EngineLoad) -> None:
-        """Add what this engine's queues have gained: a replica may run a canary's engine beside the live one's."""
+        """Add the change of this engine's queues to the gauges, which a canary's and the live engine may share."""
         self._metrics.running.labels(self._name).inc(load.num_running - self._num_running)
         self._metrics.waiting.labels(self._name).inc(load.num_waiting - self._num_waiting)
         self._num_running, self._num_waiting = load.num_running, load.num_waiting
@@ -103,7 +103,7 @@ class EngineStepMetrics:
 
 
 def record_spans(ended: Ended) -> None:
-    """Add the spans of an ended request below the open span, and its counts to that span. No effect where nothing is traced."""
+    """Add the spans of an ended request below the open span, and its counts to that span. No effect without tracing."""
     outcome = ended.outcome
     note(
         {

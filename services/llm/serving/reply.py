@@ -1,7 +1,7 @@
 """A replica's reply: a result, or a refusal as a small value.
 
-Ray pickles replies, and errors with fields do not pickle. Refusals as values also cost no traceback and no log line; the
-handle turns them back into errors.
+Ray pickles replies, and errors with fields do not pickle. Refusals as values also cost no traceback and no log line;
+the handle turns them back into errors.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class RefusalKind(StrEnum):
-    """The reason of a refusal."""
+    """Reason of a refusal."""
 
     OVERLOADED = "overloaded"
     LATE = "late"
@@ -49,7 +49,7 @@ class Refusal:
     details: tuple[str, ...] = ()
 
     def as_error(self, part: str = LLM) -> TailraceError:
-        """Return the error that this refusal of a part stands for."""
+        """Return the error for this refusal by a part."""
         match self.kind:
             case RefusalKind.OVERLOADED:
                 return Overloaded(part, float(self.details[0]))
@@ -75,7 +75,7 @@ Reply = RankResult | Refusal
 
 
 def refusal_of(error: TailraceError) -> Refusal:
-    """Return the refusal for this error; BROKEN for errors that are not expected here."""
+    """Return the refusal for this error; BROKEN for unexpected errors."""
     match error:
         case Overloaded():
             return Refusal(RefusalKind.OVERLOADED, (str(error.retry_after_s),))

@@ -1,7 +1,7 @@
 """Streams of engine results to callers: new tokens, then the end of each request, or the error that ends the stream.
 
-A stream lives in its caller's event loop. The engine's thread delivers the results of a step to all streams of one loop with
-a single wake-up. It does not know the engine.
+A stream lives in its caller's event loop. The engine's thread delivers the results of a step to all streams of a loop
+with a single wake-up. The module does not know the engine.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from services.llm.engine.outcome import EngineOutcome, NewToken
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a request, the monotonic second at which its last step ended, and the engine's load after that step."""
+    """The outcome of a request, the monotonic second at which its last step ended, and the engine's load after it."""
 
     outcome: EngineOutcome
     finished_s: float
@@ -25,12 +25,12 @@ class Ended:
 
     @property
     def started_s(self) -> float:
-        """When its first step began; its end where it never ran."""
+        """Start of its first step; its end if it never ran."""
         return self.finished_s if self.outcome.started_s is None else self.outcome.started_s
 
     @property
     def decoding_s(self) -> float:
-        """When its prompt was computed; its end where it never was."""
+        """Time at which its prompt was computed; its end if it never was."""
         return self.finished_s if self.outcome.decoding_s is None else self.outcome.decoding_s
 
 
@@ -38,7 +38,10 @@ StreamItem = NewToken | Ended | TailraceError
 
 
 class EngineStream:
-    """The results of one caller's requests. `request_ids` are the engine's ids, in the order of the caller's requests."""
+    """The results of one caller's requests.
+
+    `request_ids` are the engine's ids, in the order of the caller's requests.
+    """
 
     def __init__(self, request_ids: tuple[str, ...]) -> None:
         self.request_ids = request_ids
@@ -48,7 +51,10 @@ class EngineStream:
         self._has_items = asyncio.Event()
 
     async def take(self) -> list[NewToken | Ended]:
-        """Wait for results and return all of them. Raises the engine's refusal, or DependencyUnavailable when the engine failed."""
+        """Wait for results and return all available results.
+
+        Raises the engine's refusal, or DependencyUnavailable when the engine failed.
+        """
         await self._has_items.wait()
         if self._error is None:
             self._has_items.clear()
@@ -67,14 +73,17 @@ class EngineStream:
 
 
 class OpenStreams:
-    """The streams of all requests in flight, by request id. Callers add and remove in their event loops, the engine's thread delivers."""
+    """The streams of all requests in flight, by request id.
+
+    Callers add and remove streams in their event loops; the engine's thread delivers.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[str, EngineStream] = {}
 
     def add(self, stream: EngineStream) -> None:
-        """Deliver the results of all the stream's requests to it from now on."""
+        """Deliver all later results of the stream's requests to it."""
         with self._lock:
             self._streams.update(dict.fromkeys(stream.request_ids, stream))
 

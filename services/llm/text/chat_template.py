@@ -1,8 +1,8 @@
 """A checkpoint's chat template: renders messages to the prompt format that the model was trained on.
 
-Templates are Jinja2 as transformers renders them (its documentation, "Chat templates"): sandboxed, with
+Templates are Jinja2 as rendered by transformers (its documentation, "Chat templates"): sandboxed, with
 `raise_exception`, `strftime_now`, loop controls and the `generation` tag. A template is part of a checkpoint and not
-trusted, so it gets plain values only. Callers may set the variables that it reads and that are not set here.
+trusted, so it gets only plain values. Callers may set the variables that the template reads and that are not set here.
 """
 
 import json
@@ -35,7 +35,7 @@ class ChatTemplate:
             syntax = environment.parse(source)
             self._template = environment.from_string(syntax)
             names = meta.find_undeclared_variables(syntax) - environment.globals.keys() - TEMPLATE_NAMES
-        except Exception as error:  # a template is a foreign program: compiling it may fail in any way
+        except Exception as error:  # a template is untrusted code: compilation may raise anything
             raise CheckpointError(f"chat template: {error!r:.200}") from error
         self.variables = frozenset(names)
         """The variables that callers may set."""
@@ -50,7 +50,7 @@ class ChatTemplate:
         ours = {"messages": plain, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render({**(variables or {}), **ours, **self._special_tokens})
-        except Exception as error:  # running it, too
+        except Exception as error:  # so may rendering
             fix = "send roles in the order that it takes" + (f", and {_FIELD} of its types" if variables else "")
             raise InvalidRequest("messages", f"the model's chat template refuses them ({error})", fix) from error
 
@@ -63,7 +63,10 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder; None where it has none. Raises CheckpointError if it cannot be read."""
+    """Read the template of a checkpoint folder; None without a template.
+
+    Raises CheckpointError if it cannot be read.
+    """
     config = read_tokenizer_config(folder)
     path = folder / "chat_template.jinja"
     try:
@@ -74,7 +77,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Read an optional JSON file of a checkpoint; empty where it is missing. Raises CheckpointError if it cannot be read."""
+    """Read an optional JSON file of a checkpoint; empty if absent. Raises CheckpointError if it cannot be read."""
     try:
         found: Any = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -85,19 +88,19 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read `tokenizer_config.json`; empty where it is missing. Raises CheckpointError if it cannot be read."""
+    """Read `tokenizer_config.json`; empty if absent. Raises CheckpointError if it cannot be read."""
     return read_optional(folder / "tokenizer_config.json")
 
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that a tokenizer's config names, by their roles."""
+    """Return the special tokens that a tokenizer's config names, by role."""
     named = {role: config.get(role) for role in SPECIAL_TOKENS}
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
     return {role: str(text) for role, text in texts.items() if text}
 
 
 def _default_of(given: Any) -> str | None:
-    """Return the default template of a config, which holds one template or several by name. Raises CheckpointError."""
+    """Return the default template of a config with one template or several by name. Raises CheckpointError."""
     if isinstance(given, list):
         named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
         given = named[0].get("template") if named else None
@@ -107,7 +110,7 @@ def _default_of(given: Any) -> str | None:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses products that could fill the memory, such as `"a" * 10 ** 11`; compiling evaluates none of them either."""
+    """Rejects products that could exhaust memory, such as `"a" * 10 ** 11`; compilation evaluates none either."""
 
     intercepted_binops = frozenset({"*", "**"})
 

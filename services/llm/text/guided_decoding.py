@@ -1,8 +1,8 @@
-"""Guided decoding: masks of the tokens that may come next in a text with a JSON schema, computed by llguidance.
+"""Guided decoding: masks of the allowed next tokens of a text with a JSON schema, computed by llguidance.
 
-A schema is compiled once and its state copied for each choice. White space is fixed to one space after commas and colons,
-because a small model may otherwise generate white space without end. The grammar is not trusted: a validator of its own reads
-each finished text.
+A schema is compiled once and its state copied for each choice. White space is fixed to a single space after commas and
+colons, because a small model may otherwise generate white space without end. The grammar is not trusted: a separate
+validator checks each finished text.
 """
 
 import json
@@ -24,15 +24,15 @@ _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 _LIMITS = LLParserLimits(
     max_grammar_size=10_000, initial_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
 )
-"""Lower than llguidance's defaults, under which the mask of one step took more than a second and held up every text of the engine."""
+"""Below llguidance's defaults: those took more than a second per step for the mask and delayed every text."""
 _WORD_BITS = 32
 _MAX_PROBLEM_LEN = 300
 _PATTERNS = jsonschema_rs.RegexOptions(size_limit=2**20, dfa_size_limit=2**20)
 """Without backtracking, in linear time."""
 _MAX_DIGITS = 4_000
-"""Python reads no longer integers."""
+"""Python rejects longer integers."""
 _MAX_EXPONENT = 400
-"""No schema with bounds allows larger ones."""
+"""No schema with bounds allows larger numbers."""
 _FIXES = {
     "oneOf constraints": (
         "oneOf: the alternatives may overlap",
@@ -43,11 +43,11 @@ _FIXES = {
     "Failed to generate regex": ("", "send bounds nearer to 0, or none"),
     'is not a "regex"': ("", "send a pattern without look-around and back-references"),
 }
-"""Problems that llguidance words for its own callers: the problem (empty: its own words) and the fix."""
+"""llguidance's problems that need rewording for our callers: the problem (empty: unchanged) and the fix."""
 
 
 class JsonGuide:
-    """Builds masks for one checkpoint's vocabulary of `vocab_size` tokens, ended by any of `eos_ids`."""
+    """Builds masks for a checkpoint's vocabulary of `vocab_size` tokens; any of `eos_ids` ends a text."""
 
     def __init__(self, tokenizer: TextTokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
@@ -56,7 +56,10 @@ class JsonGuide:
         )
 
     def compile(self, schema: str) -> "JsonGrammar":
-        """Compile a schema with its first mask, which may take seconds of one core. Raises InvalidRequest with the problem of the schema."""
+        """Compile a schema with its first mask, which may take seconds of one core.
+
+        Raises InvalidRequest with the problem of the schema.
+        """
         try:
             parsed = json.loads(schema)
             if not isinstance(parsed, dict):
@@ -88,7 +91,7 @@ class JsonGrammar:
 
 
 class JsonMask:
-    """The `TokenMask` of one text. `failure` is the error of llguidance, if it had one: it ends the text."""
+    """The `TokenMask` of one text. `failure` is llguidance's error, if any; it ends the text."""
 
     def __init__(self, matcher: Any, vocab_size: int, validator: jsonschema_rs.Validator) -> None:
         self._matcher = matcher
@@ -98,11 +101,11 @@ class JsonMask:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text has ended where the grammar lets it end."""
+        """Whether the text has ended at a position where the grammar may end."""
         return self.failure is None and bool(self._matcher.is_stopped())
 
     def violation_of(self, text: str) -> str | None:
-        """Return how a complete text breaks the schema; None where it satisfies it."""
+        """Return the violation of the schema by a complete text, or None."""
         try:
             value = json.loads(text, parse_int=_integer, parse_float=_real)
         except (ValueError, RecursionError) as error:
@@ -113,7 +116,7 @@ class JsonMask:
         return f"/{'/'.join(map(str, violation.instance_path))}: {violation.message}"[:_MAX_PROBLEM_LEN]
 
     def allowed(self) -> np.ndarray:
-        """Return the bits of the tokens that the schema allows; of all tokens once llguidance has failed."""
+        """Return the bits of the allowed tokens; all tokens after llguidance has failed."""
         if self.failure is None:
             fill_next_token_bitmask(self._matcher, self._bits)
             self._note_failure()
@@ -155,14 +158,14 @@ def _integer(digits: str) -> int | Decimal:
 
 
 def _real(digits: str) -> Decimal | float:
-    """Return a real number exactly, where its exponent is one that validators compute with."""
+    """Return a real number exactly, if validators can compute with its exponent."""
     mantissa, _, exponent = digits.lower().partition("e")
     is_plain = len(exponent) < _MAX_DIGITS and abs(int(exponent or "0")) <= _MAX_EXPONENT
     return Decimal(digits) if is_plain else float(mantissa)
 
 
 def _bad_schema(problem: str) -> InvalidRequest:
-    """Return the error for a problem of llguidance's, or of the validator's."""
+    """Return the error for a problem of llguidance or of the validator."""
     message = " ".join(problem.partition("<backtrace>")[0].partition("\n\n")[0].split())[:_MAX_PROBLEM_LEN]
     for words, (own, fix) in _FIXES.items():
         if words in message:

@@ -1,7 +1,7 @@
-"""A loaded text checkpoint: its decoder in an engine, its tokenizer and chat template, and how a request becomes a plan.
+"""A loaded text checkpoint: its decoder in an engine, its tokenizer and chat template, and the planning of requests.
 
-It converts between text (outside) and tokens, seeds and masks (inside), and warms the engine up. It knows neither Ray nor
-where checkpoints come from.
+It converts between text (outside) and tokens, seeds and masks (inside), and warms the engine up. It does not know Ray
+or the source of checkpoints.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _WITH_LOGPROBS = SamplingParams(num_logprobs=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The limits of one request."""
+    """Limits of one request."""
 
     max_tokens: int
     max_choices: int
@@ -63,7 +63,7 @@ class LoadedText:
     async def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
         """Return the plan of a request; `deadline_s` is on the engine's clock.
 
-        Raises NotFound, InvalidRequest naming the field, or DeadlineExceeded where its schema takes longer.
+        Raises NotFound, InvalidRequest naming the field, or DeadlineExceeded if its schema takes longer.
         """
         self._check(request)
         prompt = await asyncio.to_thread(self.prompt_of, request)
@@ -143,7 +143,7 @@ def load_text(
 ) -> LoadedText:
     """Load a checkpoint folder and warm its engine up.
 
-    Raises CheckpointError naming what is missing or unsupported, ConfigError where the KV pool does not fit.
+    Raises CheckpointError naming the missing or unsupported part, ConfigError if the KV pool does not fit.
     """
     decoder = load_decoder(folder, dtype, device)
     config = pool_of(decoder, config, pool)
@@ -181,7 +181,7 @@ def load_text(
 def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None = None) -> frozenset[int]:
     """Return the tokens that end a text, by the checkpoint's files, or a turn, by its chat template.
 
-    Raises CheckpointError where there are none, or a file is broken.
+    Raises CheckpointError if there are none, or a file is broken.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
@@ -201,7 +201,7 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate 
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
-    """Return the error in the words that tell clients of OpenAI and vLLM to shorten the prompt."""
+    """Return the error for a prompt that is too long, worded as clients of OpenAI and vLLM expect it."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )
@@ -229,7 +229,10 @@ def _seeds(seed: int | None, count: int) -> list[int]:
 
 
 def _warm_up(engine: Engine) -> None:
-    """Capture graphs, then run every kind of step once: short and long prompts, alone and batched, and their decode steps."""
+    """Capture graphs, then run every kind of step once.
+
+    These are short and long prompts, single and batched, and their decode steps.
+    """
     engine.warm_up()
     lengths = [min(length, engine.max_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
     for batch in (lengths[:1], lengths):
@@ -245,7 +248,7 @@ def _warm_up(engine: Engine) -> None:
 
 
 def _check_logprobs(outcomes: Sequence[EngineOutcome]) -> None:
-    """Refuse a model whose logits are not numbers. Raises CheckpointError."""
+    """Reject a model whose logits are NaN. Raises CheckpointError."""
     for outcome in outcomes:
         if not all(math.isfinite(token.logprob or 0.0) for token in outcome.tokens):
             raise CheckpointError("the model computes logits that are not finite; its weights overflow in this dtype")

@@ -1,10 +1,10 @@
-"""Compiles the JSON schemas of texts beside the engine: few at a time in threads of their own, each schema once.
+"""Compiles the JSON schemas of texts in a few threads in parallel to the engine, each schema once.
 
-    schema ─▶ kept? ─▶ being compiled? wait for it ─▶ a free slot ─▶ thread ─▶ kept
+    schema ─▶ cached? ─▶ being compiled? wait for it ─▶ a free slot ─▶ thread ─▶ cached
 
-A caller waits until its deadline. Its schema may take longer, and a compilation cannot be stopped: its slot stays taken until it
-ends. So schemas never keep more than `num_slots` threads busy, and texts without a schema need no slot. What it ends with, a
-problem too, then answers the same schema at once.
+A caller waits until its deadline. Its schema may take longer, and a compilation cannot be stopped: its slot stays taken
+until it ends. So schemas never keep more than `num_slots` threads busy, and texts without a schema need no slot. The
+result, also a problem, is cached for later requests with the same schema.
 """
 
 import asyncio
@@ -22,12 +22,16 @@ NUM_SLOTS = 2
 NUM_KEPT = 128
 
 _Problem = tuple[str, str, str]
-"""Field, problem and fix of an InvalidRequest: kept without the error's traceback, which holds what was compiled."""
+"""Field, problem and fix of an InvalidRequest: cached without the error's traceback, which references compiled
+objects."""
 _Compiled = JsonGrammar | _Problem
 
 
 class SchemaCompiler:
-    """Compiles by `compile_schema`, which raises InvalidRequest for a bad schema. For one event loop. Times are on `clock`, in seconds."""
+    """Compiles with `compile_schema`, which raises InvalidRequest for a bad schema.
+
+    For one event loop. Times are on `clock`, in seconds.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,10 @@ class SchemaCompiler:
         self._running: dict[bytes, asyncio.Future[_Compiled]] = {}
 
     async def compiled(self, schema: str, until_s: float | None) -> JsonGrammar:
-        """Return the schema's grammar. Raises InvalidRequest with its problem, DeadlineExceeded if it is not compiled by `until_s`."""
+        """Return the schema's grammar.
+
+        Raises InvalidRequest with its problem, DeadlineExceeded if it is not compiled by `until_s`.
+        """
         digest = hashlib.blake2b(schema.encode(), digest_size=16).digest()
         left_s = None if until_s is None else max(0.0, until_s - self._clock())
         try:
@@ -62,7 +69,7 @@ class SchemaCompiler:
         return found
 
     async def _step(self, digest: bytes, schema: str) -> None:
-        """Wait for the schema where it is being compiled; else wait for a slot, and begin it if nobody has meanwhile."""
+        """Wait for a running compilation of the schema; otherwise wait for a slot and start one."""
         if (running := self._running.get(digest)) is not None:
             await asyncio.shield(running)
             return

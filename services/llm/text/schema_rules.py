@@ -1,12 +1,13 @@
-r"""Prepares a JSON schema for llguidance: rewrites keywords that its grammar holds inexactly, and refuses those it cannot hold. Pure.
+r"""Prepares a JSON schema for llguidance: rewrites inexactly supported keywords, and rejects unsupported ones. Pure.
 
-    exclusive bounds          inclusive ones, the next decimal inside: llguidance's ranges may include the bound itself
+    exclusive bounds          inclusive bounds, the next decimal inside: llguidance's ranges may include the bound
+    itself
     integer bounds            kept within 64 bits and exact as floats, which llguidance computes with
-    `\s` in a pattern          ECMA's white space, which JSON Schema names; Rust's differs in two characters
-    date, time, date-time,    patterns whose texts validators accept: February 29 in leap years only, no second 60, bounded labels
-    email, hostname
-    patternProperties         refused where a pattern matches a declared property
-    a recursion without end   refused: no finite text satisfies it
+    `\s` in a pattern          ECMA's white space, which JSON Schema requires; Rust's differs in two characters
+    date, time, date-time,    patterns whose texts validators accept: February 29 only in leap years, no second 60,
+    email, hostname           bounded labels
+    patternProperties         rejected if a pattern matches a declared property
+    unbounded recursion       rejected: no finite text satisfies it
 
 A rewritten schema allows the same texts or fewer, never more.
 """
@@ -26,7 +27,7 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "contains", "propertyNames", "if", "then", "else")
 _DIGITS = 12
-"""Significant decimal digits between an exclusive bound and the inclusive one that replaces it."""
+"""Significant decimal digits between an exclusive bound and the inclusive bound that replaces it."""
 _MOST_INTEGER = 2**63 - 1024
 """The largest float below 2^63."""
 _SPACE = r"\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -45,7 +46,7 @@ _FORMATS = {
 }
 
 Matcher = Callable[[str], Callable[[str], bool]]
-"""Compiles a pattern to a function that says whether it matches somewhere in a text."""
+"""Compiles a pattern to a function that returns whether it matches anywhere in a text."""
 
 
 def prepared(schema: Schema, matcher: Matcher) -> Schema:
@@ -85,7 +86,7 @@ def _prepare(schema: Any, path: str, matcher: Matcher) -> Any:
 
 
 def _refuse_overlaps(schema: Schema, path: str, matcher: Matcher) -> None:
-    """Refuse a pattern that matches a declared property: llguidance's grammar of both may fail within a text."""
+    """Reject a pattern that matches a declared property: llguidance's grammar of both may fail within a text."""
     declared, patterns = schema.get("properties"), schema.get("patternProperties")
     if not (isinstance(declared, dict) and isinstance(patterns, dict)):
         return
@@ -124,7 +125,7 @@ def _next_inside(bound: float, inwards: int, *, is_integer: bool) -> float:
 
 
 def _within_64_bits(bound: float, inwards: int, path: str) -> float:
-    """Return an integer bound that a float and 64 bits hold, moved inwards where they cannot hold it."""
+    """Return an integer bound that fits a float and 64 bits, moved inwards if needed."""
     if bound * inwards > _MOST_INTEGER:
         raise refusal(path, f"{bound} is beyond 64 bits", f"send at most {_MOST_INTEGER} away from 0")
     if abs(bound) > _MOST_INTEGER:
@@ -136,7 +137,7 @@ def _within_64_bits(bound: float, inwards: int, path: str) -> float:
 
 
 def _is_integer(schema: Schema) -> bool:
-    """Whether the numbers of a schema are whole."""
+    """Whether the numbers of a schema are integers."""
     types = schema.get("type")
     return types == "integer" or (isinstance(types, list) and "integer" in types and "number" not in types)
 
@@ -146,7 +147,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _with_ecma_space(pattern: str) -> str:
-    r"""Return a pattern with `\s` and `\S` spelled out."""
+    r"""Return a pattern with `\s` and `\S` expanded."""
     parts, is_in_class, characters = [], False, iter(pattern)
     for character in characters:
         if character == "\\":
@@ -175,9 +176,10 @@ def _with_format_pattern(schema: Schema) -> Schema:
 
 
 class _Finite:
-    """Finds whether a finite text may satisfy a schema, by its required properties and items.
+    """Determines whether a finite text can satisfy a schema, by its required properties and items.
 
-    The least fixed point over the schema's local references: at first all count as infinite, then each reference is finite whose schema needs finite references only.
+    The least fixed point over the schema's local references: initially all count as infinite, then a reference is
+    finite if its schema needs only finite references.
     """
 
     def __init__(self, root: Schema) -> None:
@@ -185,7 +187,7 @@ class _Finite:
         self._is_finite: dict[str, bool] = {}
 
     def is_root_finite(self) -> bool:
-        """Whether a finite text may satisfy the root."""
+        """Whether a finite text can satisfy the root."""
         num_finite = -1
         while not self._of(self._root):
             if num_finite == (num_finite := sum(self._is_finite.values())):
@@ -199,7 +201,7 @@ class _Finite:
         return all(parts)
 
     def _parts(self, schema: Schema) -> Iterator[bool]:
-        """Yield for each keyword that needs other schemas whether these are finite."""
+        """Yield, for each keyword that needs other schemas, whether these are finite."""
         if isinstance(reference := schema.get("$ref"), str):
             yield self._is_finite.setdefault(reference, False)
         for name in ("anyOf", "oneOf"):
@@ -214,7 +216,7 @@ class _Finite:
             yield self._of(schema.get("items"))
 
     def _target(self, reference: str) -> Any:
-        """Return the schema that a local reference points to; None for any other."""
+        """Return the schema that a local reference points to; None for any other reference."""
         found: Any = self._root
         for part in unquote(reference.removeprefix("#")).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

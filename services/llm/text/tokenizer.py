@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer: text to tokens, and each token to its bytes.
 
-Decoding is by bytes: a text is the bytes of its tokens, one after another, read as UTF-8. That holds for byte-level BPE
+Decoding is by bytes: a text is the concatenated bytes of its tokens, read as UTF-8. That holds for byte-level BPE
 (GPT-2, Llama 3, Qwen, SmolLM) and for SentencePiece with byte fallback (Llama 2), and it makes decoding token by token
-equal to decoding at once. It knows no requests.
+equal to decoding all at once. It does not know requests.
 """
 
 import json
@@ -19,7 +19,7 @@ _WORD_START = "▁"
 
 
 class TextTokenizer:
-    """One checkpoint's vocabulary. Safe to use from several threads."""
+    """One checkpoint's vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raise CheckpointError if the kind of decoder is not supported."""
@@ -39,11 +39,11 @@ class TextTokenizer:
 
     @property
     def special_ends(self) -> dict[str, int]:
-        """The special tokens that end a text or a turn by their name."""
+        """The special tokens that end a text or a turn, by name."""
         return named_ends((token_id, self._pieces[token_id]) for token_id in self.special_ids)
 
     def id_of(self, piece: str) -> int | None:
-        """Return the id of a token by its name; None if it does not exist."""
+        """Return the id of a token by its name, or None."""
         token_id: int | None = self._tokenizer.token_to_id(piece)
         return token_id
 
@@ -56,7 +56,7 @@ class TextTokenizer:
         return ids
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token, a special token's name included. Empty for an id without a token."""
+        """Return the bytes of a token, special tokens included. Empty for an id without a token."""
         piece = self._pieces.get(token_id)
         if piece is None:
             return b""
@@ -68,13 +68,13 @@ class TextTokenizer:
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Read `tokenizer.json`. Raises CheckpointError naming what is missing or not supported."""
+    """Read `tokenizer.json`. Raises CheckpointError naming the missing or unsupported part."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise CheckpointError(f"{path}: missing; {_fix_for(folder)}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+    except Exception as error:  # the library raises bare Exception for any unreadable file
         raise CheckpointError(f"{path}: not readable as a tokenizer ({error})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -82,7 +82,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _fix_for(folder: Path) -> str:
-    """Return how to get a `tokenizer.json`: by conversion where the folder has a tokenizer in an older form."""
+    """Return how to get a `tokenizer.json`: by conversion if the folder has a tokenizer in an older form."""
     older = next((name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (folder / name).exists()), None)
     if older is None:
         return "put the tokenizer into the folder"
@@ -106,7 +106,7 @@ def _bytes_of(raw: dict[str, Any]) -> Any:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the byte of each character in byte-level BPE (Radford et al. 2019): printable ones are themselves."""
+    """Return the byte of each character in byte-level BPE (Radford et al. 2019); printable characters are unchanged."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -1,8 +1,9 @@
-"""Masks of one request over the trie: the nodes that lead to an allowed item, where allowed = catalogue AND filters AND NOT excluded.
+"""Masks of one request over the trie: the nodes that lead to an allowed item.
 
-Filters repeat between requests, excluded items do not. So a filter's mask is computed once (its *base*: for each node the
-number of allowed items below it), and a request costs in proportion to its excluded items alone: a node is cleared when its
-last allowed item is excluded. Masks are bits on the device: child c is bit c % 8 of byte c // 8.
+Allowed = catalogue AND filters AND NOT excluded. Filters repeat between requests, excluded items do not. So a filter's
+mask is computed once (its *base*: for each node the number of allowed items below it), and the cost of a request is
+proportional to its excluded items: a node is cleared when its last allowed item is excluded. Masks are bits on the
+device: child c is bit c % 8 of byte c // 8.
 
 Shape suffixes: C nodes or items after a level, X = C / 8 bytes, N excluded items.
 """
@@ -22,7 +23,7 @@ _MAX_BASES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemMask:
-    """For each level, the allowed nodes after it (after the last level: items) as bits (X,) uint8, and their number."""
+    """For each level, the allowed nodes after it (after the last level: items) as bits (X,) uint8, and their count."""
 
     bits_by_level: tuple[Tensor, ...]
     num_by_level: tuple[int, ...]
@@ -30,7 +31,10 @@ class ItemMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankWork(Work):
-    """What a ranking request chooses among. `width_by_level[l]` is how many nodes level l keeps at most; at the last level, items."""
+    """The search space of a ranking request.
+
+    `width_by_level[l]` is the number of nodes (last level: items) that level l keeps.
+    """
 
     item_mask: ItemMask
     width_by_level: tuple[int, ...]
@@ -44,7 +48,10 @@ class RankWork(Work):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Base:
-    """One filter's mask: for all levels but the last the allowed items below each node (C,) int32; the bits on host and device."""
+    """One filter's mask.
+
+    For all levels but the last, the allowed items below each node (C,) int32; the bits on host and device.
+    """
 
     counts_by_level: tuple[np.ndarray, ...]
     host_bits_by_level: tuple[np.ndarray, ...]
@@ -61,9 +68,9 @@ class ItemMasks:
         self._last: tuple[np.ndarray | None, _Base] = (None, self._everything)
 
     def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> ItemMask:
-        """Return the mask of the `allowed` items (num_items,) bool, None for all, without those `excluded` (N,) int, in any order.
+        """Return the mask of the `allowed` items (num_items,) bool, None for all, minus the `excluded` items (N,) int.
 
-        The same array as in the call before must have the same content: it is not looked at again.
+        If the same `allowed` array is passed again, its content must be unchanged: it is not read again.
         """
         base = self._everything if allowed is None else self._base(allowed)
         return self._without(base, excluded) if len(excluded) else base.mask
@@ -121,7 +128,7 @@ def _cleared_nodes(counts_C: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
 
 
 def _without_bits(bits_X: Tensor, host_bits_X: np.ndarray, cleared: np.ndarray) -> Tensor:
-    """Return a copy of the bits with those at `cleared`, distinct and sorted, set to zero."""
+    """Return a copy of the bits with the distinct, sorted positions `cleared` set to zero."""
     if not len(cleared):
         return bits_X
     byte_index, first = np.unique(cleared >> 3, return_index=True)

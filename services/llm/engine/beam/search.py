@@ -1,11 +1,11 @@
 """Beam search: from hidden states to the next beams, or to the items, of all ranking requests of a step.
 
 Requests at the same level are batched, padded to the widest. Only the level's own code range is scored; scores are
-log-probabilities over the catalogue's items, so masks do not change them. Beams are one dense tail each beside the request's
-shared prompt. Nothing here waits for the device.
+log-probabilities over the catalogue's items, so masks do not change them. Each beam is a dense tail in addition to the
+request's shared prompt. Nothing here waits for the device.
 
 Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N kept, S codes of the level,
-C candidates, X bytes of bits, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
+C candidates, X bytes of bits, D hidden, Y layers, L slots of a tail, G key/value heads, K head size.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,10 @@ from services.llm.engine.sequence import BeamState, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beams(BeamState):
-    """One request's beams, best first. Their tails hold the keys and values of the `num_decoded` tokens before `token_W`."""
+    """One request's beams, best first.
+
+    Their tails hold the keys and values of the `num_decoded` tokens before `token_W`.
+    """
 
     num_decoded: int
     token_W: Tensor
@@ -44,7 +47,7 @@ class Beams(BeamState):
 
 
 class BeamBatch:
-    """All beams of one step in one batch, requests in the given order. Owns copies of their tails for the step."""
+    """All beams of a step in one batch, requests in the given order. Owns copies of their tails for the step."""
 
     def __init__(self, sequences: list[Sequence]) -> None:
         parts = [Beams.of(sequence) for sequence in sequences]
@@ -66,7 +69,7 @@ class BeamBatch:
         )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the rows (R, B) of these requests' beams, padded with a request's last row, and the padding mask (R, B) bool."""
+        """Return the rows (R, B) of these requests' beams, padded with a request's last row, and the padding mask."""
         widths = self._widths[members][:, None]
         beam = np.arange(widths.max())
         rows = self._first_rows[members][:, None] + np.minimum(beam, widths - 1)
@@ -82,7 +85,7 @@ Logits = Callable[[Tensor, int, int], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedItems:
-    """The items of one request's ranking, still on the device: best first, score -inf where there is no item."""
+    """The items of one request's ranking, still on the device: best first, score -inf for padding."""
 
     sequence: Sequence
     item_W: Tensor
@@ -90,7 +93,7 @@ class RankedItems:
 
 
 class BeamSearch:
-    """Beam search with one decoder's head over one catalogue. Keeps no state: beams are stored on their sequences."""
+    """Beam search with one decoder's head over one catalogue. Stateless: beams are stored on their sequences."""
 
     def __init__(self, config: DecoderConfig, logits: Logits, trie: Trie) -> None:
         self._config = config
@@ -98,7 +101,7 @@ class BeamSearch:
         self._trie = trie
 
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[RankedItems]:
-        """Select the first level from the prompts' last hidden states. Returns the rankings that are complete (depth 1)."""
+        """Select the first level from the prompts' last hidden states. Returns the complete rankings (depth 1)."""
         level = self._trie.levels[0]
         top_k = choose_first(level, self._level_logits(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:
@@ -141,7 +144,7 @@ class BeamSearch:
         return self._logits(hidden, level.token_offset, level.token_offset + level.size)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
-        """Return a tail of zeros that takes no memory: it is copied before it is written to."""
+        """Return a tail of zeros that uses no memory; it is copied before it is written."""
         config = self._config
         places, groups = self._trie.depth - 1, config.num_key_value_heads
         return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)

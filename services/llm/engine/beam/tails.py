@@ -1,6 +1,6 @@
-"""The beams' own keys and values: one short dense tail per beam beside the request's shared blocks.
+"""The beams' own keys and values: a short dense tail per beam, in addition to the request's shared blocks.
 
-Shape suffixes: B beams, Y layers, L places of a tail, G key/value heads, K head size.
+Shape suffixes: B beams, Y layers, L slots of a tail, G key/value heads, K head size.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class TailCells(NamedTuple):
-    """One layer's tails (B, L, G, K) and the cells to which a step's keys and values go."""
+    """One layer's tails (B, L, G, K) and the cells that a step's keys and values are written to."""
 
     keys_BLGK: Tensor
     values_BLGK: Tensor
@@ -20,14 +20,17 @@ class TailCells(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tails:
-    """The beams are the last B rows of a step. `place_B` is the place of the step's keys and values, `seen_BL` the places that each beam then attends to."""
+    """The tails of a step's last B rows, which are the beams.
+
+    `place_B` is the slot of the step's keys and values, `seen_BL` the slots that each beam then attends to.
+    """
 
     keys_YBLGK: Tensor
     values_YBLGK: Tensor
     place_B: Tensor
     seen_BL: Tensor
     cell_B: Tensor = field(init=False, repr=False)
-    """The flat index of the written places, row * L + place."""
+    """The flat index of the written slots, row * L + slot."""
 
     def __post_init__(self) -> None:
         """Compute the index once for all layers."""
@@ -35,10 +38,10 @@ class Tails:
         object.__setattr__(self, "cell_B", row_B * self.keys_YBLGK.shape[2] + self.place_B)
 
     def layer(self, layer: int) -> TailCells:
-        """Return one layer's memory, for kernels that write by themselves."""
+        """Return one layer's memory, for kernels that write directly."""
         return TailCells(self.keys_YBLGK[layer], self.values_YBLGK[layer], self.cell_B)
 
     def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
-        """Store the step's keys and values in their places."""
+        """Store the step's keys and values in their slots."""
         for tail_YBLGK, x_BGK in ((self.keys_YBLGK, k_BGK), (self.values_YBLGK, v_BGK)):
             tail_YBLGK[layer].view(-1, *x_BGK.shape[1:]).index_copy_(0, self.cell_B, x_BGK)

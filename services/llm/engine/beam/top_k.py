@@ -1,7 +1,8 @@
-"""Selects the candidates that a level keeps: the best by score, ties by the smaller number. Fixed shapes, no host sync, any device.
+"""Selects the candidates that a level keeps: best score first, ties by the smaller number.
 
-A child's score is its beam's plus its log-probability among all children of that beam's node, so the scores of a catalogue's items are one
-distribution, whatever codes lead to no item. Allowed children are given as bits (see `item_mask.py`) and change no score.
+Fixed shapes, no host sync, any device. A child's score is its beam's score plus its log-probability among all children
+of that beam's node, so the scores of a catalogue's items form one distribution, even if some codes lead to no item.
+Allowed children are given as bits (see `item_mask.py`) and change no score.
 
 Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N kept.
 """
@@ -17,11 +18,14 @@ from services.llm.engine.beam.trie import Level
 _LOW_BITS = 0xFFFF_FFFF
 _NO_CHILD = -1
 _PADDED_SHARE = 2
-"""Children are packed where padding each beam's would take more than this many times the candidates."""
+"""Children are packed if padding per beam would take more than this many times the candidates."""
 
 
 class TopK(NamedTuple):
-    """The candidates that a level keeps, best first: `parent_RN` is a beam's index in its request, `child_RN` a node or an item; score -inf: no candidate."""
+    """The candidates that a level keeps, best first.
+
+    `parent_RN` is a beam's index in its request, `child_RN` a node or an item; score -inf for padding.
+    """
 
     parent_RN: Tensor
     child_RN: Tensor
@@ -29,16 +33,17 @@ class TopK(NamedTuple):
 
 
 def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
-    """Return the indices (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
+    """Return the indices (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1).
 
-    Both are packed into one integer with the same order, so that one top-k is exact.
+    Score and number are packed into one integer with the same order, so that a single top-k is exact. Numbers must be
+    distinct if the choice between ties matters.
     """
     keys = (ordered_bits(score_RC) << 32) | (_LOW_BITS - number_RC.long())
     return keys.topk(count, dim=-1).indices
 
 
 def ordered_bits(score: Tensor) -> Tensor:
-    """Return int64 numbers from -2^31 to 2^31 - 1 in the order of fp32 scores, equal where those are."""
+    """Return int64 numbers from -2^31 to 2^31 - 1 in the order of fp32 scores; equal scores give equal numbers."""
     bits = score.add(0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
     return (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
 
@@ -62,7 +67,7 @@ def choose_next(
 
 
 def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the candidates (R, C): beam, child and score; child -1 where a candidate is not used. C is static."""
+    """Return the candidates (R, C): beam, child and score; child -1 for an unused candidate. C is static."""
     num_beams = node_RB.shape[1]
     if level.table_PS is not None:
         child_RBC, logits_RBC = level.table_PS[node_RB], logits_RBS
@@ -89,7 +94,7 @@ def _padded_children(level: Level, node_RB: Tensor, logits_RBS: Tensor) -> tuple
 def _packed_children(
     level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the beams' children one after another, in as many candidates as any such beams can have: for uneven codes."""
+    """Return the beams' children contiguously, in as many candidates as any such beams can have; for uneven codes."""
     num_beams, size = logits_RBS.shape[1:]
     start_RB = level.starts[node_RB]
     num_RB = (level.starts[node_RB + 1] - start_RB).masked_fill_(score_RB == -torch.inf, 0)
@@ -110,9 +115,9 @@ def _packed_children(
 
 
 def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
-    """Return the log-sum-exp of each beam's candidates (R, B), which lie side by side up to `end_RB`; 0 for a beam without any.
+    """Return the log-sum-exp of each beam's candidates (R, B), contiguous up to `end_RB`; 0 for a beam without any.
 
-    The sums are differences of one running sum in fp64, of numbers of at most 1 of which each beam has a 1.
+    The sums are differences of a cumulative sum in fp64, of numbers of at most 1; each beam has at least one 1.
     """
     top_RB = torch.full_like(end_RB, -torch.inf, dtype=logits_RC.dtype).scatter_reduce_(
         -1, parent_RC, logits_RC, "amax"

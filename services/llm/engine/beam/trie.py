@@ -1,10 +1,10 @@
 """The catalogue as a trie on the device: which codes may follow a prefix, and which items end there.
 
-A *node* of depth d is a distinct prefix of d codes; the root is the node of depth 0. Below the last level come the items
-themselves, so that items that share a code stay apart. Nodes are numbered by their smallest item index, and items by
-their index: a smaller number wins a tie. Children are stored in one array per level, sorted by parent, with offsets (CSR);
-where parents have most of the codes, as the first levels of a large catalogue do, also as a dense table.
-It does not know scores or masks, and of tokens only each level's first one.
+A *node* of depth d is a distinct prefix of d codes; the root is the node of depth 0. Items are the children of the last
+level's nodes, so that items with the same code stay distinct. Nodes are numbered by their smallest item index, and
+items by their index: the smaller number wins a tie. Children are stored in one array per level, sorted by parent, with
+offsets (CSR); if parents have most of the codes, as in the first levels of a large catalogue, also as a dense table.
+The trie does not know scores or masks, and of tokens only the first token of each level.
 
 Shape suffixes: P parents, C children, S codes of the level.
 """
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 _DENSE_SHARE = 2
-"""A level is dense where its table is at most this many times as wide as the widest row of the CSR form ..."""
+"""A level is dense if its table is at most this many times as wide as the widest row of the CSR form ..."""
 _DENSE_ENTRIES = 1 << 20
-"""... and holds at most this many entries of 4 bytes."""
+"""... and has at most this many entries of 4 bytes."""
 _EXACT_WIDTHS = 4_096
-"""Up to this many beams the bound on their number of children is exact."""
+"""The bound on the number of children is exact for up to this many beams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,9 +36,9 @@ class ItemCodes:
 class Level:
     """Codes of one level. `starts` (num_parents + 1,), `children` and `codes` are int32, sorted by parent, then child.
 
-    `code_of_child` is empty at the last level, whose children are items. `table_PS` is the child of each parent and code,
-    -1 for none, where the level is dense. `max_children` is the most that one parent has, `most_by_width[w]` the most that
-    w + 1 parents have together; `token_offset` and `size` bound the level's token range.
+    `code_of_child` is empty at the last level, whose children are items. `table_PS` is the child of each parent and
+    code, -1 for none, if the level is dense. `max_children` is the maximum per parent, `most_by_width[w]` the maximum
+    of w + 1 parents together; `token_offset` and `size` bound the level's token range.
     """
 
     starts: Tensor
@@ -57,7 +57,7 @@ class Level:
 
     @property
     def num_children(self) -> int:
-        """Nodes, or items, after this level."""
+        """Number of nodes, or items, after this level."""
         return len(self.children)
 
     @property
@@ -68,7 +68,10 @@ class Level:
 
 
 class Trie:
-    """The levels of one catalogue. `nodes_of_items[l]` (num_items,) int32, on the host, are the nodes before level l."""
+    """The levels of one catalogue.
+
+    `nodes_of_items[l]` (num_items,) int32, on the host, are the nodes before level l.
+    """
 
     def __init__(self, items: ItemCodes, device: torch.device) -> None:
         self.num_items, self.depth = items.codes.shape
@@ -103,7 +106,7 @@ def _number_nodes(items: ItemCodes) -> tuple[np.ndarray, ...]:
 
 
 def _number_by_first_item(keys: np.ndarray) -> np.ndarray:
-    """Replace equal keys by one number, numbered by where each first occurs."""
+    """Replace equal keys by one number, in order of first occurrence."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int32)
     rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
@@ -145,7 +148,7 @@ def _build_level(
 
 
 def _first_places(children: np.ndarray) -> np.ndarray:
-    """Return the first item of each child. They are numbered by it, so each new one is the largest so far."""
+    """Return the first item of each child. Children are numbered by it, so each new child has the largest so far."""
     return np.flatnonzero(np.diff(np.maximum.accumulate(children), prepend=-1))
 
 

@@ -1,9 +1,10 @@
 """The roofline cost of a step: the least bytes it must move and FLOPs it must compute, counted from its plan.
 
-The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory bandwidth and its
-FLOPs over the compute rate. Counted are matrices (once per step, however many rows), embedding rows, keys and values read
-and written (a request's context once, however many beams attend to it) and the head's rows that are scored. Not counted are
-norms, biases and activations: under a hundredth, or in caches. Pure: no torch, no clock.
+The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory bandwidth
+and its FLOPs over the compute rate. Counted are matrices (once per step, however many rows), embedding rows, keys and
+values read and written (a request's context once, however many beams attend to it) and the scored rows of the head. Not
+counted are norms, biases and activations, which are under a hundredth of the total or in caches. Pure: no torch, no
+clock.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,11 @@ from services.llm.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberSizes:
-    """Bytes per number in the layers' matrices, the head and embedding, and a beam's tail; and per token's keys and values in one layer."""
+    """Storage sizes of a decoder.
+
+    Bytes per number in the layers' matrices, the head and embedding, and a beam's tail; bytes per token's keys and
+    values in a layer.
+    """
 
     matrix: float
     head: float
@@ -31,7 +36,7 @@ def number_sizes(
 ) -> NumberSizes:
     """Return the sizes of a decoder whose dtype has `number_bytes`. A one-byte KV cache has an fp32 scale per head.
 
-    Scales of weights, one per row, are not counted; the multipliers of 4-bit weights are, a byte for each 32.
+    Weight scales, one per row, are not counted; the multipliers of 4-bit weights are, a byte per 32 weights.
     """
     matrix, head = weight_bytes(weight_kind, number_bytes)
     head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
@@ -62,7 +67,10 @@ class StepCost:
 
 
 class CostModel:
-    """Counts the cost of one decoder's steps. `level_sizes` are the catalogue's code ranges, empty for text alone."""
+    """Counts the cost of one decoder's steps.
+
+    `level_sizes` are the catalogue's code ranges, empty for a text-only engine.
+    """
 
     def __init__(self, shape: DecoderConfig, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
         query, key = (shape.head_dim * heads for heads in (shape.num_attention_heads, shape.num_key_value_heads))
@@ -139,9 +147,9 @@ class CostModel:
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over a step's requests. A pair is one row attending to one position; `_layers` sums over the layers.
+    """Sums over a step's requests. A pair is a row attending to a position; `_layers` sums over the layers.
 
-    A pass reads all matrices: one, or as many as a step selects levels one after another.
+    A pass reads all matrices; a step has one pass, or one for each level that it selects in sequence.
     """
 
     rows: int = 0
@@ -155,7 +163,7 @@ class _Tally:
 
 
 def _sum_to(start: int, end: int, reach: int | None = None) -> int:
-    """Sum the positions that rows start to end - 1 attend to: row i to i + 1 of them, at most `reach`."""
+    """Sum the positions that rows start to end - 1 attend to: row i attends to i + 1 positions, at most `reach`."""
     if reach is None or end <= reach:
         return (end * (end + 1) - start * (start + 1)) // 2
     if start >= reach:

@@ -30,8 +30,9 @@ _LONGEST_TRY_S = 0.5
 
 
 def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1) -> MachineLimits:
-    """Return the best of a few tries. Takes about half a second on two cores; `effort` 2 to 4 measures longer, for a benchmark.
+    """Return the best of a few tries.
 
+    Takes about half a second on two cores; `effort` 2 to 4 measures longer, for a benchmark.
     Load from other processes on the same cores makes both limits look smaller than they are.
     """
     with DeviceStream(device).entered():
@@ -46,9 +47,9 @@ def _measured(device: torch.device, dtype: torch.dtype, effort: int) -> MachineL
 
 
 def _product_rate(max_side: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the largest square product of at most `max_side` whose single run stays below `_LONGEST_TRY_S`.
+    """Return the FLOP/s of the largest square product, of at most `max_side`, that runs within `_LONGEST_TRY_S`.
 
-    On a processor without bf16 instructions a product in bf16 takes a hundred times as long as one in fp32.
+    On a processor without bf16 instructions a product in bf16 takes a hundred times as long as in fp32.
     """
     side = min(_SMALLEST_SIDE, max_side)
     while True:
@@ -60,14 +61,14 @@ def _product_rate(max_side: int, device: torch.device, dtype: torch.dtype) -> fl
 
 
 def _reads(source: Tensor) -> list[Callable[[], Tensor]]:
-    """Return several ways to read a vector of fp32 once: which one is fastest depends on the build of torch."""
+    """Return several ways to read a vector of fp32 once: the fastest depends on the build of torch."""
     rows = source.view(-1, 4_096)
     ones = torch.ones(4_096, device=source.device)
     return [source.sum, lambda: rows.mv(ones), source.max]
 
 
 def _matrix(side: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a matrix of random numbers: on equal numbers a GPU flips few bits and runs faster than on any real model."""
+    """Return a matrix of random numbers: equal numbers flip few bits, which makes a GPU faster than on a real model."""
     drawn = torch.randn(2, side, device=device, generator=torch.Generator(device).manual_seed(seed))
     return (drawn[0].unsqueeze(-1) + drawn[1]).to(dtype)
 
@@ -84,7 +85,7 @@ def _host_seconds(work: Callable[[], object]) -> float:
 
 
 def _cuda_seconds(work: Callable[[], object]) -> float:
-    """Return the device time of a second run, launched during the first one: host time would include launch and wait."""
+    """Return the device time of a second run, launched during the first: host time would include launch and wait."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     work()
     start.record()

@@ -1,29 +1,32 @@
-"""How long a step takes, predicted from the steps before it, and how many rows fit into a step of a given length. Pure: no clock.
+"""Predicts the duration of a step from earlier steps, and the number of rows that fit into a given duration.
 
-A step cannot be interrupted: while it runs, no text gets a token, no cancel or deadline takes effect, and a health check cannot
-tell a slow step from a hung one. So a step's rows (prompt tokens, decode tokens, beams) are bounded by their measured time.
+Pure: no clock. A step cannot be interrupted: while it runs, no text gets a token, no cancel or deadline takes effect,
+and a health check cannot distinguish a slow step from a hung step. So a step's rows (prompt tokens, decode tokens,
+beams) are bounded by their measured time.
 """
 
 from collections import deque
 from statistics import median
 
 _WINDOW = 5
-"""Steps that count. Their median ignores one that was slow for another reason, such as a suspended process."""
+"""Number of recent steps in the median, which ignores a step that was slow for an unrelated reason, such as a suspended
+process."""
 _MIN_ROWS = 16
-"""A step with fewer rows takes as long as a decode step: its time is that of reading the weights."""
+"""A step with fewer rows takes as long as a decode step: the time to read the weights."""
 _FIRST_ROWS = 32
-"""Rows of the steps before anything is measured."""
+"""Row limit until the first measurement."""
 _DECODE_STEPS = 2
-"""A step may always take as long as this many decode steps: else a large model would read its weights for every few tokens."""
+"""A step may always take as long as this many decode steps; otherwise a large model would read its weights for every
+few tokens."""
 
 _SHORTEST_ROW_S = 1e-9
-"""Below every real time: a coarse clock may show none."""
+"""Below every real time: a coarse clock may measure zero."""
 
 
 class StepTime:
-    """The measured times of one engine's steps. Changed by the engine's thread only.
+    """The measured times of one engine's steps. Changed only by the engine's thread.
 
-    `target_s` is how long a step may take; None: any number of rows.
+    `target_s` is the maximum duration of a step; None for no limit on rows.
     """
 
     def __init__(self, target_s: float | None) -> None:
@@ -32,14 +35,14 @@ class StepTime:
         self._decode_s: deque[float] = deque(maxlen=_WINDOW)
 
     def record(self, num_rows: int, seconds: float) -> None:
-        """Record the time of a step. The time of reading the weights is counted with the rows, so few rows look expensive."""
+        """Record the time of a step. It includes the time to read the weights, so steps of few rows look expensive."""
         if num_rows >= _MIN_ROWS:
             self._row_s.append(seconds / num_rows)
         elif num_rows:
             self._decode_s.append(seconds)
 
     def max_rows(self) -> int | None:
-        """Return how many rows a step should have at most; None: any number."""
+        """Return the maximum number of rows of a step; None for no limit."""
         if self._target_s is None:
             return None
         if not self._row_s:
@@ -48,7 +51,7 @@ class StepTime:
         return max(_MIN_ROWS, int(target_s / max(_median(self._row_s), _SHORTEST_ROW_S)))
 
     def predicted_s(self, num_rows: int) -> float:
-        """Return how long a step of so many rows takes; 0 before anything is measured."""
+        """Return the duration of a step with this many rows; 0 before the first measurement."""
         return _median(self._decode_s) + num_rows * _median(self._row_s)
 
 

@@ -1,1 +1,4 @@
-"""The compiled forward pass for CPUs: C++ sources, build and Python interface. Optional: without it the engine runs on torch."""
+"""The compiled forward pass for CPUs: C++ sources, build and Python interface.
+
+Optional: without it the engine runs on torch.
+"""

@@ -9,16 +9,16 @@
 
 namespace tailrace {
 
-constexpr int64_t kMinTilesPerThread = 4;  // from here on one task is all heads of a tile
+constexpr int64_t kMinTilesPerThread = 4;  // with at least this many a task is all heads of a tile
 
-// One tile and a run of its key/value heads; a null tile ends the queue.
+// A tile and a range of its key/value heads; a null tile ends the queue.
 struct AttentionTask {
     const Tile* tile;
     int64_t first_kv_head, num_kv_heads;
 };
 
-// The work queue of a layer, shared by all threads through an atomic counter. With enough tiles a task is all heads of one tile, whose keys
-// are adjacent in memory; otherwise one head.
+// The work queue of a layer, shared by all threads through an atomic counter. With enough tiles a task is all heads of a tile, whose keys are
+// adjacent in memory; otherwise a single head.
 class TaskQueue {
   public:
     TaskQueue(const Tile* tiles, int64_t num_tiles, int64_t num_kv_heads, int threads, std::atomic<int64_t>& taken)

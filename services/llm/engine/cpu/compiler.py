@@ -1,8 +1,9 @@
-"""Finds or builds the library from the C++ sources of this folder, for this processor or ahead of time for a target.
+"""Finds or builds the library from the C++ sources of this folder, for this processor or for a target.
 
-A library's file name is a hash of its sources, flags, compiler and processor. A prebuilt library of the same sources for a target
-that this processor supports is used without a compiler; otherwise GCC builds one (`g++`, or a `c++` that is GCC). The library is
-linked against the OpenMP runtime that torch has loaded, so that both share one thread pool; without OpenMP it runs single-threaded.
+A library's file name is a hash of its sources, flags, compiler and processor. A prebuilt library of the same sources
+for a target that this processor supports is used without a compiler; otherwise GCC builds the library (`g++`, or a
+`c++` that is GCC). The library is linked against the OpenMP runtime that torch has loaded, so that both share a thread
+pool; without OpenMP it is single-threaded.
 """
 
 import fcntl
@@ -20,7 +21,7 @@ from pathlib import Path
 
 _SOURCES = Path(__file__).parent
 PREBUILT = _SOURCES / "prebuilt"
-"""The folder of prebuilt libraries; it may be absent."""
+"""Folder of prebuilt libraries; it may be absent."""
 
 _MAIN = _SOURCES / "forward.cpp"
 _FLAGS = (
@@ -65,23 +66,23 @@ TARGETS = (
 
 
 class BuildFailedError(Exception):
-    """The library could not be built; the text is the reason, on one line."""
+    """The library could not be built; the text is the reason, in one line."""
 
 
 def targets_of(machine: str) -> tuple[Target, ...]:
-    """Return the targets of a machine (`uname -m`), the most capable first; empty for an unknown machine."""
+    """Return the targets of a machine (`uname -m`), most capable first; empty for an unknown machine."""
     return tuple(target for target in TARGETS if target.machine == machine)
 
 
 def suitable(machine: str, flags: Set[str]) -> tuple[Target, ...]:
-    """Return the targets that a processor with these flags supports, the most capable first."""
+    """Return the targets that a processor with these flags supports, most capable first."""
     return tuple(target for target in targets_of(machine) if target.flags <= flags)
 
 
 def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
-    """Return the path of a library for this processor: from `prebuilt`, else from `cache`, built if it is absent, once by processes that start together.
+    """Return the path of a library for this processor, from `prebuilt` or else from `cache`.
 
-    Raises BuildFailedError.
+    A library absent from the cache is built, only once by processes that start together. Raises BuildFailedError.
     """
     for target in suitable(platform.machine(), processor_flags()):
         library = prebuilt / _prebuilt_name(target)
@@ -144,16 +145,16 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
 
 @contextmanager
 def _turn_in(cache: Path) -> Iterator[None]:
-    """Wait while another process builds in this folder; where it cannot be locked, each builds for itself."""
+    """Wait while another process builds in this folder; without locking support each process builds separately."""
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
     try:
         folder = os.open(cache, os.O_RDONLY)
     except OSError:
-        yield  # the build says what is wrong
+        yield  # the build reports the problem
         return
     try:
-        with suppress(OSError):  # NFS locks no folder
+        with suppress(OSError):  # NFS without folder locks
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
@@ -180,7 +181,10 @@ def _run(*command: str) -> str:
 
 
 def _loaded_openmp() -> Path | None:
-    """Return the GNU OpenMP runtime among the files that this process has mapped (Linux): torch's, where another package has one of its own."""
+    """Return the GNU OpenMP runtime among the files that this process has mapped (Linux).
+
+    torch's runtime takes precedence if another package has loaded a copy of its own.
+    """
     maps = Path("/proc/self/maps")
     found = re.findall(r"\s(/\S*libgomp\S*)$", maps.read_text(), re.MULTILINE) if maps.exists() else []
     paths = sorted(map(Path, found), key=lambda path: "torch" not in path.parts)

@@ -1,8 +1,8 @@
-"""The forward pass on a CPU: a step through all layers is one call into the compiled library, or plain torch without one.
+"""The forward pass on a CPU: a step through all layers is one call into the compiled library, or plain torch.
 
-The library handles fp32 and bf16 with keys and values in the model's dtype, and computes what `LayerLoop` computes over
-`TorchOps`, up to rounding. If it cannot be built or does not support the configuration, one warning is logged and the engine
-runs on plain torch, several times slower. It knows no requests.
+The library handles fp32 and bf16 with keys and values in the model's dtype, and computes the same as `LayerLoop` over
+`TorchOps`, up to rounding. If it cannot be built or does not support the configuration, a warning is logged and the
+engine runs on plain torch, several times slower. The module does not know requests.
 
 Shape suffixes: T rows of the step, R rows, D hidden, E tiles, N blocks of all tiles.
 """
@@ -31,13 +31,13 @@ from services.llm.engine.plan import StepPlan
 _log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16)
 _TILE_QUERIES = 64
-"""Rows of a tile: enough to reuse each page that is read, few enough to skip most of what the causal mask hides."""
+"""Rows of a tile: enough to reuse each page that is read, few enough to skip most of the causally masked positions."""
 _NO_WINDOW = -(2**30)
 """Window start of a tile without a window: before every position."""
 
 
 def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
-    """Return the fastest forward pass that this machine supports. Never an error."""
+    """Return the fastest forward pass that this machine supports. Never raises."""
     reason = _why_not_compiled(weights.head_VD.dtype, config)
     if reason is None:
         try:
@@ -53,9 +53,10 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
 
 
 def compute_dtype(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:
-    """Return the dtype in which a decoder is computed on this CPU: fp32 where plain torch would multiply bf16 without instructions for it.
+    """Return the dtype of a decoder's computation on this CPU.
 
-    That takes torch three to eighty times as long as in fp32, by the size of the matrices; the compiled kernels take little longer.
+    This is fp32 if plain torch would otherwise compute bf16 without bf16 instructions, which is three to eighty times
+    slower than fp32, depending on the size of the matrices; the compiled kernels are little slower.
     """
     has_bf16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if dtype is not torch.bfloat16 or has_bf16 or config.cpu_kernels == "torch" or _is_compiled(dtype, config):
@@ -80,7 +81,7 @@ def _why_not_compiled(dtype: torch.dtype, config: EngineConfig) -> str | None:
 
 
 def _load_library(cache: Path) -> Library:
-    """Load the library. A file in the cache that no longer loads is built again, otherwise every start would run on torch."""
+    """Load the library. A cached file that no longer loads is rebuilt, otherwise every start would run on torch."""
     path = built_library(cache)
     try:
         return Library(path)
@@ -108,11 +109,11 @@ class CpuForward:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weights and their scales, as they stay in memory."""
+        """Bytes of all weights and their scales, as they stay in memory."""
         return self._model.num_bytes
 
     def prepare(self, plan: StepPlan) -> "TileTable":
-        """Return which rows of a step see which pages."""
+        """Return the pages that each row of a step sees."""
         return tile_table(plan, self._cache.block_tokens, self._config.window)
 
     def hidden(self, step: StepInputs) -> Tensor:
@@ -155,7 +156,7 @@ class CpuForward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileTable:
-    """Tiles (E, 10) int64 as `paged_context.h` declares them, for full and for windowed layers, over one flat block table."""
+    """Tiles (E, 10) int64 as declared in `paged_context.h`, for full and windowed layers, over a flat block table."""
 
     full_E: np.ndarray
     windowed_E: np.ndarray | None
@@ -163,7 +164,7 @@ class TileTable:
 
 
 def tile_table(plan: StepPlan, block_tokens: int, window: Window | None) -> TileTable:
-    """Cut a step into tiles, those with the most work first, so that threads finish at about the same time."""
+    """Cut a step into tiles, most work first, so that threads finish at about the same time."""
     full = cut_tiles(plan, _TILE_QUERIES, block_tokens)
     windowed = [] if window is None else cut_tiles(plan, _TILE_QUERIES, block_tokens, window)
     full.sort(key=lambda tile: tile.num_rows * tile.context_len, reverse=True)

@@ -1,5 +1,5 @@
-// The forward pass of one step: what `LayerLoop` computes over `TorchOps`, fused, by threads with a barrier between phases. The residual is
-// kept in fp32, rows between matrices in the model's dtype.
+// The forward pass of one step: the computation of `LayerLoop` over `TorchOps`, fused, by threads with a barrier between phases. The residual
+// is kept in fp32, rows between matrices in the model's dtype.
 
 #pragma once
 
@@ -17,7 +17,7 @@ constexpr int64_t kGemmMinRows = 40, kInt8GemmMinRows = 12;
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
-// Quantised rows of x times a matrix of int8 or of 4 bits. `put` as of `multiply`.
+// Quantised rows of x times a matrix of int8 or of 4 bits. `put` as in `multiply`.
 template <class Put>
 inline void multiply_bytes(
     const TailraceMatrix& matrix, const uint8_t* x, const float* x_scales, int64_t rows, int64_t size, int64_t width, int parts, int thread,

@@ -26,10 +26,10 @@ inline PrefetchRange next_panel_range(const Product<X, W>& product, int64_t n, i
     return {from + bytes * step / per_part, from + bytes * (step + 1) / per_part};
 }
 
-// What a matrix of W is multiplied as.
+// The type that a matrix of W is multiplied as.
 template <class W> using Multiplied = std::conditional_t<std::is_same_v<W, Int4>, int8_t, W>;
 
-// A thread's packed panel, and the rows of 4-bit weights that it is packed from.
+// A thread's packed panel, and the unpacked rows of 4-bit weights.
 struct Panel {
     std::vector<Line> lines;
     std::vector<int8_t> unpacked;

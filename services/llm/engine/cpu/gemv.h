@@ -22,8 +22,8 @@ constexpr int kCols = 4;
 constexpr int64_t kBlockBytes = 256 * 1024;
 constexpr int kPrefetchTiles = 2;
 
-// kCols rows of W, which need not be adjacent (gate and up are not). The rows `prefetch` numbers further are prefetched into the L2 cache:
-// the hardware prefetcher does not follow several short streams, and L1 has too few outstanding misses to hide memory latency.
+// kCols rows of W, which need not be adjacent (gate and up are not). The rows at distance `prefetch` are prefetched into the L2 cache: the
+// hardware prefetcher does not follow several short streams, and L1 has too few outstanding misses to hide memory latency.
 template <class W>
 struct Columns {
     const W* at[kCols];

@@ -12,7 +12,7 @@ namespace tailrace {
 constexpr int kMaxMultiplier = 18;  // 7 * 18 = 126
 constexpr int64_t kBlockWeights = 64;
 
-// Two weights. A block of 64 is 32 of these: their low halves are the codes of one group, plus 8, their high halves those of the next.
+// Two weights. A block of 64 weights is 32 of these: the low halves are the codes of one group, plus 8, the high halves those of the next.
 struct Int4 {
     uint8_t codes;
 };

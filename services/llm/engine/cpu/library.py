@@ -1,6 +1,6 @@
 """The Python interface of the compiled library: its structs, field by field as in `model.h`, and its functions.
 
-Structs hold addresses only; the caller keeps the tensors alive. It knows no requests.
+Structs hold only addresses; the caller keeps the tensors alive. The module does not know requests.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from models.decoder.layer import MATRICES, NORMS
 
 _log = logging.getLogger(__name__)
 _COMPILED = "tailrace::compiled"
-"""What a profiler of torch, which sees no foreign code, shows of a call."""
+"""Name of a call in torch's profiler, which does not see foreign code."""
 _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -69,7 +69,7 @@ class StepStruct(ctypes.Structure):
 
 
 class Amx(enum.IntEnum):
-    """Whether the library multiplies with AMX tiles; if not, why."""
+    """Whether the library multiplies with AMX tiles; if not, the reason."""
 
     ABSENT = 0
     ON = 1
@@ -84,12 +84,15 @@ _WHY_NO_AMX = {
 
 
 def _shown() -> AbstractContextManager[object]:
-    """Return a range where a profiler runs (private, as read in torch 2.13.0); else nothing, since a range costs ten microseconds anyway."""
+    """Return a profiler range if a profiler runs (private API, as read in torch 2.13.0).
+
+    Otherwise a null context, since a range costs ten microseconds even without a profiler.
+    """
     return record_function(_COMPILED) if torch._C._autograd._profiler_enabled() else nullcontext()
 
 
 class Library:
-    """The library's functions, run on as many threads as torch is set to. `amx`: whether prompts are multiplied with AMX."""
+    """The library's functions, run on torch's number of threads. `amx`: whether prompts are multiplied with AMX."""
 
     def __init__(self, path: Path) -> None:
         """Load the library and run its AMX self-test. Raises OSError."""
@@ -115,7 +118,10 @@ class Library:
         return self.score_rows(x_RI, MatrixStruct(weight=weight_NI.data_ptr()), 0, len(weight_NI))
 
     def score_rows(self, x_RI: Tensor, matrix: MatrixStruct, first: int, last: int) -> Tensor:
-        """Multiply contiguous rows, fp32 or bf16, by the rows `first` to `last` - 1 of a matrix of any kind, to fp32 (R, last - first)."""
+        """Multiply contiguous rows, fp32 or bf16, by the rows `first` to `last` - 1 of a matrix of any kind.
+
+        Returns fp32 (R, last - first).
+        """
         assert x_RI.is_contiguous(), "addresses carry no strides"
         out_RN = torch.empty(len(x_RI), last - first, dtype=torch.float32)
         with _shown():

@@ -1,7 +1,7 @@
 """A decoder's weights in the layout that the compiled library reads: structs of addresses, in huge pages.
 
-Where configured, matrices are of 8 or 4 bits (`quantise.py`), so that fewer bytes are read, and the embedding and the head of 8.
-Activations are quantised by the library, row by row.
+If configured, matrices have 8 or 4 bits (`quantise.py`), so that fewer bytes are read, and the embedding and the head
+have 8. The library quantises activations row by row.
 
 Shape suffixes: N and I out and in of a matrix, V vocabulary, D hidden.
 """
@@ -27,7 +27,7 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 class PackedModel:
     """Owns every tensor that its structs point to; quantised copies replace matrices as `weight_kind` says.
 
-    Raises ConfigError naming the field where the decoder's shape does not fit that kind.
+    Raises ConfigError naming the field if the decoder's shape does not fit that kind.
     """
 
     def __init__(self, weights: Weights, weight_kind: WeightKind) -> None:
@@ -59,7 +59,7 @@ class PackedModel:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all weights and their scales."""
+        """Bytes of all weights and their scales."""
         return num_bytes(self.tensors)
 
     def _layer(self, layer: LayerWeights) -> LayerStruct:
@@ -91,11 +91,11 @@ class PackedModel:
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Convert the memory of contiguous tensors to 2 MB pages (Linux). Addresses and contents do not change; never an error.
+    """Convert the memory of contiguous tensors to 2 MB pages (Linux).
 
-    A step reads all weights. With 4 kB pages each page costs a page table walk, nested in a virtual machine, and the hardware
-    prefetcher stops at its end. `MADV_HUGEPAGE` and `MADV_COLLAPSE` (Linux 6.1) convert existing pages at once; older kernels do it
-    in the background.
+    Addresses and contents do not change; never raises. A step reads all weights. With 4 kB pages each page costs a page
+    table walk, nested in a virtual machine, and the hardware prefetcher stops at the end of the page. `MADV_HUGEPAGE`
+    and `MADV_COLLAPSE` (Linux 6.1) convert existing pages immediately; older kernels do it in the background.
     """
     if sys.platform != "linux":
         return

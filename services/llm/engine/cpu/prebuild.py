@@ -1,6 +1,8 @@
-"""Builds the library ahead of time: `python -m services.llm.engine.cpu.prebuild FOLDER [TARGET ...]`; default: all targets of this machine.
+"""Builds the library ahead of time.
 
-For images and packages: with the folder in place as `prebuilt` beside the sources, the engine needs no compiler. Needs GCC and torch.
+`python -m services.llm.engine.cpu.prebuild FOLDER [TARGET ...]`; the default is all targets of this machine. For images
+and packages: with the folder in place as `prebuilt` next to the sources, the engine needs no compiler. Needs GCC and
+torch.
 """
 
 import platform
@@ -11,7 +13,7 @@ from services.llm.engine.cpu.compiler import BuildFailedError, build_ahead, targ
 
 
 def main() -> None:
-    """Build the targets one after another and print their paths; exits with 1 at the first failure."""
+    """Build the targets in sequence and print their paths; exits with 1 at the first failure."""
     import torch  # noqa: F401 - loads the OpenMP runtime that the library is linked against
 
     folder, *names = sys.argv[1:]

@@ -1,11 +1,13 @@
-"""Weights in 8 and in 4 bits, as the compiled library multiplies them: what is stored, and the numbers that this stands for.
+"""Weights in 8 and in 4 bits, as the compiled library multiplies them: stored codes, and the numbers they represent.
 
-Of int8 a weight is its code times the scale of its row. Of 4 bits it is code * multiplier * scale: codes of -7 to 7 in groups of 32
-along the input, a whole multiplier of 1 to 18 for each group, and one scale a row. Code times multiplier fits int8, so the library
-unpacks by a lookup and multiplies as it does int8 (`int4.h`). A multiplier takes a byte, so a weight takes 4.25 bits. Rounding is a pure
-function of the weights: trainings and tests call `rounded` and have the engine's numbers.
+With 8 bits a weight is its code times the scale of its row. With 4 bits it is code * multiplier * scale: codes of -7 to
+7 in groups of 32 along the input, an integer multiplier of 1 to 18 per group, and a scale per row. Code times
+multiplier fits int8, so the library unpacks by a lookup and then multiplies as with int8 (`int4.h`). A multiplier takes
+a byte, so a weight takes 4.25 bits. Rounding is a pure function of the weights: trainings and tests call `rounded` and
+get the engine's numbers.
 
-Shape suffixes: N and I out and in of a matrix, J = I rounded up to a multiple of 64, G groups of a row, K weights of a group, P = J / 2.
+Shape suffixes: N and I out and in of a matrix, J = I rounded up to a multiple of 64, G groups of a row, K weights of a
+group, P = J / 2.
 """
 
 from typing import NamedTuple
@@ -22,17 +24,18 @@ GROUP = 32
 _VECTOR = 64
 _MAX_CODE, _MAX_MULTIPLIER = 7, 18
 _TRIED = 3
-"""Multipliers tried for a group, from the smallest that clips nothing downwards; the one of the least squared error is taken."""
+"""Multipliers tried per group, from the smallest that clips nothing downwards; the least squared error wins."""
 _MAX_INPUTS = (2**31 - 1) // (255 * 127)
-"""The most products of an unsigned and a signed byte whose sum surely fits 32 bits."""
+"""Maximum number of products of an unsigned and a signed byte whose sum is certain to fit 32 bits."""
 
 
 class QuantisedRows(NamedTuple):
     """A matrix in 8 or 4 bits, each row padded with zeros to whole vectors.
 
-    `codes` are (N, J) int8, or (N, P) uint8 of two codes each: in blocks of 64 weights, the first group's in the low halves, plus 8.
-    `scale_N` is fp32. `sum_N` (int32) are the rows' sums of int8 numbers, by which the library corrects for the offset of its unsigned
-    activations. `multiplier_NG` (uint8) is None of int8.
+    `codes` are (N, J) int8, or (N, P) uint8 with two codes each, plus 8: in blocks of 64 weights, the low halves hold
+    the first group and the high halves the second. `scale_N` is fp32. `sum_N` (int32) are the rows' sums of int8
+    numbers; the library corrects the offset of its unsigned activations with them. `multiplier_NG` (uint8) is None for
+    8 bits.
     """
 
     codes: Tensor
@@ -55,7 +58,7 @@ def quantise(weight_NI: Tensor, bits: int) -> QuantisedRows:
 
 
 def dequantised(rows: QuantisedRows, num_inputs: int) -> Tensor:
-    """Return the weights (N, I) in fp32 that these rows stand for."""
+    """Return the weights (N, I) in fp32 that these rows represent."""
     if rows.multiplier_NG is None:
         number_NJ = rows.codes.float()
     else:
@@ -67,7 +70,7 @@ def dequantised(rows: QuantisedRows, num_inputs: int) -> Tensor:
 
 @torch.no_grad()
 def rounded(weight_NI: Tensor, bits: int) -> Tensor:
-    """Return what `dequantised` returns of a matrix quantised to 8 or 4 bits, without packing it, in the matrix's dtype."""
+    """Return the `dequantised` weights of a matrix at 8 or 4 bits, without packing it, in the matrix's dtype."""
     if bits == 8:
         code_NI, scale_N = _int8(weight_NI)
         return (code_NI * scale_N.unsqueeze(1)).to(weight_NI.dtype)
@@ -77,7 +80,7 @@ def rounded(weight_NI: Tensor, bits: int) -> Tensor:
 
 
 def check_shape(config: DecoderConfig, weight_kind: WeightKind) -> None:
-    """Raise ConfigError where a row of this decoder has more numbers than the library can sum."""
+    """Raise ConfigError if a row of this decoder has more numbers than the library can sum."""
     widths = {
         "hidden_size": config.hidden_size,
         "num_attention_heads * head_dim": config.num_attention_heads * config.head_dim,

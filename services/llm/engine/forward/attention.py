@@ -17,14 +17,14 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UniformBatch:
-    """A step of one fixed shape: every request has the same number of query rows, and each row sees all pages of its request.
+    """A step of one fixed shape: every request has the same number of query rows, which see all its pages.
 
-    Text decode (one row per request) and beam search are such steps. All tensors are int64 and stay in place on the device, so
-    that work derived from them can be captured in a graph and replayed over other contents.
+    Text decode (one row per request) and beam search are such steps. All tensors are int64 and stay in place on the
+    device, so that derived work can be captured in a graph and replayed over other contents.
 
-    Request r owns the rows from r * `rows_per_request` on. They are at position `position_R[r]`, see the first `limit_R[r]`
-    tokens of the request's pages, and the ids of its blocks start at `block_table_N[first_block_R[r]]`. No request sees more
-    than `max_context` tokens.
+    Request r owns `rows_per_request` rows from r * `rows_per_request`. They are at position `position_R[r]`, see the
+    first `limit_R[r]` tokens of the request's pages, and the ids of its blocks start at
+    `block_table_N[first_block_R[r]]`. No request sees more than `max_context` tokens.
     """
 
     limit_R: Tensor
@@ -37,10 +37,11 @@ class UniformBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileBatch:
-    """A step of a fixed number of tiles, whose contents change: a recorded step of prompts. All tensors are int64 and stay in place.
+    """A step with a fixed number of tiles of changing content: a recorded step of prompts.
 
-    A row of `tile_E6` is: first row, number of rows (0: no tile, the other numbers are those of any tile), first limit, limit step,
-    first position, start of its block ids in `block_table_N`. Row i of a tile sees the first `limit + i * step` tokens of its blocks.
+    All tensors are int64 and stay in place. A row of `tile_E6` is: first row, number of rows (0 for an unused tile,
+    whose other numbers are valid but arbitrary), first limit, limit step, first position, start of its block ids in
+    `block_table_N`. Row i of a tile sees the first `limit + i * step` tokens of its blocks.
     """
 
     tile_E6: Tensor
@@ -53,11 +54,11 @@ class PagedAttention(Protocol, Generic[Prepared]):
     """Attention of a step's rows, each over its own paged context: prepared once per step, called in each layer."""
 
     def prepare(self, plan: StepPlan) -> Prepared:
-        """Return what the layers need to know about the pages that each row sees."""
+        """Return the description of the pages that each row sees, as the layers need it."""
         ...
 
     def prepare_uniform(self, batch: UniformBatch) -> Prepared:
-        """Return the same for a step of one fixed shape, computed on the device alone."""
+        """Return the description for a step of one fixed shape, computed entirely on the device."""
         ...
 
     @property
@@ -66,7 +67,7 @@ class PagedAttention(Protocol, Generic[Prepared]):
         ...
 
     def prepare_tiles(self, batch: TileBatch) -> Prepared:
-        """Return the same for a fixed number of tiles, computed on the device alone."""
+        """Return the description for a fixed number of tiles, computed entirely on the device."""
         ...
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared, tails: Tails | None) -> Tensor:

@@ -1,11 +1,12 @@
-"""The forward pass of a step, from tokens to hidden states: a loop over the layers with joined weights and fused operations.
+"""The forward pass of a step, from tokens to hidden states: a loop over the layers with fused operations.
 
-The rows of all requests are flattened into one axis: the chunks' tokens, whose keys and values go to the paged cache, then the
-beams, whose keys and values go to their tails. The loop copies nothing to the host and takes no decision that depends on data,
-so a graph can capture it over inputs that stay in place. It knows no requests and no items.
+The rows of all requests are flattened into one axis: the chunks' tokens, whose keys and values go to the paged cache,
+then the beams, whose keys and values go to their tails. Projections are joined to matrices. The loop copies nothing to
+the host and has no data-dependent control flow, so a graph can capture it over inputs that stay in place. It does not
+know requests or items.
 
-Shape suffixes: T rows of the step, P rows that go to the paged cache, B beams, D hidden, V vocabulary, R rows, H query heads,
-G key/value heads, K head size.
+Shape suffixes: T rows of the step, P rows that go to the paged cache, B beams, D hidden, V vocabulary, R rows, H query
+heads, G key/value heads, K head size.
 """
 
 from dataclasses import dataclass
@@ -39,11 +40,11 @@ class Forward(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weights, as they stay in memory."""
+        """Bytes of all weights, as they stay in memory."""
         ...
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Return which rows of a step see which pages, as the attention reads it."""
+        """Return the pages that each row of a step sees, in the attention's format."""
         ...
 
     def hidden(self, step: StepInputs) -> Tensor:
@@ -56,7 +57,7 @@ class Forward(Protocol):
 
 
 class LayerLoop:
-    """Runs one layer after another in Python, on any device."""
+    """Runs the layers in sequence in Python, on any device."""
 
     def __init__(self, weights: Weights, cache: KvCache, ops: Ops, attention: PagedAttention[Any]) -> None:
         self._weights = weights
@@ -65,16 +66,16 @@ class LayerLoop:
         self._attention = attention
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Return which rows of a step see which pages, as the attention reads it."""
+        """Return the pages that each row of a step sees, in the attention's format."""
         return self._attention.prepare(plan)
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weights, in the model's dtype."""
+        """Bytes of all weights, in the model's dtype."""
         return self._weights.num_bytes
 
     def prepare_uniform(self, batch: UniformBatch) -> Any:
-        """Return the same for a step of one fixed shape, computed on the device alone."""
+        """Return the pages for a step of one fixed shape, computed entirely on the device."""
         return self._attention.prepare_uniform(batch)
 
     @property
@@ -83,7 +84,7 @@ class LayerLoop:
         return self._attention.max_tile_rows
 
     def prepare_tiles(self, batch: TileBatch) -> Any:
-        """Return the same for a fixed number of tiles, computed on the device alone."""
+        """Return the pages for a fixed number of tiles, computed entirely on the device."""
         return self._attention.prepare_tiles(batch)
 
     def hidden(self, step: StepInputs) -> Tensor:
@@ -101,7 +102,10 @@ class LayerLoop:
         return normed_TD
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
-        """Multiply by these rows of the output matrix. On CUDA the sums of 16-bit numbers are returned in fp32 as cuBLAS makes them."""
+        """Multiply by these rows of the output matrix.
+
+        On CUDA, products of 16-bit numbers are returned in the fp32 sums of cuBLAS.
+        """
         head_ND = self._weights.head_VD[first:last]
         if hidden_RD.is_cuda and hidden_RD.dtype in (torch.bfloat16, torch.float16):
             rows_RD = hidden_RD.reshape(-1, hidden_RD.shape[-1])

@@ -1,10 +1,10 @@
-"""The fused operations of a forward pass besides attention, and their definition in plain torch.
+"""The fused operations of a forward pass other than attention, and their definition in plain torch.
 
-Faster kernels implement the same protocol and are compared to `TorchOps`. All operations work on flat rows, do not wait for the
-device and keep no state.
+Faster kernels implement the same protocol and are compared with `TorchOps`. All operations work on flat rows, do not
+wait for the device and keep no state.
 
-Shape suffixes: T rows of the step, P rows whose keys and values go to the paged cache (the first ones), D hidden,
-H query heads, G key/value heads, K head size, X = (H + 2 G) * K, F feed-forward, J = 2 F, N and I out and in of a matrix.
+Shape suffixes: T rows of the step, P rows whose keys and values go to the paged cache (the first rows), D hidden, H
+query heads, G key/value heads, K head size, X = (H + 2 G) * K, F feed-forward, J = 2 F, N and I out and in of a matrix.
 """
 
 from typing import Protocol
@@ -19,7 +19,10 @@ from services.llm.engine.kv.cache import KvCache
 
 
 class Ops(Protocol):
-    """What the layers call. Results are new tensors in the dtype of the rows; sums and norms are computed in fp32."""
+    """The operations that the layers call.
+
+    Results are new tensors in the dtype of the rows; sums and norms are computed in fp32.
+    """
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """Normalise each row by its root mean square."""
@@ -42,8 +45,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Apply head norms (if any) and rope, store keys and values, and return the queries (T, H, K).
 
-        `cos_sin` are cosine and sine (T, K) of each row's position. The first P rows' keys and values go to their slots of the cache.
-        Rows beyond P are beams, whose keys and values go to their places in `tails`.
+        `cos_sin` are cosine and sine (T, K) of each row's position. The first P rows' keys and values go to their slots
+        of the cache. Rows beyond P are beams, whose keys and values go to their slots in `tails`.
         """
         ...
 

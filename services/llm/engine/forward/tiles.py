@@ -1,9 +1,9 @@
-"""Tiles: how the query rows of a step are cut for attention, and how tiles of similar size are padded into groups.
+"""Tiles: cuts the query rows of a step for attention, and pads tiles of similar size into groups.
 
-A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal: each row sees
-one position more than the row before), one token of text decode, or the beams of a request (all see the same prompt). In a
-layer with a sliding window a tile lists only the blocks that at least one of its rows sees: the blocks of the attention sinks,
-then those from the window on. Attention in plain torch runs over groups of padded tiles.
+A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal: each
+row sees one position more than the row before), one token of text decode, or the beams of a request (all see the same
+prompt). In a layer with a sliding window a tile lists only the blocks that at least one of its rows sees: the blocks of
+the attention sinks, then the blocks from the window on. Attention in plain torch runs over groups of padded tiles.
 
 Shape suffixes: E tiles of a group, Q rows of a tile, N blocks, R requests, T rows of the step.
 """
@@ -22,10 +22,11 @@ from services.llm.engine.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows from `first_row` on, at positions from `first_position` on; row i sees the first `first_limit + i * limit_step` positions.
+    """Rows from `first_row`, at positions from `first_position`.
 
-    With a window, row i does not see the positions from `num_sinks` up to `window_start + i * limit_step`, and `num_skipped`
-    whole blocks that no row sees are left out of `block_ids` after the first `num_sink_blocks`.
+    Row i sees the first `first_limit + i * limit_step` positions. With a window, it does not see the positions from
+    `num_sinks` up to `window_start + i * limit_step`, and `block_ids` skips `num_skipped` whole blocks that no row
+    sees, after the first `num_sink_blocks`.
     """
 
     first_row: int
@@ -46,7 +47,10 @@ class Tile:
 
 
 def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int, window: Window | None = None) -> list[Tile]:
-    """Cut a step into tiles for the layers with this window (None: full attention). Rows are the chunks' tokens, then the beams."""
+    """Cut a step into tiles for the layers with this window (None: full attention).
+
+    Rows are the chunks' tokens, then the beams.
+    """
     tiles = _cut(plan, tile_queries, block_tokens)
     return tiles if window is None else [_leave_out_unseen(tile, window, block_tokens) for tile in tiles]
 
@@ -87,9 +91,9 @@ def _leave_out_unseen(tile: Tile, window: Window, block_tokens: int) -> Tile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileGroup:
-    """Tiles padded to one shape: a short tile repeats its last row, a short context its last block; padding is masked or discarded.
+    """Tiles padded to one shape: a short tile repeats its last row, a short context its last block.
 
-    All rows see the positions below `min_limit`; no row sees `context_len` or beyond.
+    Padding is masked or discarded. All rows see the positions below `min_limit`; no row sees `context_len` or beyond.
     """
 
     rows_EQ: Tensor
@@ -113,7 +117,7 @@ class GroupWindow:
 
 
 def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
-    """Group tiles whose numbers of rows and of blocks round up to the same powers of two, so that padding costs at most 4x."""
+    """Group tiles whose numbers of rows and blocks round up to the same powers of two: padding costs at most 4x."""
     by_size: dict[tuple[int, int], list[Tile]] = defaultdict(list)
     for tile in tiles:
         by_size[(tile.num_rows - 1).bit_length(), (len(tile.block_ids) - 1).bit_length()].append(tile)
@@ -121,7 +125,10 @@ def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
 
 
 def uniform_group(batch: UniformBatch, block_tokens: int, window: Window | None = None) -> TileGroup:
-    """Return a step of one fixed shape as one group: a tile per request, each context padded to the longest by repeating its last block."""
+    """Return a step of one fixed shape as one group: a tile per request.
+
+    Each context is padded to the longest by repeating its last block.
+    """
     num_requests, device = len(batch.limit_R), batch.limit_R.device
     row_T = torch.arange(num_requests * batch.rows_per_request, device=device)
     place_N = torch.arange(-(-batch.max_context // block_tokens), device=device)
@@ -141,7 +148,10 @@ def uniform_group(batch: UniformBatch, block_tokens: int, window: Window | None 
 
 
 def recorded_group(batch: TileBatch, block_tokens: int, window: Window | None = None) -> TileGroup:
-    """Return a fixed number of tiles as one group, each context padded to the longest. In place of no tile, the first row is computed."""
+    """Return a fixed number of tiles as one group, each context padded to the longest.
+
+    An unused tile computes the first row.
+    """
     row_E, num_rows_E, limit_E, step_E, position_E, first_block_E = batch.tile_E6.unbind(1)
     last_E1 = (num_rows_E - 1).clamp_min(0).unsqueeze(-1)
     place_EQ = torch.arange(batch.rows_per_tile, device=row_E.device).minimum(last_E1)

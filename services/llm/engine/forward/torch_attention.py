@@ -1,10 +1,10 @@
-"""Attention over paged contexts in plain torch: the reference to which faster kernels are compared.
+"""Attention over paged contexts in plain torch: the reference for faster kernels.
 
-Tiles of query rows are processed with an online softmax over tiles of the context, so no score matrix larger than one tile of
-queries by one tile of context exists at any time. The H query heads share the G key/value heads in groups of M = H / G.
+Tiles of query rows are processed with an online softmax over tiles of the context, so no score matrix is larger than
+one tile of queries by one tile of context. The H query heads share the G key/value heads in groups of M = H / G.
 
-Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C context positions of a tile, N blocks, B beams,
-L positions of a tail, H query heads, G key/value heads, M = H / G, X = Q * M, K head size.
+Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C context positions of a tile, N blocks, B
+beams, L positions of a tail, H query heads, G key/value heads, M = H / G, X = Q * M, K head size.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class TorchAttention:
         self._window = window
 
     def prepare(self, plan: StepPlan) -> TileLayout:
-        """Cut a step into tiles and group those of similar size."""
+        """Cut a step into tiles and group tiles of similar size."""
         return TileLayout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
 
     def prepare_uniform(self, batch: UniformBatch) -> TileLayout:
@@ -87,7 +87,10 @@ class TorchAttention:
 def paged_attention(
     q_THK: Tensor, cache: KvCache, layer: int, groups: list[TileGroup], tile_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Attend each row over its own context. Returns the output (T, H, K) and the log-sum-exp of the scores (T, H) fp32."""
+    """Attend each row over its own context.
+
+    Returns the output (T, H, K) and the log-sum-exp of the scores (T, H) fp32.
+    """
     out_THK = torch.empty_like(q_THK)
     lse_TH = torch.empty(q_THK.shape[:2], dtype=torch.float32, device=q_THK.device)
     for group in groups:
@@ -139,9 +142,9 @@ def _attend_group(
 
 
 def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_tokens: int) -> Tensor | None:
-    """Set the scores of positions at or beyond each row's limit, and of those before its window, to -inf.
+    """Set the scores of positions at or beyond each row's limit, and of positions before its window, to -inf.
 
-    Returns which positions no row sees (E, C), or None where every row sees all.
+    Returns the positions that no row sees (E, C), or None if every row sees all positions.
     """
     num_positions = score_EGXC.shape[-1]
     first_position = first_block * block_tokens
@@ -175,7 +178,7 @@ class _OnlineSoftmax:
         self._state: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, score_EGXC: Tensor, v_EGCK: Tensor) -> None:
-        """Add one tile. Overwrites the scores."""
+        """Add a tile. Overwrites the scores."""
         peak = score_EGXC.amax(-1, keepdim=True).clamp_min_(_LOWEST_PEAK)
         if self._state is not None:
             peak = torch.maximum(peak, self._state[0])

@@ -1,7 +1,7 @@
-"""A decoder's weights as the engine's forward pass reads them: projections joined to matrices as the table in `layer.py` says.
+"""A decoder's weights in the format of the engine's forward pass: projections joined by the table in `layer.py`.
 
-The decoder's own parameters become views of the joined matrices, so memory does not double and the decoder still works. It knows no
-kernels.
+The decoder's own parameters become views of the joined matrices, so memory does not double and the decoder still works.
+The module does not know kernels.
 
 Shape suffixes: D hidden, K head size, V vocabulary, N and I out and in of a matrix.
 """
@@ -19,7 +19,7 @@ from models.decoder.layer import MATRICES, NORMS
 
 
 class Linear(NamedTuple):
-    """A matrix (out, in), as torch's linear takes it, and its bias, None if the family has none."""
+    """A matrix (out, in), as in torch's linear, and its bias, None if the family has no bias."""
 
     weight_NI: Tensor
     bias_N: Tensor | None
@@ -65,7 +65,7 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all tensors, a tied head counted once."""
+        """Bytes of all tensors, counting a tied head once."""
         linears = [getattr(layer, name) for layer in self.layers for name in MATRICES]
         norms = [getattr(layer, name) for layer in self.layers for name in NORMS]
         return num_bytes(
@@ -74,13 +74,13 @@ class Weights:
 
 
 def num_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Return the bytes of these tensors; several of one address count once."""
+    """Return the bytes of these tensors, counting tensors at the same address once."""
     return sum({one.data_ptr(): one.numel() * one.element_size() for one in tensors if one is not None}.values())
 
 
 @torch.inference_mode(mode=False)
 def join_weights(decoder: Decoder) -> Weights:
-    """Join a decoder's matrices; if an earlier engine has joined them, use those."""
+    """Join a decoder's matrices; reuse the matrices that an earlier engine has joined."""
     return Weights(
         config=decoder.config,
         embedding_VD=decoder.embedding.weight.detach(),
@@ -106,7 +106,7 @@ def _join(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
 
 
 def _join_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the parameters joined along their rows in one memory block, of which each parameter becomes a view."""
+    """Return the parameters joined along their rows in one memory block; each parameter becomes a view of it."""
     first = parts[0].detach()
     shape = (sum(len(part) for part in parts), *first.shape[1:])
     if _is_joined(parts):

@@ -1,9 +1,11 @@
 """Attention over paged contexts on a CUDA device, in Triton: prefill chunks, text decode and beams alike.
 
-Cuts a step into tiles that fit one program each, chooses the number of splits of each context (split-KV, as in FlashDecoding), and
-launches the two kernels of `attention_kernels.py`: attention over one split, then the merge of the splits with the beams' tails. Compared to `TorchAttention` in the tests.
+Cuts a step into tiles that fit one program each, chooses the number of splits of each context (split-KV, as in
+FlashDecoding), and launches the two kernels of `attention_kernels.py`: attention over one split, then the merge of the
+splits with the beams' tails. Compared with `TorchAttention` in the tests.
 
-Shape suffixes: T rows of the step, E tiles, R requests, Q tiles of a request, S splits of a context, H query heads, K head size.
+Shape suffixes: T rows of the step, E tiles, R requests, Q tiles of a request, S splits of a context, H query heads, K
+head size.
 """
 
 import numpy as np
@@ -27,7 +29,8 @@ from services.llm.engine.plan import StepPlan
 
 _MAX_PROGRAM_ROWS = 128
 _MULTIPROCESSORS = 132
-"""Of a Hopper GPU. A program of more than 64 rows uses more than half of the registers of one; of smaller programs two or more fit."""
+"""For a Hopper GPU. A program of more than 64 rows uses more than half of a multiprocessor's registers; two or more
+smaller programs fit."""
 
 
 class TritonAttention:
@@ -52,9 +55,9 @@ class TritonAttention:
         return self.lay_out(cut_tiles(plan, self.max_tile_rows, self._block_tokens))
 
     def lay_out(self, tiles: list[Tile]) -> DeviceTiles:
-        """Return the tiles as a table on the device, those with the longest contexts first, with the number of splits.
+        """Return the tiles as a table on the device, longest contexts first, with the number of splits.
 
-        Programs start in the table's order, so no long one starts when the others have finished.
+        Programs start in the table's order, so no long program starts when the others have finished.
         """
         tiles = sorted(tiles, key=lambda tile: -tile.context_len)
         ends = np.cumsum([len(tile.block_ids) for tile in tiles])
@@ -79,7 +82,7 @@ class TritonAttention:
         )
 
     def prepare_uniform(self, batch: UniformBatch) -> DeviceTiles:
-        """Return the table of a step of one fixed shape, computed on the device alone."""
+        """Return the table of a step of one fixed shape, computed entirely on the device."""
         num_requests, per_tile = len(batch.limit_R), min(self.max_tile_rows, batch.rows_per_request)
         first_Q = torch.arange(0, batch.rows_per_request, per_tile, device=batch.limit_R.device)
         tiles_each = len(first_Q)
@@ -97,7 +100,7 @@ class TritonAttention:
         return DeviceTiles(torch.stack(columns, dim=1), batch.block_table_N, per_tile, num_splits)
 
     def prepare_tiles(self, batch: TileBatch) -> DeviceTiles:
-        """Return the table with no context where there is no tile: its programs end at once."""
+        """Return the table, with an empty context for unused tiles: their programs end immediately."""
         row_E, num_rows_E, limit_E, step_E, *more = batch.tile_E6.unbind(1)
         is_tile_E = (num_rows_E > 0).long()
         tile_E6 = torch.stack((row_E, num_rows_E, limit_E * is_tile_E, step_E * is_tile_E, *more), dim=1)
@@ -110,7 +113,7 @@ class TritonAttention:
         return lowest if num_rows <= lowest else self.max_tile_rows
 
     def _num_splits(self, num_tiles: int, rows_per_tile: int, longest: int) -> int:
-        """Return into how many parts contexts of up to `longest` tokens are split to fill the device, 1 if the tiles alone fill it."""
+        """Return the number of splits of contexts of up to `longest` tokens; 1 if the tiles already fill the device."""
         is_tall = rows_per_tile * self._heads_per_group > _MAX_PROGRAM_ROWS // 2
         at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
         return max(1, min(at_once // (num_tiles * self._num_kv_heads), longest // MIN_SPLIT_TOKENS))

@@ -1,16 +1,18 @@
-"""Attention over paged contexts in two Triton kernels: query rows over splits of their contexts, then the merge of the splits.
+"""Attention over paged contexts in two Triton kernels: query rows over splits of their contexts, then the merge.
 
-In the first a program handles one tile of query rows of one request (with all query heads that share a key/value head) over one split of
-that request's context, in pieces with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). The beams of a request
-are rows of one tile, so its pages are read once for all of them. With a sliding window only the pieces that at least one row of
-the tile sees are read: those of the attention sinks, then those from the window on. It knows no tails.
+In the first kernel a program handles a tile of query rows of one request (with all query heads that share a key/value
+head) over one split of that request's context, in pieces with an online softmax (Milakov and Gimelshein 2018; Dao et
+al. 2022). The beams of a request are rows of one tile, so its pages are read once for all of them. With a sliding
+window only the pieces that at least one row of the tile sees are read: the pieces of the attention sinks, then the
+pieces from the window on. The kernel does not know tails.
 
-In the second a program handles one query head of one row, in fp32. Splits are weighted by their log-sum-exps, several at a time; the few
-keys of a beam's tail are scored and weighted in the same way. It knows no pages.
+In the second kernel a program handles one query head of one row, in fp32. Splits are weighted by their log-sum-exps,
+several at a time; the few keys of a beam's tail are scored and weighted in the same way. The kernel does not know
+pages.
 
-Shape suffixes: T rows of the step, E tiles, N block ids of all tiles, R rows of a program (tile rows times heads of a group),
-C positions of a piece, S splits of a context, B beams, L positions of a tail, H query heads, M heads of a group, G key/value heads,
-K head size.
+Shape suffixes: T rows of the step, E tiles, N block ids of all tiles, R rows of a program (tile rows times heads of a
+group), C positions of a piece, S splits of a context, B beams, L positions of a tail, H query heads, M heads of a
+group, G key/value heads, K head size.
 """
 
 from dataclasses import dataclass
@@ -25,18 +27,19 @@ from services.llm.engine.beam.tails import Tails
 from services.llm.engine.kv.cache import Slots
 
 MIN_PROGRAM_ROWS = 16
-"""The fewest rows that `tl.dot` accepts."""
+"""Minimum number of rows for `tl.dot`."""
 MIN_SPLIT_TOKENS = 128
-"""The shortest split of a context."""
+"""Minimum length of a split."""
 _SPLITS_AT_ONCE = 16
-"""Splits that the merge loads together."""
+"""Number of splits that the merge loads together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTiles:
-    """Tiles as the kernel reads them, int64 on the device.
+    """Tiles in the kernel's format, int64 on the device.
 
-    A row of `tile_E6` is: first row, number of rows, first limit, limit step, first position, start of its block ids in `block_table_N`.
+    A row of `tile_E6` is: first row, number of rows, first limit, limit step, first position, start of its block ids in
+    `block_table_N`.
     """
 
     tile_E6: Tensor
@@ -56,8 +59,9 @@ def attend_splits(
     """Attend each row over each split of its context.
 
     Returns:
-        The output (S, T, H, K) in this dtype, and the log-sum-exp of the scores (S, T, H) fp32, which is -inf for an empty split,
-        whose output is not written.
+        The output (S, T, H, K) in this dtype, and the log-sum-exp of the scores (S, T, H) fp32, which is -inf for an
+        empty
+        split, whose output is not written.
     """
     num_rows, num_heads, head_dim = q_THK.shape
     num_kv_heads = slots.keys.shape[1]
@@ -119,7 +123,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     MIN_SPLIT: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ) -> None:
-    """Attend one tile's rows over one split of their context. Row r of the program is head r % M of the tile's row r // M."""
+    """Attend one tile's rows over one split of their context. Row r of the program is head r % M of tile row r // M."""
     group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     first_row = tl.load(tile_ptr + tile * 6)
@@ -246,7 +250,7 @@ def _merge_states(  # type: ignore[no-untyped-def]
     PLACES_PAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Merge one head of one row: the splits of its context, then the positions of its tail, if it has one."""
+    """Merge one head of one row: the splits of its context, then the positions of its tail, if any."""
     place = tl.program_id(0).to(tl.int64)
     row, head = place // NUM_HEADS, place % NUM_HEADS
     dim_K = tl.arange(0, HEAD_PAD)

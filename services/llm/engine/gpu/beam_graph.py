@@ -1,9 +1,10 @@
-"""All levels of beam search after the first as one captured step: the first level's beams are inputs, the items are outputs.
+"""All levels of beam search after the first as one captured step: from the first level's beams to the items.
 
-Nothing between the levels returns to the host: parents, tokens and tails of a level are selected from those before it.
+Nothing between the levels returns to the host: the parents, tokens and tails of a level are selected from the previous
+level.
 
-Shape suffixes: R requests, W beams of one request, B = R * W, N selected candidates of a request, X bytes of mask bits, D hidden,
-Y layers, L positions of a tail, G key/value heads, K head size, V levels.
+Shape suffixes: R requests, W beams of one request, B = R * W, N selected candidates of a request, X bytes of mask bits,
+D hidden, Y layers, L positions of a tail, G key/value heads, K head size, V levels.
 """
 
 from dataclasses import dataclass, replace
@@ -29,10 +30,10 @@ from services.llm.engine.sequence import Sequence
 
 
 class BeamInputs:
-    """The input tensors of captured beam steps: the first level's tokens, nodes and scores, and all levels' masks and widths.
+    """The input tensors of captured beam steps: the first level's beams, and all levels' masks and widths.
 
-    They stay in place, hold the widest step and are shared by all shapes, of which one runs at a time. The tails of the first
-    captured level are memory that it writes itself.
+    They stay in place, are sized for the widest step and are shared by all shapes; only one shape runs at a time. The
+    tails of the first captured level are memory that the level itself writes.
     """
 
     def __init__(self, config: DecoderConfig, trie: Trie, max_rows: int, max_requests: int, dtype: torch.dtype) -> None:
@@ -54,7 +55,10 @@ class BeamInputs:
         return [self.token_B, self.node_B, self.score_B, self.width_VR, *self.bits_by_level]
 
     def fill(self, sequences: list[Sequence], shape: BeamShape) -> None:
-        """Copy these requests' beams in. Unused rows of a request get token 0 and score -inf; unused requests get empty masks."""
+        """Copy these requests' beams in.
+
+        Unused rows of a request get token 0 and score -inf; unused requests get empty masks.
+        """
         self.token_B[: shape.num_rows].zero_()
         self.node_B[: shape.num_rows].zero_()
         self.score_B[: shape.num_rows].fill_(-torch.inf)
@@ -75,7 +79,7 @@ class BeamInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LevelBeams:
-    """The beams that enter a level: all requests' rows, and their tails with the places before it filled."""
+    """The beams that enter a level: all requests' rows, and their tails filled up to this level's slot."""
 
     token_B: Tensor
     node_RW: Tensor
@@ -93,7 +97,10 @@ class _LevelBeams:
         )
 
     def next(self, level: Level, chosen: TopK, width_R: Tensor) -> "_LevelBeams":
-        """Return the beams after a level: of each request as many as its width there, with the tails of their parents."""
+        """Return the beams after a level, with the tails of their parents.
+
+        Each request keeps its width at that level.
+        """
         num_requests, num_beams = self.score_RW.shape
         padding = (0, num_beams - chosen.child_RN.shape[1])
         rank_W = torch.arange(num_beams, device=width_R.device)
@@ -130,7 +137,7 @@ class BeamGraph:
         self.step = CapturedStep(device, self._body, [table.numbers, *inputs.all()], lambda: self._fill([]))
 
     def run(self, sequences: list[Sequence]) -> list[RankedItems]:
-        """Select all levels of these requests, which have their first one's beams. Does not wait."""
+        """Select all levels of these requests, whose first level is already selected. Does not wait."""
         self._fill(sequences)
         item_RN, score_RN = (output.clone() for output in self.step.replay())
         widths = [RankWork.of(sequence).width_by_level[-1] for sequence in sequences]

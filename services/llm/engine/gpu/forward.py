@@ -1,10 +1,11 @@
 """The forward pass on a CUDA device: the layer loop over Triton kernels and cuBLAS.
 
-The cost of launching kernels from Python is removed by graphs, see `graphs.py`. The Triton kernels here are RMSNorm (alone and fused
-with the residual addition) and SiLU times gate: one program handles one row, or one piece of a row, in fp32 for any dtype of the
-tensors. Compared to `TorchOps` in the tests.
+Graphs remove the cost of launching kernels from Python, see `graphs.py`. The Triton kernels here are RMSNorm (plain,
+and fused with the residual addition) and SiLU times gate: a program handles a row, or a piece of a row, in fp32 for any
+dtype of the tensors. Compared with `TorchOps` in the tests.
 
-Shape suffixes: T rows, D hidden, F feed-forward, I and N in and out of a matrix, X = (query heads + 2 key/value heads) * head size.
+Shape suffixes: T rows, D hidden, F feed-forward, I and N in and out of a matrix, X = (query heads + 2 key/value heads)
+* head size.
 """
 
 import torch
@@ -21,7 +22,7 @@ from services.llm.engine.gpu.rope_kernel import rope_and_store
 from services.llm.engine.kv.cache import KvCache
 
 _PIECE = 1_024
-"""Numbers of one program of SiLU times gate."""
+"""Numbers per program of SiLU times gate."""
 
 
 def triton_forward(weights: Weights, cache: KvCache) -> LayerLoop:
@@ -43,7 +44,10 @@ class TritonOps:
         return normed_TD
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Add, then normalise. Returns the normalised rows and the sum; the sum is rounded to the tensors' dtype before it is normalised."""
+        """Add, then normalise. Returns the normalised rows and the sum.
+
+        The sum is rounded to the tensors' dtype before it is normalised.
+        """
         normed_TD, sum_TD = torch.empty_like(residual_TD), torch.empty_like(residual_TD)
         _launch_norm(x_TD, residual_TD, weight_D, eps, normed_TD, sum_TD)
         return normed_TD, sum_TD

@@ -1,8 +1,8 @@
 """The interface between captured steps and the device that replays them: CUDA graphs, or a CPU stand-in in tests.
 
-A body is warmed up, captured once over tensors that stay in place, and then replayed. It takes no arguments, takes no decision that depends on
-data, and does not wait for the device. All bodies of an engine are warmed up before the first is captured: while the device captures, no
-kernel may be compiled or loaded, and no workspace of a library allocated.
+A body is warmed up, captured once over tensors that stay in place, and then replayed. It takes no arguments, has no
+data-dependent control flow, and does not wait for the device. All bodies of an engine are warmed up before the first is
+captured: during a capture no kernel may be compiled or loaded, and no library workspace allocated.
 """
 
 import gc
@@ -19,7 +19,7 @@ _NUM_WARM_UP_RUNS = 2
 
 
 class CapturedGraph(Protocol):
-    """One captured body. `outputs` stay in place; a replay of any graph may overwrite them."""
+    """A captured body. `outputs` stay in place; a replay of any graph may overwrite them."""
 
     outputs: tuple[Tensor, ...]
 
@@ -58,21 +58,24 @@ class CapturedStep:
         self._graph = self._device.capture(self._body, self._inputs)
 
     def replay(self) -> tuple[Tensor, ...]:
-        """Run the body over the current inputs and return its outputs, which the next replay overwrites. Does not wait."""
+        """Run the body over the current inputs and return its outputs, which the next replay overwrites.
+
+        Does not wait.
+        """
         assert self._graph is not None, "captured before it is replayed"
         self._graph.replay()
         return self._graph.outputs
 
 
 class CaptureDriver(Protocol):
-    """The calls of torch that captures need, for the current stream."""
+    """The torch calls that captures need, for the current stream."""
 
     def new_graph(self) -> Any:
         """Return an empty graph."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for the stream on which graphs are captured, and for no other."""
+        """Wait only for the stream on which graphs are captured."""
         ...
 
     def begin(self, graph: Any) -> None:
@@ -81,10 +84,10 @@ class CaptureDriver(Protocol):
 
 
 class TorchCaptures:
-    """CUDA graphs of torch on the stream that is current when the first is made, in a memory pool of their own.
+    """torch's CUDA graphs on the stream that is current at the first capture, in a separate memory pool.
 
-    torch's own context manager for captures would wait for the whole device and return its cached memory to the driver, which stops all work
-    on it.
+    torch's own context manager for captures would wait for the whole device and return its cached memory to the driver,
+    which stops all work on the device.
     """
 
     def __init__(self) -> None:
@@ -101,16 +104,17 @@ class TorchCaptures:
         (self._stream or torch.cuda.current_stream()).synchronize()
 
     def begin(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Start a capture. Other threads may use the device meanwhile: another engine may serve from the same card."""
+        """Start a capture. Other threads may use the device meanwhile: another engine may serve on the same card."""
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
 
 class CudaGraphDevice:
-    """CUDA graphs of one engine that share one memory pool and one stream: only one runs at a time, and its outputs are copied at once.
+    """CUDA graphs of one engine that share one memory pool and one stream.
 
-    They are destroyed together, after their last replay. Since torch 2.12 the end of one graph frees cuBLAS' workspace of the stream on which it was
-    captured (pytorch#193402), and the other graphs of that stream hold its address. So a graph never ends alone, not even one whose capture
-    failed, and no two engines share a stream (`DeviceStream`).
+    Only one graph runs at a time, and its outputs are copied immediately. All graphs are destroyed together, after
+    their last replay. Since torch 2.12 the destruction of one graph frees cuBLAS' workspace of the stream on which it
+    was captured (pytorch#193402), and the other graphs of that stream hold its address. So a graph is never destroyed
+    separately, even if its capture failed, and no two engines share a stream (`DeviceStream`).
     """
 
     def __init__(self, driver: CaptureDriver | None = None) -> None:
@@ -118,7 +122,7 @@ class CudaGraphDevice:
         self._graphs: list[Any] = []
 
     def warm_up(self, body: Body) -> None:
-        """Run the body twice: the second run finds what the first one allocated."""
+        """Run the body twice: the second run uses the allocations of the first."""
         for _ in range(_NUM_WARM_UP_RUNS):
             body()
 
@@ -139,7 +143,7 @@ class CudaGraphDevice:
         return _CudaGraph(graph, outputs)
 
     def release(self) -> None:
-        """Destroy all graphs, after the last replay of any."""
+        """Destroy all graphs, after the last replay of any graph."""
         graphs, self._graphs = self._graphs, []
         if graphs:
             self._driver.synchronize()
@@ -147,7 +151,7 @@ class CudaGraphDevice:
             graph.reset()
 
     def __del__(self) -> None:
-        """Release what is left; at the end of a process the device may be gone."""
+        """Release the remaining graphs; at the end of a process the device may already be unavailable."""
         with suppress(Exception):
             self.release()
 

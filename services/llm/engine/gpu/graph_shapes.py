@@ -1,7 +1,8 @@
-"""The shapes of steps that are captured, and how a plan is cut into them. Pure: no tensors.
+"""The shapes of captured steps, and the split of a plan into them. Pure: no tensors.
 
-Captured are text decode of B requests, all beam levels of R requests with W beams each, and a few short prompts of T tokens together;
-B, R, W and T are rounded up to the captured sizes. Longer prompts run eagerly: launching them costs less than running them.
+Captured are text decode of B requests, all beam levels of R requests with W beams each, and a few short prompts of T
+tokens together; B, R, W and T are rounded up to the captured sizes. Longer prompts run eagerly: launching them costs
+less than running them.
 """
 
 from collections import defaultdict
@@ -19,14 +20,17 @@ _MIN_BEAMS = 8
 
 @dataclass(frozen=True, slots=True, order=True)
 class TextShape:
-    """One token of text decode for up to so many requests."""
+    """One token of text decode for up to this many requests."""
 
     num_requests: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BeamShape:
-    """The selection of all levels but the first for up to `num_requests` requests with up to `num_beams` beams each, before and after each."""
+    """The selection of all levels but the first for up to `num_requests` requests.
+
+    Each request has up to `num_beams` beams before and after each level.
+    """
 
     num_requests: int
     num_beams: int
@@ -39,7 +43,7 @@ class BeamShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PromptShape:
-    """The tokens of up to `MAX_PROMPTS` prompts, `num_rows` at most together."""
+    """The tokens of up to `MAX_PROMPTS` prompts, at most `num_rows` together."""
 
     num_rows: int
 
@@ -71,7 +75,7 @@ class GraphShapes:
         self._depth = depth
 
     def all(self) -> list[GraphShape]:
-        """Return every shape, the largest first, so that the smaller ones reuse its memory."""
+        """Return every shape, largest first, so that the smaller shapes reuse its memory."""
         texts: list[GraphShape] = [TextShape(size) for size in self._text_sizes]
         beams = [
             BeamShape(requests, beams)
@@ -82,7 +86,7 @@ class GraphShapes:
         return [*sorted(beams, key=lambda shape: -shape.num_rows), *prompts, *reversed(texts)]
 
     def of_prompts(self, rest: StepPlan) -> PromptShape | None:
-        """Return the shape of what is left of a plan, None if it has none: too many tokens or prompts, or beams."""
+        """Return the shape of the rest of a plan; None if no shape fits: too many tokens or prompts, or beams."""
         if rest.beam_steps or not 0 < len(rest.chunks) <= MAX_PROMPTS:
             return None
         return next((PromptShape(size) for size in self._prompt_sizes if size >= rest.num_batched_tokens), None)
@@ -116,7 +120,7 @@ class GraphShapes:
 
 
 def is_text_decode(chunk: Chunk) -> bool:
-    """Whether a chunk is the one last generated token of a text."""
+    """Whether a chunk is the last generated token of a text."""
     return chunk.num_tokens == 1 and chunk.is_last and chunk.sequence.num_new_tokens > 0
 
 

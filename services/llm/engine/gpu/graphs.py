@@ -1,8 +1,9 @@
 """The captured steps of one engine: all are warmed up, then all are captured, then the set is frozen.
 
-A plan is cut into groups that run as captured shapes, and a rest: prompts, captured where they are short. Without a warm-up a decode or
-beam shape is captured at its first use, and counted as late (prompts run eagerly). Beams that fit no shape run eagerly, level by level,
-and are counted. Both counts stay 0 in an engine that was warmed up and whose requests ask for no more items than beam rows.
+A plan is cut into groups that run as captured shapes, and a rest: prompts, captured if they are short. Without a
+warm-up a decode or beam shape is captured at its first use, and counted as late (prompts run eagerly). Beams that fit
+no shape run eagerly, level by level, and are counted. Both counts stay 0 in a warmed-up engine whose requests ask for
+no more items than beam rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,12 +37,12 @@ from services.llm.engine.sequence import TextWork
 from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]
-"""(runs and captures of shapes that are done, their total)."""
+"""(completed runs and captures of shapes, their total)."""
 
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Events that must not happen after the warm-up: shapes captured in service, and decode or beam steps run eagerly."""
+    """Events that must not happen after the warm-up: late captures of shapes, and eager decode or beam steps."""
 
     late_captures: int = 0
     eager_fallbacks: int = 0
@@ -105,7 +106,7 @@ class StepGraphs:
         return rest, groups
 
     def prompt_hidden(self, rest: StepPlan) -> Tensor | None:
-        """Return the hidden states of the rest's rows, to be used before the next replay; None where it has no captured shape."""
+        """Return the hidden states of the rest's rows, valid until the next replay; None if no captured shape fits."""
         shape = self._shapes.of_prompts(rest)
         graph = self._captured.get(shape) if shape is not None else None
         return graph.run(rest) if isinstance(graph, PromptGraph) else None
@@ -123,7 +124,10 @@ class StepGraphs:
         return graph.run(group.sequences)
 
     def can_feed(self, plan: StepPlan) -> bool:
-        """Whether the plan can start before the tokens of the step before are on the host: all its texts that await one only decode it."""
+        """Whether the plan can start before the previous step's tokens are on the host.
+
+        Requires that every text awaiting a token only decodes it.
+        """
         return all(
             is_text_decode(chunk) and not TextWork.of(chunk.sequence).needs_last_token
             for chunk in plan.chunks

@@ -1,8 +1,8 @@
 """Head norms, rope and the write into the paged cache in one Triton kernel, between the QKV projection and attention.
 
-One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored in the cache's
-format: in the model's dtype, or one byte per number with a scale for each token and head. Rows without a slot are beams, whose
-keys and values go to their tails. Compared to `TorchOps.rope_and_store` in the tests.
+A program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored in the
+cache's format: the model's dtype, or one byte per number with a scale for each token and head. Rows without a slot are
+beams, whose keys and values go to their tails. Compared with `TorchOps.rope_and_store` in the tests.
 
 Shape suffixes: T rows, M heads of a program, P pairs of a head (K / 2), H query heads, G key/value heads, K head size,
 X = (H + 2 G) * K.
@@ -29,7 +29,11 @@ def rope_and_store(
     slot_mapping_P: Tensor,
     tail: TailCells | None,
 ) -> Tensor:
-    """Return queries (T, H, K). The first P rows' keys and values are written to their slots, the others' to the cells of their tail."""
+    """Return queries (T, H, K).
+
+    Keys and values of the first P rows are written to their slots, those of the remaining rows to the cells of their
+    tails.
+    """
     cos_TK, sin_TK = cos_sin
     num_rows, head_dim = cos_TK.shape
     num_kv_heads = slots.keys.shape[1]

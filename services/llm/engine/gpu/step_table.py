@@ -1,7 +1,8 @@
-"""The integer inputs of a captured step in one tensor that stays in place: columns of one number per request, then all block ids.
+"""The integer inputs of a captured step in one tensor that stays in place.
 
-One asynchronous copy brings them to the device; tokens that the step before sampled are taken from where they are. Unused requests of a shape are padding: they see one token of the scratch block and
-write to it.
+The tensor has columns with a number per request, then all block ids. One asynchronous copy brings them to the device;
+tokens sampled by the previous step are read on the device. Unused requests of a shape are padding: they see one token
+of the scratch block and write to it.
 
 Shape suffixes: R requests of the shape, N block ids.
 """
@@ -17,11 +18,11 @@ from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.sequence import Sequence
 
 _ALIGNED = 2
-"""Columns begin at multiples of 16 bytes, so that each kernel is compiled for one pointer alignment only."""
+"""Columns are aligned to 16 bytes, so that each kernel is compiled for only one pointer alignment."""
 
 
 class StepTable:
-    """The table for up to `max_requests` requests, shared by all shapes, of which one runs at a time."""
+    """The table for up to `max_requests` requests, shared by all shapes; only one shape runs at a time."""
 
     def __init__(
         self, max_requests: int, max_context: int, block_tokens: int, scratch_block: int, device: torch.device
@@ -34,7 +35,7 @@ class StepTable:
         num_columns = len(_COLUMNS) * (max_requests + _ALIGNED)
         self.numbers = torch.zeros(num_columns + max_requests * blocks_each, dtype=torch.int64, device=device)
         self.sampled_B = torch.zeros(max_requests, dtype=torch.int64, device=device)
-        """The tokens that the last step sampled, in the order in which `keep` got them."""
+        """The tokens that the last step sampled, in the order of the call to `keep`."""
 
     def columns(self, num_requests: int) -> dict[str, Tensor]:
         """Return the columns (R,) that a shape of this many requests reads, as views."""
@@ -42,7 +43,7 @@ class StepTable:
         return {name: self.numbers[place * stride :][:num_requests] for place, name in enumerate(_COLUMNS)}
 
     def tokens(self, num_requests: int) -> Tensor:
-        """Return the texts' last tokens (R,): as written, or where the host does not know it, as sampled by the step before."""
+        """Return the texts' last tokens (R,): as written, or as sampled by the previous step if unknown to the host."""
         columns = self.columns(num_requests)
         token_R, is_fed_R = columns["token"], columns["is_fed"]
         return torch.where(is_fed_R > 0, self.sampled_B[token_R * is_fed_R], token_R)
@@ -87,7 +88,10 @@ class StepTable:
         self.numbers[: len(host)].copy_(host, non_blocking=True)
 
     def _row(self, sequence: Sequence) -> tuple[int, int, int, int, int]:
-        """Return token (or its row on the device), position, slot, limit, and whether it is fed; for beams token and slot are not used."""
+        """Return token (or its row on the device), position, slot, limit, and whether it is fed.
+
+        For beams token and slot are unused.
+        """
         position = sequence.num_tokens - 1
         if sequence.num_levels:
             return 0, position + sequence.num_levels_done, 0, sequence.num_computed_tokens, 0

@@ -1,7 +1,7 @@
 """Captured steps of tokens: text decode, and short prompts.
 
-Text decode takes the last token of each request and puts out logits and the most probable next tokens. Prompts take tokens, slots and
-tiles, and put out the hidden states of all rows.
+Text decode takes the last token of each request and outputs logits and the most probable next tokens. Prompts take
+tokens, slots and tiles, and output the hidden states of all rows.
 
 Shape suffixes: B requests, V vocabulary, T rows of a prompt shape, E tiles, N block ids, D hidden.
 """
@@ -38,7 +38,10 @@ class TextGraph:
         self.step = CapturedStep(device, self._body, inputs, lambda: table.fill([], shape.num_requests))
 
     def run(self, sequences: list[Sequence]) -> SampledBatch:
-        """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
+        """Sample each request's next token. Does not wait.
+
+        Sampling parameters and masks are prepared while the device runs the graph.
+        """
         self._table.fill(sequences, self._num_requests)
         logits_BV, token_B = self.step.replay()
         draws = [SamplingInput.of(sequence) for sequence in sequences]
@@ -59,10 +62,11 @@ class TextGraph:
 
 
 class PromptTable:
-    """The inputs of captured prompts, shared by all shapes, of which one runs at a time.
+    """The inputs of captured prompts, shared by all shapes; only one shape runs at a time.
 
-    All integers are in one tensor that stays in place: columns of one number per row, then the tiles, then their block ids. Rows beyond
-    the prompts' tokens are padding: they write to the scratch block and see one token of it, so that nothing in it is infinite.
+    All integers are in one tensor that stays in place: columns with a number per row, then the tiles, then their block
+    ids. Rows beyond the prompts' tokens are padding: they write to the scratch block and see one token of it, so that
+    their values stay finite.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class PromptTable:
     def _cut(
         self, row: int, count: int, start: int, step: int, first_block: int, num_rows: int
     ) -> list[tuple[int, ...]]:
-        """Cut rows at positions from `start` on into tiles; with step 0 all of them are at that position."""
+        """Cut rows at positions from `start` into tiles; with step 0 all rows are at that position."""
         height = self._height(num_rows)
         return [
             (row + place, min(height, count - place), start + place * step + 1, step, start + place * step, first_block)
@@ -141,7 +145,7 @@ class PromptTable:
         return max(1, min(self._max_tile_rows, num_rows))
 
     def _num_tiles(self, num_rows: int) -> int:
-        """Return how many tiles suffice however the rows are divided among prompts and padding."""
+        """Return the number of tiles that suffices for any division of the rows among prompts and padding."""
         return -(-num_rows // self._height(num_rows)) + MAX_PROMPTS
 
 
@@ -155,7 +159,10 @@ class PromptGraph:
         self.step = CapturedStep(device, self._body, [table.numbers], lambda: table.fill([], shape.num_rows))
 
     def run(self, plan: StepPlan) -> Tensor:
-        """Return the hidden states (T, D) of a plan's chunks, in its order; the next replay overwrites them. Does not wait."""
+        """Return the hidden states (T, D) of a plan's chunks in order; the next replay overwrites them.
+
+        Does not wait.
+        """
         self._table.fill(plan.chunks, self._num_rows)
         return self.step.replay()[0]
 

@@ -1,9 +1,9 @@
-"""The block pool: reference counts, the prefix cache, and the order of eviction.
+"""The block pool: reference counts, the prefix cache, and the eviction order.
 
-Pure bookkeeping over block numbers: it knows no tensors, no requests and no clock. Every block is in exactly one state:
+Pure bookkeeping over block numbers: no tensors, no requests, no clock. Every block is in exactly one state:
 
-    held       reference count > 0; it may be cached too (registered under the hash of its content)
-    evictable  reference count 0 and cached: found again by its hash, or evicted when there are no blank blocks, LRU first
+    held       reference count > 0; may be cached too (registered under the hash of its content)
+    evictable  reference count 0 and cached: reusable by its hash, or evicted when there are no blank blocks, LRU first
     blank      reference count 0 and not cached
 """
 
@@ -23,22 +23,22 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """The number of all blocks."""
+        """Number of all blocks."""
         return len(self._num_references)
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can return: blank and evictable ones."""
+        """Number of blocks that `allocate` can return: blank and evictable blocks."""
         return len(self._blank) + len(self._evictable)
 
     @property
     def num_held(self) -> int:
-        """Blocks with a reference."""
+        """Number of blocks with a reference."""
         return self.num_blocks - self.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that are registered under a hash, held or not."""
+        """Number of blocks that are registered under a hash, held or not."""
         return len(self._hash_of)
 
     def references(self) -> Counter[int]:
@@ -46,7 +46,10 @@ class BlockPool:
         return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached prefix of this hash chain. Does not acquire them: call `acquire` before any other change."""
+        """Return the blocks of the longest cached prefix of this hash chain.
+
+        Does not acquire them: call `acquire` before any other change.
+        """
         found: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)
@@ -56,7 +59,7 @@ class BlockPool:
         return found
 
     def num_free_without(self, blocks: Iterable[int]) -> int:
-        """Return how many blocks `allocate` could return after these were acquired."""
+        """Return how many blocks `allocate` could return after these blocks are acquired."""
         return self.num_free - sum(block in self._evictable for block in blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -82,7 +85,10 @@ class BlockPool:
             self._block_of[digest] = block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block. Later blocks of a chain are evicted first, because they are useless without earlier ones."""
+        """Drop one reference of each block.
+
+        Later blocks of a chain are evicted first, because they are useless without the earlier blocks.
+        """
         for block in reversed(blocks):
             assert self._num_references[block] > 0, "released more often than held"
             self._num_references[block] -= 1

@@ -1,8 +1,9 @@
-"""Block tables: the blocks that each running sequence holds, from admission to its end, with cached prefix blocks shared.
+"""Block tables: the blocks that each running sequence holds, with cached prefix blocks shared.
 
-It fills and empties `Sequence.block_table`, keeps the pool's reference counts equal to the tables, and registers full blocks
-in the prefix cache. An entry whose block is behind the sliding window is the scratch block, which has the number after the
-pool's last: no row reads it. Pure: no torch and no clock; it does not decide what runs.
+The module fills and empties `Sequence.block_table` from admission to end, keeps the pool's reference counts equal to
+the tables, and registers full blocks in the prefix cache. The scratch block, numbered after the pool's last block,
+replaces the entries of blocks behind the sliding window: no row reads it. Pure: no torch and no clock; it does not
+decide what runs.
 """
 
 import hashlib
@@ -19,10 +20,10 @@ from services.llm.engine.sequence import Sequence
 
 
 class BlockNeed:
-    """How many KV blocks a sequence of one model needs at once: all that its tokens fill, or only those that are still visible.
+    """Number of KV blocks that a sequence of one model needs at once: all its blocks, or only the visible blocks.
 
-    Where every layer has a sliding window, blocks wholly behind it, except those of the sinks, are not read again. `window` is
-    the window of all layers; None if any layer has none.
+    If every layer has a sliding window, blocks wholly behind it, except the blocks of the sinks, are not read again.
+    `window` is the window of all layers; None if any layer has full attention.
     """
 
     def __init__(self, config: EngineConfig, window: Window | None) -> None:
@@ -37,7 +38,7 @@ class BlockNeed:
             self._num_visible_blocks = self._blocks_of(window.size - 1 + longest_chunk) + 1
 
     def first_visible(self, num_computed: int) -> int:
-        """Return the first block after the sinks' that the tokens from `num_computed` on attend to."""
+        """Return the first block after the sinks' blocks that the tokens from `num_computed` on attend to."""
         if self._window is None:
             return 0
         return max(self._num_sink_blocks, self._window.start(num_computed) // self._block_tokens)
@@ -47,14 +48,17 @@ class BlockNeed:
         return slice(self._num_sink_blocks, self.first_visible(num_computed))
 
     def table_len(self, num_computed: int, num_tokens: int) -> int:
-        """Return the length of a block table for `num_computed` tokens and the longest chunk after them, at most `num_tokens` in all."""
+        """Return the length of a block table for `num_computed` tokens and the longest chunk after them.
+
+        The tokens are at most `num_tokens` in all.
+        """
         needed = self._blocks_of(num_tokens)
         if self._window is None:
             return needed
         return min(needed, self.first_visible(num_computed) + self._num_visible_blocks)
 
     def longest(self, num_tokens: int) -> int:
-        """Limit `num_tokens` to what the pool can hold for one sequence alone that is computed in chunks from its beginning."""
+        """Limit `num_tokens` to the pool's capacity for a single sequence, computed in chunks from its beginning."""
         if self._window is not None and self._num_sink_blocks + self._num_visible_blocks <= self._num_blocks:
             return num_tokens
         return min(num_tokens, self._num_blocks * self._block_tokens)
@@ -78,7 +82,7 @@ class BlockTables:
         self._hasher.extend(sequence.block_hashes, sequence.tokens, sequence.cache_scope)
 
     def has_room_for(self, sequence: Sequence, num_reserved: int) -> bool:
-        """Whether there are enough blocks for `place`, with `num_reserved` of them left."""
+        """Whether there are enough blocks for `place`, with `num_reserved` of them to spare."""
         cached = self._cached_blocks(sequence)
         num_computed = len(cached) * self._block_tokens
         num_new = self._need.table_len(num_computed, sequence.num_tokens) - len(cached)
@@ -86,7 +90,10 @@ class BlockTables:
         return num_new + num_reserved <= self.pool.num_free_without(cached)
 
     def place(self, sequence: Sequence) -> None:
-        """Acquire the cached prefix and allocate the blocks after it. The last token is always computed: its hidden state is needed."""
+        """Acquire the cached prefix and allocate the blocks after it.
+
+        The last token is always computed: its hidden state is needed.
+        """
         sequence.block_table = self._cached_blocks(sequence)
         sequence.num_computed_tokens = len(sequence.block_table) * self._block_tokens
         self.pool.acquire(sequence.block_table)
@@ -102,12 +109,12 @@ class BlockTables:
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
 
     def record(self, sequence: Sequence, start: int) -> None:
-        """Register the blocks that the tokens from `start` on have filled, and release those that are behind the window now."""
+        """Register the blocks filled by the tokens from `start`, and release blocks that are now behind the window."""
         num_known = min(sequence.num_computed_tokens, len(sequence.tokens))
         num_full = num_known // self._block_tokens
         if num_full > len(sequence.block_hashes):
             self.hash_blocks(sequence)
-        for index in range(max(start - 1, 0) // self._block_tokens, num_full):  # the last token may be known only now
+        for index in range(max(start - 1, 0) // self._block_tokens, num_full):  # the last token may be new
             if sequence.block_table[index] != self._scratch_block:
                 self.pool.register(sequence.block_table[index], sequence.block_hashes[index])
         self._release_behind(sequence, start)
@@ -118,7 +125,10 @@ class BlockTables:
         sequence.block_table = []
 
     def check_integrity(self, running: Iterable[Sequence]) -> Counter[int]:
-        """Assert that these sequences hold the blocks they need, and none behind a window. Returns how often each block is held."""
+        """Assert that these sequences hold the blocks they need, and no block behind a window.
+
+        Returns how often each block is held.
+        """
         self.pool.check_integrity()
         holds: Counter[int] = Counter()
         for sequence in running:
@@ -143,10 +153,11 @@ class BlockTables:
 
 
 class PrefixHasher:
-    """Block hashes of the prefix cache, for one version of the weights: a hash chain over the version, a scope, and all tokens up to a block's end.
+    """Block hashes of the prefix cache, for one version of the weights.
 
-    Equal hashes mean equal tokens at equal positions under equal weights in one scope, so blocks are shared by hash alone. The hash is
-    cryptographic: a collision would serve one user's context to another.
+    A hash chain over the version, a scope, and all tokens up to a block's end. Equal hashes mean equal tokens at equal
+    positions under equal weights in one scope, so blocks are shared by hash only. The hash is cryptographic: a
+    collision would serve one user's context to another.
     """
 
     def __init__(self, bundle_version: str, block_tokens: int) -> None:
@@ -154,7 +165,7 @@ class PrefixHasher:
         self._block_tokens = block_tokens
 
     def extend(self, hashes: list[bytes], tokens: Tokens[int], scope: bytes = b"") -> None:
-        """Append to `hashes` those of further blocks that `tokens` fill."""
+        """Append the hashes of further blocks that `tokens` fill."""
         size = self._block_tokens
         first = len(hashes) * size
         flat = np.asarray(tokens[first : len(tokens) // size * size], dtype=np.int32).tobytes()
@@ -164,5 +175,8 @@ class PrefixHasher:
             hashes.append(parent)
 
     def _root_of(self, scope: bytes) -> bytes:
-        """Return the parent of a scope's first blocks. No block has this hash, whatever the scope: blocks are hashed without `person`."""
+        """Return the parent hash of a scope's first blocks.
+
+        No block has this hash: block hashes are computed without `person`.
+        """
         return hashlib.blake2b(self._version + scope, digest_size=16, person=b"scope").digest()

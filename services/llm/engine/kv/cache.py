@@ -1,4 +1,4 @@
-"""The KV cache: the memory of the block pool's blocks, keys and values of all layers. It knows no requests and no hashes.
+"""The KV cache: memory of the block pool's blocks, keys and values of all layers. It does not know requests or hashes.
 
 Numbers are stored in the model's dtype, or in one byte each with a scale per token and head: int8, or fp8 (e4m3;
 Micikevicius et al. 2022). Reads return plain numbers.
@@ -18,7 +18,7 @@ from services.llm.engine.config import KvKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """One layer's memory as kernels read it: (slots, G, K) numbers, and their scales (slots, G, 1) if they are quantised."""
+    """One layer's memory for kernels: (slots, G, K) numbers, and scales (slots, G, 1) if they are quantised."""
 
     keys: Tensor
     values: Tensor
@@ -35,7 +35,7 @@ class SlotStore(Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers."""
+        """Bytes per token in all layers."""
         ...
 
     def write(self, layer: int, slots_T: Tensor, x_TGK: Tensor) -> None:
@@ -68,7 +68,7 @@ class KvCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token of context takes in all layers."""
+        """Bytes per token of context in all layers."""
         return self._keys.bytes_per_token + self._values.bytes_per_token
 
     def write(self, layer: int, slots_T: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> None:
@@ -81,7 +81,7 @@ class KvCache:
         return self._keys.read(layer, blocks_EN), self._values.read(layer, blocks_EN)
 
     def slots(self, layer: int) -> Slots:
-        """Return one layer's memory, for kernels that gather by themselves."""
+        """Return one layer's memory, for kernels that gather directly."""
         return self._slots[layer]
 
 
@@ -107,7 +107,7 @@ class _PlainStore:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """How a number in -1 to 1 is quantised: to a dtype whose largest magnitude is `peak`, rounded first for an integer dtype."""
+    """Quantisation of a number in -1 to 1 to a dtype with largest magnitude `peak`, rounded for an integer dtype."""
 
     dtype: torch.dtype
     peak: float
@@ -118,7 +118,7 @@ _CODES = {"int8": _Code(torch.int8, 127.0, rounds=True), "fp8": _Code(torch.floa
 
 
 class _ScaledStore:
-    """One byte per number, with an fp32 scale per token and head. The bytes are stored as uint8, which every device can index."""
+    """One byte per number, with an fp32 scale per token and head. Stored as uint8, which every device can index."""
 
     def __init__(self, shape: tuple[int, ...], code: _Code, device: torch.device) -> None:
         self._code = code

@@ -1,9 +1,10 @@
-"""The KV memory of one replica: the cache's tensors and the block pool over them, shared by the engines that follow one another.
+"""The KV memory of one replica: the cache's tensors and the block pool over them, shared by successive engines.
 
-A bundle's engine is made while the one before it serves. Where both lay out keys and values alike, the new one takes the old one's
-memory: each block is held by one of them at a time, blocks that nobody holds are free to both, and prefix hashes carry the version.
-Engines run in threads of their own: whoever changes the pool holds `lock`. A block may be freed while a kernel still reads it, so
-each engine orders its steps on the device after those that the others have started.
+A bundle's engine is created while the previous engine serves. If both have the same KV layout, the new engine shares
+the old engine's memory: each block is held by one engine at a time, free blocks are available to both, and prefix
+hashes include the version. Engines run in separate threads: a thread that changes the pool holds `lock`. A block may be
+freed while a kernel still reads it, so each engine orders its steps on the device after the steps that the other
+engines have started.
 """
 
 import threading
@@ -21,7 +22,7 @@ from services.llm.engine.kv.cache import KvCache
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What two engines must have in common to share memory."""
+    """Layout properties that two engines must share to use the same memory."""
 
     num_layers: int
     num_kv_heads: int
@@ -55,12 +56,12 @@ class KvMemory:
         return self._layout == _layout_of(decoder, config)
 
     def join(self, stream: DeviceStream) -> None:
-        """Add an engine's stream to those that use the memory, until it is gone."""
+        """Add an engine's stream to the users of the memory, until the stream is deleted."""
         with self.lock:
             self._streams.add(stream)
 
     def order(self, stream: DeviceStream) -> None:
-        """Order what this stream starts next after the steps that other engines have started. Does not wait."""
+        """Order this stream's later work after the steps that other engines have started. Does not wait."""
         with self.lock:
             others = [other for other in self._streams if other is not stream]
         stream.follow(others)

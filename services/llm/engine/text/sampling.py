@@ -1,12 +1,12 @@
 """Sampling: the next tokens of a batch of text requests.
 
-In this order: penalties, biases and the token mask on the logits; temperature; min-p and top-k; top-p on what is left; then
-the draw by inverse transform. A draw depends on the logits, the request's seed and the position, never on the batch.
-Returned logprobs are the model's own, before any of these steps. Min-p is of Nguyen et al. 2024, the repetition penalty of
-Keskar et al. 2019.
+In this order: penalties, biases and the token mask on the logits; temperature; min-p and top-k; top-p on the remaining
+tokens; then the draw by inverse transform. A draw depends on the logits, the request's seed and the position, never on
+the batch. Returned logprobs are the model's own, before any of these steps. Min-p is from Nguyen et al. 2024, the
+repetition penalty from Keskar et al. 2019.
 
-Shape suffixes: R requests, V vocabulary, N most probable tokens (or tokens in question), S distinct tokens of one request, H values of
-a digit.
+Shape suffixes: R requests, V vocabulary, N most probable tokens (or tokens in question), S distinct tokens of one
+request, H values of a digit.
 """
 
 from collections.abc import Sequence as Many
@@ -25,17 +25,17 @@ _LARGEST_LOGIT = 1e30
 """Bound of a logit after penalties and biases: divided by the smallest temperature it is still finite in fp32."""
 _SMALLEST_TEMPERATURE = 1e-6
 _DIGIT_BITS = (11, 11, 10)
-"""Digits of a score's 32 ordered bits, the highest first."""
+"""Digits of a score's 32 ordered bits, most significant first."""
 _ONE = 2.0**52
-"""A probability of 1, as the integer that is summed."""
+"""A probability of 1, as a fixed-point integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
-    """One row to sample: the parameters, all known tokens, how many of them are the prompt, and the mask's bits.
+    """One row to sample: the parameters, all known tokens, the number of prompt tokens, and the mask's bits.
 
-    `allowed` (ceil(V / 32),) int32 comes from a `TokenMask`; None allows every token. `num_pending` tokens after the known ones are
-    on the device alone: none where penalties or a mask need them.
+    `allowed` (ceil(V / 32),) int32 comes from a `TokenMask`; None allows every token. `num_pending` tokens after the
+    known tokens are only on the device: 0 if penalties or a mask need them.
     """
 
     sampling: SamplingParams
@@ -51,7 +51,7 @@ class SamplingInput:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the argmax of the unchanged logits is the whole result."""
+        """Whether the argmax of the unchanged logits is the result."""
         return not (self.changes_logits or self.sampling.temperature) and self.sampling.num_logprobs is None
 
     @classmethod
@@ -74,7 +74,7 @@ class SampledBatch:
         self._host_copy = HostCopy([token_R, *logprobs])
 
     def tokens(self) -> list[SampledToken]:
-        """Wait for the copy and return one token for each row."""
+        """Wait for the copy and return a token for each row."""
         tokens, *logprobs_by_row = (array.tolist() for array in self._host_copy.arrays())
         if not self._has_logprobs:
             return [SampledToken(token_id) for token_id in tokens]
@@ -87,7 +87,7 @@ class SampledBatch:
 
 
 def sample(logits_RV: Tensor, draws: Many[SamplingInput]) -> SampledBatch:
-    """Sample one token for each row. Does not wait for the device."""
+    """Sample a token for each row. Does not wait for the device."""
     changed_RV = _with_changes(logits_RV, draws)
     token_R = changed_RV.argmax(-1)
     temperature = np.array([draw.sampling.temperature for draw in draws], dtype=np.float32)
@@ -135,12 +135,13 @@ def _change(row_V: Tensor, draw: SamplingInput) -> None:
 
 
 def cut_tails(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
-    """Return scores after the temperature with -inf for the tokens that each row's min-p, top-k and top-p leave out.
+    """Return scores after the temperature, with -inf for tokens that each row's min-p, top-k and top-p exclude.
 
-    Without sorting the vocabulary, in fixed shapes and without waiting for the device. All three keep the beginning of one order: by
-    score, ties by id. Rows with a top-k are cut among their best k tokens. Elsewhere top-p is the score at which the probabilities of the
-    tokens of at least that score reach a target; it is found digit by digit, from one sum for each value of a digit. Probabilities are
-    summed as integers of 2^-52: their sums are exact, and the same in whatever order a device adds.
+    Without sorting the vocabulary, in fixed shapes and without waiting for the device. All three keep a prefix of the
+    same order: by score, ties by id. Rows with a top-k are cut among their best k tokens. Otherwise top-p becomes a
+    score threshold at which the probabilities of the tokens at or above it reach a target; the threshold is found digit
+    by digit, with a sum for each value of a digit. Probabilities are summed as integers of 2^-52: their sums are exact,
+    independent of the device's order of addition.
     """
     num_tokens = scaled_RV.shape[-1]
     among_few = [row for row, one in enumerate(params) if 0 < one.top_k < num_tokens]
@@ -155,7 +156,7 @@ def cut_tails(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
 
 
 def _cut_among_few(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
-    """Cut rows that all have a top-k: among the tokens of the largest, best first."""
+    """Cut rows that all have a top-k: among the tokens of the largest k, best first."""
     id_V = torch.arange(scaled_RV.shape[-1], device=scaled_RV.device)
     id_RN = top_by_score(scaled_RV.float(), id_V, max(one.top_k for one in params))
     is_few_RN = id_V[: id_RN.shape[-1]] < _column([one.top_k for one in params], scaled_RV)
@@ -171,7 +172,7 @@ def _cut_among_all(scaled_RV: Tensor, params: Many[SamplingParams]) -> Tensor:
 
 
 def _are_kept(scaled_RN: Tensor, mass_RN: Tensor, params: Many[SamplingParams]) -> Tensor:
-    """Return which tokens min-p and then top-p keep. Tokens of one score are in the order of their ids."""
+    """Return which tokens min-p and then top-p keep. Tokens with equal scores are in the order of their ids."""
     is_kept_RN = mass_RN >= _column([one.min_p for one in params], mass_RN) * mass_RN.amax(-1, keepdim=True)
     if all(one.top_p == 1 for one in params):
         return is_kept_RN
@@ -183,7 +184,10 @@ def _are_kept(scaled_RN: Tensor, mass_RN: Tensor, params: Many[SamplingParams]) 
 
 
 def _first(key_RN: Tensor, weight_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the tokens, by key and then by place, up to the one with which the sum of weights reaches the target; all if none does."""
+    """Return the tokens, by key and then by index, up to the token at which the sum of weights reaches the target.
+
+    Returns all tokens if the sum does not reach it.
+    """
     place = sum(_DIGIT_BITS)
     found_R1, above_R1 = torch.zeros_like(target_R1), torch.zeros_like(target_R1)
     for bits in _DIGIT_BITS:
@@ -196,7 +200,7 @@ def _first(key_RN: Tensor, weight_RN: Tensor, target_R1: Tensor) -> Tensor:
         above_R1 = (reach_RH - sum_RH).gather(-1, digit_R1)
         found_R1 = (found_R1 << bits) | digit_R1
     is_tied_RN = key_RN == found_R1
-    before_RN = above_R1 + (is_tied_RN.cumsum(-1) - 1) * weight_RN  # tied tokens have one weight
+    before_RN = above_R1 + (is_tied_RN.cumsum(-1) - 1) * weight_RN  # tied tokens have equal weights
     return (key_RN > found_R1) | (is_tied_RN & (before_RN < target_R1))
 
 
@@ -212,7 +216,7 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
         mass_RV, total_R1
     )  # the last token of nonzero probability: a uniform number may round up to one
     found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
-    last_token = mass_RV.shape[-1] - 1  # both indices are beyond it where no logit is a number
+    last_token = mass_RV.shape[-1] - 1  # both indices are beyond it if all logits are NaN
     return torch.minimum(found_R1, last_R1).clamp_max_(last_token).squeeze(-1)
 
 
