@@ -94,8 +94,8 @@ thread."""
 def cut_windows(sequences: Sequence[Labelled], max_items: int, rng: np.random.Generator) -> list[Labelled]:
     """Cut each sequence into windows of at most `max_items` from its end.
 
-    Half of the time, the newest window is shorter by up to half. The random cut places each item at different positions in different epochs; every epoch contains the newest items. A
-    single item that remains at the start is dropped.
+    Half of the time, the newest window is shorter by up to half. The random cut places each item at different positions
+    in different epochs; every epoch contains the newest items. A single item that remains at the start is dropped.
     """
     windows = []
     for sequence in sequences:

@@ -1,7 +1,7 @@
 """The optimizer of a fit: AdamW with warm-up, cosine decay, gradient clipping and a Polyak average of the weights.
 
-The exponential average is validated and kept. A fit that starts from a trained model keeps the mean of the average and that model's
-weights. Knows no epochs, data or files.
+The exponential average is validated and kept. A fit that starts from a trained model keeps the mean of the average and
+that model's weights. Knows no epochs, data or files.
 """
 
 import math

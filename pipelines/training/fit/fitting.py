@@ -109,9 +109,10 @@ class Position:
 class Fitted:
     """Validation curve by epoch and step, skipped batches, and totals of the steps.
 
-    Totals are positions without padding, FLOPs if counted, and seconds. `times` are seconds by activity: data, step, others (waiting for other processes between passes), checkpoint,
-    validation. `losses` are training losses by step. `step_bytes` is the peak memory of this process's steps including
-    the model's weights (None: not measurable); `peak_bytes` is the peak of the whole process.
+    Totals are positions without padding, FLOPs if counted, and seconds. `times` are seconds by activity: data, step,
+    others (waiting for other processes between passes), checkpoint, validation. `losses` are training losses by step.
+    `step_bytes` is the peak memory of this process's steps including the model's weights (None: not measurable);
+    `peak_bytes` is the peak of the whole process.
     """
 
     curve: list[dict[str, Any]]
@@ -137,8 +138,9 @@ def fit(
 ) -> Fitted:
     """Fit in place; the model ends in inference mode with the averaged weights that validated best.
 
-    The weights are mixed by `start_shares` (Descent). All processes of `group` call this with the same arguments and end with the same weights. Raises StageFailed on the
-    fourth unusable batch, if a checkpoint cannot be written, or if a process has a different batch.
+    The weights are mixed by `start_shares` (Descent). All processes of `group` call this with the same arguments and
+    end with the same weights. Raises StageFailed on the fourth unusable batch, if a checkpoint cannot be written, or if
+    a process has a different batch.
     """
     with kept_memory():
         running = _Fit(model, task, options, checkpoints, progress, start_shares, group, watch)

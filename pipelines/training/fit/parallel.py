@@ -3,7 +3,7 @@
 One process by default.
 
     Group    one process: sends nothing; each method has its single-process behavior
-    Ranks    several processes, each with a copy of the model (`DistributedDataParallel`) and its share of each batch's rows
+    Ranks    several processes, each with a copy of the model (`DistributedDataParallel`) and a part of each batch's rows
 
 All ranks build the same batches and draw the same random numbers, whatever their number, and each learns from its rows.
 A step over two ranks therefore equals a single process's step within the rounding of sums, and a fit may resume with
