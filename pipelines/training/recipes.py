@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).with_name("recipes.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSize:
-    """Measures of the data by which a recipe is chosen.
+    """Measures of the data for the choice of a recipe.
 
     They are training events, catalogue items, mean events per user, tokens per item, the fraction of items with a
     distinct text, and whether users repeat items.
@@ -85,7 +85,7 @@ def data_size(tokenized: Path) -> DataSize:
 
 
 def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
-    """Return the first recipe for data of this size; the last one has no limits.
+    """Return the first recipe for data of this size; the last recipe has no limits.
 
     A recipe that learns from text requires that most items have a distinct text; if no other recipe applies, its text
     part is dropped. Seen items are learned if labels repeat.

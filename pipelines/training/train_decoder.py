@@ -85,8 +85,7 @@ class TrainOptions:
     """Number of items in the training softmax, drawn for each batch; 0: all. With codes deeper than 1 it applies only
     to their teacher."""
     text_size: int = 0
-    """Size of the text vector from which an item's row is learned, in addition to its own vector (text_rows.py); 0:
-    none."""
+    """Size of an item's text vector for its learned row, in addition to its own vector (text_rows.py); 0: none."""
     use_start: bool = False
     """Whether item rows start from interactions (start/from_interactions.py) instead of random numbers. A warm start
     takes precedence."""

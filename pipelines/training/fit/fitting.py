@@ -72,8 +72,7 @@ class Task:
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
     on_fitted: Callable[[nn.Module], None] | None = None
-    """Called by all processes with the trained model, of which each may hold a part, whenever it has the best weights
-    so far."""
+    """Called by all processes with the trained model, or their parts of it, whenever it has the best weights so far."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -139,7 +139,7 @@ class Group:
         return device.type == "cuda" if self.method.is_bf16 is None else self.method.is_bf16
 
     def copy(self, model: nn.Module) -> nn.Module:
-        """Return the model to train: this one, or a copy of which each process will hold a part."""
+        """Return the model to train: the given model, or a copy to be sharded over the processes."""
         return model
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
@@ -162,10 +162,7 @@ class Group:
         return batch
 
     def unit(self, _batch: Batch) -> int | None:
-        """Return the number of labels by which gradients of all processes are scaled.
-
-        None: that of the batch's first part.
-        """
+        """Return the label count that scales the gradients of all processes; None: that of the batch's first part."""
         return None
 
     def sending(self, _wrapped: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
@@ -196,7 +193,7 @@ class Group:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def whole(self, _trained: nn.Module, _model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which the given model has the trained weights and rank 0 can use it."""
+        """Return a context in which the given model has the trained weights, for use by rank 0."""
         return nullcontext()
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:
@@ -230,7 +227,7 @@ ALONE = Group()
 
 
 class Ranks(Group):
-    """Several processes, of which this is one; it learns from part `share` of `num_shares` of each batch.
+    """One of several processes; it learns from part `share` of `num_shares` of each batch.
 
     torch's default process group must be initialised. A process that does not answer within `timeout_s` of a step is
     given up.

@@ -41,7 +41,7 @@ from services.errors import ConfigError
 class Stage(Decoder):
     """One stage's layers of a decoder, named as in the whole decoder.
 
-    The first stage has the embedding, the last one the final norm and the head's rows.
+    The first stage has the embedding; the last stage has the final norm and the head's rows.
     """
 
     def __init__(self, whole: Decoder, stage: int, num_stages: int) -> None:
@@ -271,7 +271,7 @@ class Pipeline(Ranks):
         model.to(next(trained.parameters()).device)
 
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
-        """Return a writer of a state of which each stage holds a part."""
+        """Return a writer of the state's stages."""
         return ShardWriter(checkpoints, is_main=self.is_main)
 
     def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:

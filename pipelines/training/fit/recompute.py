@@ -23,8 +23,7 @@ _KEPT = (
     "_scaled_dot_product_attention_math_for_mps", "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace",
     "_efficient_attention_forward", "_cudnn_attention_forward",
 )  # fmt: skip
-"""torch's matrix products and attention, whichever of them a device and a version of torch choose. Absent ones are
-skipped."""
+"""torch's matrix products and attention for all devices and versions of torch. Absent operations are skipped."""
 
 
 def kept_operations() -> list[Any]:

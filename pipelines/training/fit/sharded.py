@@ -139,7 +139,7 @@ class Shards(Ranks):
         model.to(next(trained.parameters()).device)
 
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
-        """Return a writer of a state of which each rank holds a part."""
+        """Return a writer of the sharded state."""
         return ShardWriter(checkpoints, is_main=self.is_main)
 
     def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:

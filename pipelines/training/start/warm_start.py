@@ -39,7 +39,7 @@ MAX_NEW_SHARE = 0.025
 Read = Callable[[Path], nn.Module]
 """Reads the model of a bundle's folder. May raise CheckpointError."""
 RowsBefore = Callable[[Catalogue, Catalogue], np.ndarray]
-"""(the bundle's catalogue, the present one) -> the older row of each row, -1 for a new one. May raise
+"""(the bundle's catalogue, the present catalogue) -> the older row of each row, -1 if new. May raise
 CheckpointError."""
 
 
@@ -162,13 +162,13 @@ def _items_before(before: Catalogue, now: Catalogue) -> np.ndarray:
 
 
 def rows_before(before: Catalogue, now: Catalogue) -> np.ndarray:
-    """Return the older row of each of the student's rows, -1 for a new one: the beginning of a history, then items."""
+    """Return the older row of each of the student's rows, -1 if new: the beginning of a history, then items."""
     items = _items_before(before, now)
     return np.concatenate(([0], np.where(items < 0, -1, items + 1)))
 
 
 def tokens_before(before: Catalogue, now: Catalogue) -> np.ndarray:
-    """Return each token's older token, -1 for a new one.
+    """Return each token's older token, -1 if new.
 
     Codes deeper than 1 are shared by items, so their book must be equal.
     """

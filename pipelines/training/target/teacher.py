@@ -29,7 +29,7 @@ _CHUNK_SCORES = 1 << 22
 
 
 def single_level(catalogue: Catalogue, size: int) -> Catalogue:
-    """Return a catalogue in which the tokens of a window of numbers below `size` are 1 + the numbers."""
+    """Return a catalogue whose windows of numbers below `size` have the tokens 1 + number."""
     return replace(catalogue, codes=np.arange(size, dtype=np.int32).reshape(-1, 1), level_sizes=(size,))
 
 
@@ -62,8 +62,8 @@ class ItemTeacher:
     """Returns the teacher's probabilities of codes at each level.
 
     Items are sorted by path, so the items below a prefix are a range, and their probability is a difference of running
-    sums. `child_PS` is as in CodePaths. Of items that share all codes, the first stands in for all when one is in a
-    history.
+    sums. `child_PS` is as in CodePaths. If several items share all codes, a history with any of them contains the
+    first.
     """
 
     def __init__(

@@ -1,15 +1,13 @@
-"""The loss of disliked items: -log(1 - p(item | history before it)), the unlikelihood of Welleck et al.
+"""The loss of disliked items: -log(1 - p(item | history before it)), their unlikelihood.
 
-2020 (arXiv:1908.04319).
-
-Lowering an item raises all others in a softmax, so the gradient is the softmax minus the softmax over the other items:
-no item gets more than its probability, and unlikely items barely change. The gradient is bounded, even for a nearly
-certain item.
+Welleck et al. 2020 (arXiv:1908.04319). Lowering an item raises all others in a softmax, so the gradient is the softmax
+minus the softmax over the other items: no item gets more than its probability, and unlikely items barely change. The
+gradient is bounded, even for a nearly certain item.
 
 An item of several codes is one event: its probability is the product over the levels, and the loss is that of the whole
-path, -log(1 - prod_l p_l). A term per level, -sum_l log(1 - p_l), would push down all items that share the first code,
-most of which nobody dislikes. Here they are hardly affected: a level's gradient contains the probability of all other
-levels.
+path, -log(1 - prod_l p_l). A term per level, -sum_l log(1 - p_l), would push down all items with the same first code,
+although nobody dislikes most of them. Here they are hardly affected: a level's gradient contains the probability of all
+other levels.
 
 With odds_l = log(p_l / (1 - p_l)), which is the item's score minus the logsumexp of all other scores, log p_l and log(1
 - p_l) are exact for all p_l. For a likely item, 1 - prod_l p_l = sum_l (1 - p_l) prod_{m<l} p_m, the probability of
