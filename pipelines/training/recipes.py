@@ -56,7 +56,7 @@ class Recipe:
         return all(getattr(size, measure) <= limit for measure, limit in self.at_most.items())
 
     def for_repeats(self) -> "Recipe":
-        """Return this recipe for data in which users repeat items: seen items are learned like others."""
+        """Return this recipe for users who repeat items: seen items are learned like others."""
         train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
         return replace(self, train=train, distill=distill)
 

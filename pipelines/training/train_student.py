@@ -106,8 +106,8 @@ def distill(
 ) -> None:
     """Train both and write them with the choice.
 
-    The twin is trained in a parallel process, or after the student: if ranks train both, or if there is little to
-    learn. A student without a teacher equals its twin and is trained once.
+    The twin trains in a parallel process, or after the student if ranks train both or if there is little to learn. A
+    student without a teacher equals its twin and is trained once.
     """
     inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"

@@ -40,7 +40,7 @@ def nothing_alike(_name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FitState:
-    """State from which a fit resumes: tensors by name, and JSON values."""
+    """Saved state of a fit: tensors by name, and JSON values."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]

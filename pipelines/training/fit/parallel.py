@@ -3,9 +3,9 @@
 One process by default.
 
     Group    one process: sends nothing; each method has its single-process behavior
-    Ranks    several processes, each with a copy of the model (`DistributedDataParallel`) and a part of each batch's rows
+    Ranks    several processes: each has a model copy (`DistributedDataParallel`) and a part of each batch's rows
 
-All ranks build the same batches and draw the same random numbers, whatever their number, and each learns from its rows.
+All ranks build the same batches and draw the same random numbers, independent of world size; each learns from its rows.
 A step over two ranks therefore equals a single process's step within the rounding of sums, and a fit may resume with
 another number of ranks. Inputs of decisions (whether a loss is usable, whether a checkpoint is due) are exchanged
 first, so that all ranks decide alike and no rank waits for another that has left.
@@ -53,7 +53,7 @@ LossFunction = Callable[[nn.Module, Batch], Loss]
 _LONGEST_WAIT = timedelta(hours=6)
 """Timeout for work that only rank 0 does, such as a validation."""
 BUCKET_MB = 25.0
-"""torch's default size of the buckets in which DDP sends gradients, in MiB."""
+"""torch's default size of DDP's gradient buckets, in MiB."""
 _UNCOMPRESSED_STEPS = 100
 """Steps before PowerSGD begins: early gradients have a higher rank."""
 _AGREED = ("the step", "the batch", "the random numbers")
@@ -193,7 +193,7 @@ class Group:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def whole(self, _trained: nn.Module, _model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which the given model has the trained weights, for use by rank 0."""
+        """Return a context that loads the trained weights into the given model, for use by rank 0."""
         return nullcontext()
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:

@@ -4,7 +4,7 @@ With more ranks than stages, DDP replicates each stage. A part of a batch passes
 to four per stage; a rank keeps the activations of at most as many as there are stages from it to the last. The loss
 runs unchanged on the last stage: the decoder that it calls continues from the previous stage's output. Tied rows of
 input and output embeddings exist on the first and the last stage, and their gradients are summed. Dropout and samples
-are drawn for the whole part, so losses equal those of a single process.
+are drawn for the whole part, so losses equal a single process's.
 
 The given model stays whole, on the host if there are GPUs, as in `sharded.py`. Knows no loss.
 

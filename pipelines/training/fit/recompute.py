@@ -47,7 +47,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def recomputed(model: nn.Module, how: str) -> Iterator[None]:
-    """Limit the activations that the model's blocks keep inside this block."""
+    """Recompute activations of the model's blocks as `how` says, inside this block."""
     blocks = [] if how == Recompute.NONE else blocks_of(model)
     kept: dict[str, Any] = (
         {"context_fn": partial(create_selective_checkpoint_contexts, kept_operations())}

@@ -52,7 +52,7 @@ class ShardWriter:
 
     def __init__(self, checkpoints: Checkpoints, *, is_main: bool) -> None:
         self._checkpoints, self._is_main = checkpoints, is_main
-        self._group = dist.new_group(backend="gloo")  # otherwise its messages mix with those of the steps
+        self._group = dist.new_group(backend="gloo")  # otherwise its messages mix with the steps' messages
         self._writing: _Writing | None = None
 
     def save(self, state: FitState) -> None:

@@ -92,7 +92,7 @@ class MlflowRun:
             self._has_failed = True
 
     def _begin(self) -> str:
-        """Return the run ID of this fit's previous run, or of a new one."""
+        """Return the run ID of this fit's previous run, or a new run ID."""
         before = _read(self._saved)
         if before is not None and before["uri"] == self._uri:
             run_id: str = before["run_id"]

@@ -11,7 +11,8 @@ from torch.utils.tensorboard import SummaryWriter
 class TensorBoardFiles:
     """Writes measurements as scalars, as a context manager.
 
-    A fit that resumes from a checkpoint writes another file; its steps replace those of earlier files from there on.
+    A fit that resumes from a checkpoint writes another file; its steps replace the steps of earlier files from there
+    on.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -90,7 +90,7 @@ def checkpoint_hash(folder: str) -> str:
 def _rows(catalogue: Catalogue, items_ID: np.ndarray) -> Tensor:
     """Return the rows (V, D) of codes from their items' rows.
 
-    NaN marks an item without a text; length 1 is the length of the checkpoint's rows.
+    Item rows are NaN without a text, and scaled so that the checkpoint's rows have length 1.
     """
     rows_VD = functional.normalize(torch.randn(catalogue.vocab_size, items_ID.shape[1]))
     told_I = np.flatnonzero(~np.isnan(items_ID).any(axis=1))

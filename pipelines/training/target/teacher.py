@@ -62,8 +62,8 @@ class ItemTeacher:
     """Returns the teacher's probabilities of codes at each level.
 
     Items are sorted by path, so the items below a prefix are a range, and their probability is a difference of running
-    sums. `child_PS` is as in CodePaths. If several items share all codes, a history with any of them contains the
-    first.
+    sums. `child_PS` is as in CodePaths. Items that share all codes are represented by the first
+    of them in a history.
     """
 
     def __init__(

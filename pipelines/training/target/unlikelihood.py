@@ -1,7 +1,7 @@
 """The loss of disliked items: -log(1 - p(item | history before it)), their unlikelihood.
 
 Welleck et al. 2020 (arXiv:1908.04319). Lowering an item raises all others in a softmax, so the gradient is the softmax
-minus the softmax over the other items: no item gets more than its probability, and unlikely items barely change. The
+minus the softmax over the other items: no item's change exceeds its probability, and unlikely items barely change. The
 gradient is bounded, even for a nearly certain item.
 
 An item of several codes is one event: its probability is the product over the levels, and the loss is that of the whole

@@ -32,7 +32,7 @@ class Team:
     recompute: str = Recompute.NONE
     """Activations of a layer that are recomputed in the backward pass."""
     bucket_mb: float = BUCKET_MB
-    """Size in MiB of the buckets in which DDP averages gradients."""
+    """Size of DDP's gradient buckets in MiB."""
     compression: str = Compression.NONE
     """How DDP encodes gradients (`parallel.Compression`). Checkpoints do not contain PowerSGD's error feedback."""
     timeout_s: float = 600.0
