@@ -72,7 +72,7 @@ class PipelineOptions:
     recompute: str = "none"
     """Activations of each layer that are recomputed in the backward pass: none, selective or full."""
     bucket_mb: float = BUCKET_MB
-    """Size in MiB of the buckets in which DDP averages gradients."""
+    """Size of DDP's gradient buckets in MiB."""
     compression: str = "none"
     """How DDP encodes gradients: none (fp32), bf16, fp16 or powersgd."""
     ray: str = ""

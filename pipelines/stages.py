@@ -376,7 +376,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
     published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
     if (
         run.options.replace_live and run.judgement.reference is None
-    ):  # what was replaced can measure nothing of this data
+    ):  # measures of the replaced bundle do not apply to this data
         store.set_reference(version, "tailrace pipeline --replace-live")
     store.prune_after_publication(run.places.keep_bundles)
     FeatureWriter(run.places.feature_repo).remove_precomputed(store.versions())

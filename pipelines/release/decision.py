@@ -59,7 +59,7 @@ def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
 
 
 def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> list[str]:
-    """Return the reason that keeps the release in its stage; empty if it may advance."""
+    """Return the reasons that keep the release in its stage; empty if it may advance."""
     lacking = []
     if not seen.num_lists[0]:
         lacking.append("nobody was shown a list of it yet")

@@ -100,7 +100,7 @@ def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silen
 
 
 def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[str]) -> Candidates:
-    """Return the candidates, replaced by the nearest texts for unused items: their rows have learned nothing."""
+    """Return the candidates; unused items get the nearest texts, because their rows have learned nothing."""
     unused = np.flatnonzero(num_events_V == 0)
     if not len(unused) or not any(texts):
         return vectors
@@ -117,7 +117,7 @@ def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[st
 
 
 def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
-    """Return the best mix, and the figures of all mixes on the other half of the cases."""
+    """Return the best mix, and figures of the mix, its parts and popularity on the other half of the cases."""
     places = np.arange(len(cases))
     chosen_by, judged_by = places[::2], places[1::2] if len(cases) > 1 else places
     newest = [int(cases.histories[place][-1]) for place in places]
