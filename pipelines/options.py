@@ -1,4 +1,4 @@
-"""What a pipeline run builds and where its files are. Wrong options are refused here, before anything runs."""
+"""Options of a pipeline run, and the locations of its files. Rejects wrong options before anything runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +27,13 @@ STAGE_NAMES = (
     *("refit", "similar", "assemble", "precompute", "publish"),
 )
 _AFTER_GATE = ("refit", "similar", "assemble", "precompute")
-"""The stages that only a run which publishes has; "publish" itself is the default of `until`."""
+"""Stages of publishing runs only; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputeOptions:
-    """How many users get a list, and its maximum length."""
+    """Number of users with a precomputed list, and its maximum length."""
 
     num_users: int = 300
     list_len: int = 100
@@ -41,65 +41,72 @@ class PrecomputeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """What to build. `events` and `items` (both or none) replace the data set; `until` ends the flow after that stage."""
+    """Options of a run. `events` and `items` (both or none) replace the data set.
+
+    `until` ends the flow after that stage.
+    """
 
     dataset: str = ML_100K
     model_name: str = DEFAULT_NAME
-    """Name under which the bundle goes live. Stored lists, of which a user has one, are the default name's."""
+    """Name under which the bundle is promoted. Stored lists, one per user, belong to the default name."""
     events: Path | None = None
     items: Path | None = None
     tables: TableOptions = PLAIN
     """How the files of events and items are read."""
     with_live_log: bool = True
     split: str = SplitKind.LEAVE_ONE_OUT
-    """How events are split. A run with global-time ends after the gate: it evaluates, and publishes nothing."""
+    """How events are split. A global-time run ends after the gate: it evaluates, and publishes nothing."""
     until: str = "publish"
     num_threads: int = 1
-    """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
+    """Threads of torch. One thread is far better than two on a shared machine, and gives the same weights
+    everywhere."""
     warm_start: bool = False
     """Start from the last whole training's weights, with a quarter of the epochs."""
     device: str = Device.AUTO
     workers: int = 1
-    """Processes over which each model is fitted. The result is one process's, within the rounding of sums."""
+    """Number of processes that fit each model. The result equals a single process's within the rounding of sums."""
     parallel: str = "auto"
     """How the decoder is laid out over the workers (training/fit/layout.py)."""
     precision: str = "auto"
-    """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
+    """Data type of matrix products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     recompute: str = "none"
-    """What of each layer is computed again in the backward pass: none, selective or full."""
+    """Activations of each layer that are recomputed in the backward pass: none, selective or full."""
     bucket_mb: float = BUCKET_MB
-    """Size in MiB of the buckets in which DDP averages gradients."""
+    """Size of DDP's gradient buckets in MiB."""
     compression: str = "none"
-    """The numbers in which DDP averages gradients: none (fp32), bf16, fp16 or powersgd."""
+    """How DDP encodes gradients: none (fp32), bf16, fp16 or powersgd."""
     ray: str = ""
-    """Address of a Ray cluster for training alone, on whose machines the workers run; empty: this machine, without Ray."""
+    """Address of a Ray cluster used only for training, whose machines run the workers; empty: this machine, without
+    Ray."""
     worker_timeout_s: float = 600.0
-    """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
+    """Seconds without an answer after which a worker is terminated, and all resume from the last checkpoint."""
     tensorboard: Path | None = None
     """Folder for TensorBoard's files of each fit."""
     mlflow: str = ""
     """Address of an MLflow tracking server that each fit is reported to."""
     memory_snapshot: Path | None = None
-    """Folder for what the GPU's allocator did in each fit."""
+    """Folder for the GPU allocator's history of each fit."""
     checkpoint_every_s: float = 60.0
-    """How often a fit saves its state, so that a killed run goes on from there."""
+    """Interval at which a fit saves its state; a killed run resumes from there."""
     codes: CodesOptions = field(default_factory=CodesOptions)
     recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
-    """How to train, by the size of the data."""
+    """Training recipes by the size of the data."""
     checks: CheckOptions = field(default_factory=CheckOptions)
     gate: GateOptions = field(default_factory=GateOptions)
     llm_price_ndcg_per_ms: float = 0.001
-    """What a millisecond of the decoder's processor time must bring: the manifest lists the lengths of history where it does. `Settings` has the same default, and why."""
+    """Required NDCG gain per millisecond of the decoder's CPU time: the manifest lists the history lengths that reach
+    it. `Settings` has the same default, and explains it."""
     force: bool = False
-    """Publish what the gate or the checks of the data refuse, and what was withdrawn; the manifest says what was refused."""
+    """Publish in spite of violations of the gate or the data checks, or a withdrawal; the manifest lists the
+    violations."""
     replace_live: bool = False
-    """Publish although the live bundle is of other data, with which nothing can be compared."""
+    """Publish although the live bundle is of other data, so that nothing can be compared."""
     refit: bool = True
-    """Whether both models learn from all events after the gate. Without, the pair that the gate judged is published."""
+    """Whether both models learn from all events after the gate. Without it, the judged pair is published."""
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run. Raises ConfigError naming the option, or InvalidRequest for the name."""
+        """Reject invalid options. Raises ConfigError naming the option, or InvalidRequest for the name."""
         check_name(self.model_name)
         if self.dataset != ML_100K:
             raise ConfigError(
@@ -128,14 +135,14 @@ class PipelineOptions:
 
     @property
     def reporting(self) -> Reporting:
-        """Where fits are reported beside their stages' files."""
+        """Where fits are reported, in addition to their stages' files."""
         return Reporting(
             tensorboard_dir=self.tensorboard, mlflow_uri=self.mlflow, memory_snapshot_dir=self.memory_snapshot
         )
 
     @property
     def team(self) -> Team:
-        """Who fits the models."""
+        """The processes that fit the models."""
         return Team(
             workers=self.workers,
             parallel=self.parallel,
@@ -149,7 +156,7 @@ class PipelineOptions:
 
     @property
     def data_name(self) -> str:
-        """The name of the data: of the table of events, or else of items, or of the data set."""
+        """Name of the data: of the events' table, else of the items' table, else of the data set."""
         table = self.events or self.items
         return table.stem if table else self.dataset
 
@@ -172,7 +179,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Folders, addresses and limits that a run uses."""
+    """Folders, addresses and limits of a run."""
 
     state_dir: Path
     cache_dir: Path
@@ -187,7 +194,7 @@ class Places:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Places":
-        """Take a run's places from the settings; paths stay as they are. Raises ConfigError for a bad events file."""
+        """Return a run's places from the settings; paths stay as they are. Raises ConfigError for a bad events file."""
         return cls(
             state_dir=settings.state_dir,
             cache_dir=settings.cache_dir,

@@ -1,8 +1,8 @@
-"""Between two trainings: the precomputed lists of what serves, made again; and those of a candidate, before a release of it begins.
+"""Refreshes precomputed lists between two trainings, and makes a candidate's lists before its release begins.
 
     ingest -> precompute
 
-A list is unused from its user's next event on, and the decoder answers instead.
+A list is unused from its user's next event on; the decoder answers instead.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from services.errors import ConfigError
 def refresh_lists(
     options: PipelineOptions, places: Places, console: Console, versions: Sequence[str] | None = None
 ) -> int:
-    """Make the lists of these versions again, from current features. Return the number of the last one's.
+    """Make the lists of these versions again from current features; return the number of lists of the last version.
 
-    Without versions, those of the live bundle and of the candidate of a release under way. Returns 0 while a whole flow runs, which ends with
-    lists of its own. Raises BundleNotFound before the first bundle is live, ConfigError where it was made from tables and none are given,
-    DataError for tables that break their schema, DependencyUnavailable.
+    Without versions, uses the live bundle and the candidate of a release under way. Returns 0 during a whole flow,
+    which ends with its own lists. Raises BundleNotFound before the first bundle is live, ConfigError if the live bundle
+    was made from tables but none are given, DataError for tables that violate their schema, DependencyUnavailable.
     """
     with run_lock_if_free(places.stages_dir) as is_free:
         if not is_free:
@@ -53,7 +53,7 @@ def refresh_lists(
 
 
 def _refuse_other_data(bundle: Bundle, options: PipelineOptions) -> None:
-    """Raise ConfigError where a bundle was made from tables that the options do not name."""
+    """Raise ConfigError if a bundle was made from tables that the options do not name."""
     made_from = bundle.manifest.get("dataset", options.dataset)
     if options.events is None and made_from != options.dataset:
         own = f"{bundle.version} was made from the table {made_from!r} and not from {options.dataset}"

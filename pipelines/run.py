@@ -1,4 +1,7 @@
-"""A run of the offline flow, from raw events to a live bundle, shown on a console. `pipelines.stages` lists what it consists of."""
+"""A run of the offline flow, from raw events to a live bundle, shown on a console.
+
+`pipelines.stages` has the stages.
+"""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ from services.errors import BundleWithdrawn, StageFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineReport:
-    """The result of a run. `evaluation` and `bundle_version` are None when the flow ended before them."""
+    """The result of a run. `evaluation` and `bundle_version` are None if the flow ended before them."""
 
     stages: tuple[StageOutput, ...]
     evaluation: dict[str, Any] | None = None
@@ -38,9 +41,12 @@ class PipelineReport:
 
 
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
-    """Run the flow and show it on the console, also what the gate refuses. What was withdrawn is not published again.
+    """Run the flow and show it on the console, including rejections by the gate.
 
-    Raises ConfigError where no Ray cluster is at `--ray`, DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyUnavailable.
+    Withdrawn bundles are not published again.
+
+    Raises ConfigError if no Ray cluster is at `--ray`, DataError, StageFailed, BundleMoved if another version was
+    promoted meanwhile, EnvironmentFault, DependencyUnavailable.
     """
     options.team.check_ray()
     for note in options.team.notes(os.cpu_count() or 1, torch.cuda.device_count()):
@@ -69,7 +75,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
 
 
 def flow(run: ModelRun, bars: Bars) -> Iterator[StageOutput]:
-    """Run the stages in order, up to the option `until`; yields after each."""
+    """Run the stages in order, up to the option `until`; yield after each."""
     for stage in STAGES:
         if stage.is_in(run):
             output = run.made[stage.name] = stage.make(run, bars.begin(stage.name))
@@ -79,14 +85,14 @@ def flow(run: ModelRun, bars: Bars) -> Iterator[StageOutput]:
 
 
 def _show_found(ingested: Path, console: Console) -> None:
-    """Print what was found in the data, before hours of training on it."""
+    """Print the findings on the data before hours of training."""
     found = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
     for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
 
 
 def _show(run: ModelRun, console: Console) -> None:
-    """Print what the stages after `ingest` found."""
+    """Print the findings of the stages after `ingest`."""
     folders = {name: output.path for name, output in run.made.items()}
     if "depth" in folders:
         console.print(code_depth.describe(folders["depth"]), markup=False)

@@ -1,9 +1,11 @@
-"""The stages of the offline flow, top to bottom: what each reads of those before it, and what it makes. `STAGES` is the flow.
+"""The stages of the offline flow, in order: the inputs of each stage, and its output. `STAGES` is the flow.
 
-    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> similar -> assemble -> precompute -> publish
+    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> similar
+    -> assemble -> precompute -> publish
 
-A stage is a function of the run so far. It is skipped where its output for these inputs exists; what has an effect outside of its folder (the online store,
-the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. Another stage is one more function, and its row in `STAGES`.
+A stage is a function of the run so far. It is skipped if its output for these inputs exists. Effects outside of its
+folder (the online store, the live pointer) always run, because they are cheap and the store may have been emptied in
+between. A new stage is a function and a row in `STAGES`.
 """
 
 import shlex
@@ -52,13 +54,13 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True)
 class ModelRun:
-    """One run of the flow: what was asked for, and what its stages have made so far, by their names.
+    """One run of the flow: its options, and the outputs of its stages so far, by stage name.
 
     Args:
-        live: The bundle that the run is to replace, None without one.
-        live_before: The same where its codes are kept, for a warm start; None for a whole training.
-        start: What a warm start's weights begin as. The stage `features` finds these three, as soon as the data is known.
-        judgement: What the gate found, None before it.
+        live: The bundle that the run is to replace; None without a live bundle.
+        live_before: The same if its codes are kept, for a warm start; None for a whole training.
+        start: The initial weights of a warm start. The stage `features` sets these three as soon as the data is known.
+        judgement: The gate's result, None before the gate.
     """
 
     options: PipelineOptions
@@ -83,7 +85,7 @@ class ModelRun:
 
     @cached_property
     def codes(self) -> CodesOptions:
-        """The codes' options with their depth, where a comparison or the live bundle decides on it. Ready after `depth`."""
+        """The codes' options with their depth, if a comparison or the live bundle decides it. Ready after `depth`."""
         options = self.options.codes
         if "depth" in self.made:
             chosen = code_depth.read_comparison(self.made["depth"].path)["depth"]
@@ -93,7 +95,7 @@ class ModelRun:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """The depths of codes between which validation decides, or the only one. A warm start keeps the depth that it starts from."""
+        """The candidate depths of codes, between which validation decides. A warm start keeps its start's depth."""
         if self.live_before is not None and self.options.codes.depth is None:
             return (load_catalogue(self.live_before.path / "catalogue.parquet").depth,)
         widest = max(recipe.train.hidden_size for recipe in self.options.recipes)
@@ -101,7 +103,7 @@ class ModelRun:
 
     @cached_property
     def num_items(self) -> int:
-        """The number of items that were ingested."""
+        """The number of ingested items."""
         counted = pl.scan_parquet(self.made["ingest"].path / "items.parquet").select(pl.len()).collect()
         return int(counted.item())
 
@@ -112,7 +114,7 @@ class ModelRun:
 
     @cached_property
     def recipe(self) -> recipes.Recipe:
-        """How both models are trained. Ready after `tokenize`."""
+        """The training recipe of both models. Ready after `tokenize`."""
         return recipes.choose(self.options.recipes, self.size)
 
     @cached_property
@@ -129,7 +131,7 @@ class ModelRun:
 
     @cached_property
     def serving(self) -> evaluate.Trained:
-        """The pair that serves: the judged one, or what it became by learning from all events. Ready after `refit`."""
+        """The serving pair: the judged pair, or its refit on all events. Ready after `refit`."""
         return refit.serving_pair(self.judged, self.made["refit"].path) if self.options.refit else self.judged
 
     @cached_property
@@ -145,17 +147,17 @@ class ModelRun:
 
     @property
     def command(self) -> str:
-        """What this process was started as; the module of the command `tailrace` by that name."""
+        """The command line of this process; the module of the command `tailrace` is shown by that name."""
         path = Path(sys.argv[0])
         return shlex.join(["tailrace" if path.parts[-2:] == ("cli", "main.py") else path.name, *sys.argv[1:]])
 
     def checkpoints(self, stage: str, key: str) -> Checkpoints:
-        """Return where this stage's fits save their states."""
+        """Return the checkpoints of this stage's fits."""
         reporting = replace(self.options.reporting, run=f"{stage}-{key[:8]}")
         return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s, reporting)
 
     def manifest(self) -> dict[str, Any]:
-        """Return a bundle's manifest without its version, its hashes and how its student serves. Ready after `gate`."""
+        """Return a bundle's manifest without version, hashes and the student's serving form. Ready after `gate`."""
         assert self.judgement is not None
         origin = manifest.Origin(
             made=self.made,
@@ -170,12 +172,15 @@ class ModelRun:
 
 
 def _ingest(run: ModelRun, _: Progress) -> StageOutput:
-    """Make events and items of one schema from the given tables, or the data set, and the live log."""
+    """Bring events and items to one schema, from the given tables or the data set, and the live log."""
     return ingest_events(run.cache, run.options, run.places)
 
 
 def _features(run: ModelRun, progress: Progress) -> StageOutput:
-    """Replay the events to histories, and fill the online store with them. Data of another kind than the live bundle's is refused first."""
+    """Replay the events to histories, and write them to the online store.
+
+    Rejects data that differs from the live bundle's first.
+    """
     ingested, places = run.made["ingest"], run.places
     run.live = live_of(run.store, run.live_version, ingested, run.options, run.command)
     if run.options.warm_start and (run.live or not run.live_version):
@@ -193,7 +198,7 @@ def _features(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _depth(run: ModelRun, progress: Progress) -> StageOutput:
-    """Tokenize and train at each depth, which the stages of these names then find done, and compare on validation."""
+    """Tokenize and train at each depth, and compare on validation. The stages of these names then reuse the outputs."""
     candidates, keys, repeats = {}, [], False
     for one in run.depths:
         tokenized = _tokenize_by(run, replace(run.options.codes, depth=one, is_compared=True))
@@ -212,14 +217,14 @@ def _depth(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _tokenize(run: ModelRun, _: Progress) -> StageOutput:
-    """Encode the items, and make examples of the histories with their splits."""
+    """Encode the items, and make split examples from the histories."""
     return _tokenize_by(run, run.codes)
 
 
 def _tokenize_by(run: ModelRun, codes: CodesOptions) -> StageOutput:
     ingested, max_items = run.made["ingest"], run.places.history_max_items
     histories = partial(point_in_time.histories_as_of, run.places.feature_repo)
-    kept = reuse.kept_codes(run.live_before.path) if run.live_before else None  # whether or not its weights are
+    kept = reuse.kept_codes(run.live_before.path) if run.live_before else None  # even if its weights are not used
     parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": run.split} | asdict(codes)
     return run.cache.run(
         "tokenize",
@@ -252,7 +257,7 @@ def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, pro
 
 
 def _distill(run: ModelRun, progress: Progress) -> StageOutput:
-    """Train the student with the decoder's targets, and its twin without; the one that validates better serves."""
+    """Train the student with the decoder's targets, and its twin without; the better one on validation serves."""
     tokenized, trained, options = run.made["tokenize"].path, run.made["train"], run.recipe.distill
     key = content_key(asdict(options) | {"precision": run.options.precision}, [trained.key], [train_student])
     saved, decoder_dir = run.checkpoints("distill", key), trained.path / "decoder"
@@ -276,9 +281,9 @@ def _evaluate(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _gate(run: ModelRun, _: Progress) -> StageOutput:
-    """Judge both models and the data. Raises StageFailed, with the report of what is refused and what one can do next."""
+    """Judge both models and the data. Raises StageFailed, with the report of violations and fixes."""
     evaluated, ingested, options = run.made["evaluate"], run.made["ingest"], run.options
-    compared = run.live if run.publishes else None  # it learned from what is after the cut
+    compared = run.live if run.publishes else None  # it has learned events after the cut
     judged = judge.judge(run.judged, run.held_out, evaluated, ingested.path, run.store, compared, options)
     run.judgement = judged
     if judged.problems and not options.force:
@@ -303,7 +308,7 @@ def _refuse(run: ModelRun, judged: judge.Judgement) -> None:
 
 
 def _refit(run: ModelRun, progress: Progress) -> StageOutput:
-    """Let the pair that passed the gate learn from all events."""
+    """Train the pair that passed the gate on all events."""
     key = refit.key(run.recipe, run.made["distill"].key)
     saved = run.checkpoints("refit", key)
     team = run.options.team
@@ -311,7 +316,10 @@ def _refit(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _similar(run: ModelRun, progress: Progress) -> StageOutput:
-    """Choose how similar items are found, and make the table of them by the pair that serves. Raises StageFailed for a refit that harmed."""
+    """Choose the mix of similar items, and write their table for the serving pair.
+
+    Raises StageFailed for a harmful refit.
+    """
     judged, serving, last = run.judged, run.serving, run.made["distill"]
     if run.options.refit:
         last = run.made["refit"]
@@ -325,7 +333,7 @@ def _similar(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _assemble(run: ModelRun, _: Progress) -> StageOutput:
-    """Export the student, and make the bundle of the pair that serves. Raises BundleWithdrawn."""
+    """Export the student, and assemble the bundle of the serving pair. Raises BundleWithdrawn."""
     assert run.judgement is not None
     serving, similar = run.serving, run.made["similar"]
     beside = run.judged if run.options.refit else None
@@ -339,7 +347,10 @@ def _assemble(run: ModelRun, _: Progress) -> StageOutput:
 
 
 def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
-    """Make the lists of the busiest users, and write them to the online store. Raises BundleWithdrawn without `force`."""
+    """Make the lists of the busiest users, and write them to the online store.
+
+    Raises BundleWithdrawn without `force`.
+    """
     folder, version = run.assembled
     if not run.options.force:
         run.store.refuse_withdrawn(version, folder)
@@ -352,7 +363,10 @@ def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _publish(run: ModelRun, _: Progress) -> StageOutput:
-    """Publish the bundle with its manifest and model card, and make it live. Raises BundleMoved where another went live meanwhile."""
+    """Publish the bundle with its manifest and model card, and promote it.
+
+    Raises BundleMoved if another bundle was promoted meanwhile.
+    """
     assert run.judgement is not None
     folder, version = run.assembled
     finished = evaluate.read_report(folder)
@@ -362,7 +376,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
     published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
     if (
         run.options.replace_live and run.judgement.reference is None
-    ):  # what was replaced can measure nothing of this data
+    ):  # measures of the replaced bundle do not apply to this data
         store.set_reference(version, "tailrace pipeline --replace-live")
     store.prune_after_publication(run.places.keep_bundles)
     FeatureWriter(run.places.feature_repo).remove_precomputed(store.versions())
@@ -371,7 +385,10 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the flow: its name, what makes its output, and whether a run has it, which is asked after the stages before it."""
+    """A stage of the flow: its name, its function, and whether a run includes it.
+
+    Inclusion is evaluated after the previous stages.
+    """
 
     name: str
     make: Callable[[ModelRun, Progress], StageOutput]
@@ -429,7 +446,7 @@ def store_lists(
 
 
 def _remove_erased(rows: Sequence[PrecomputedRow], places: Places, erasures: Ledger) -> None:
-    """Remove lists just written of users who were erased meanwhile: the worker may have looked for them before they were there."""
+    """Remove just-written lists of users erased meanwhile: the worker may have looked for these lists too early."""
     after = erasures.everybody()
     if gone := {row.user_id for row in rows if after.of(row.user_id)}:
         store = ErasingWriter(places.feature_repo)

@@ -1,1 +1,1 @@
-"""Impressions joined with clicks, experiments and canaries judged by tests that may be looked at always, and estimates of policies that did not run."""
+"""Joins impressions with clicks, tests experiments and canaries at any look, and estimates unserved policies."""

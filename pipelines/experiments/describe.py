@@ -1,4 +1,7 @@
-"""A report for people: lines for a terminal, and Markdown with its pictures. Knows only the plain values of `report` and `off_policy`."""
+"""An experiment's report as lines for a terminal, and as Markdown with pictures.
+
+Knows only the plain values of `report` and `off_policy`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +16,7 @@ _UNITS = {
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the report as lines of a terminal, at most some 100 columns wide."""
+    """Return the report as lines of a terminal, about 100 columns wide at most."""
     lines: list[str] = []
     for title, rows, sentences in _parts(found):
         lines += [title, *_columns(rows), *sentences, ""]
@@ -41,7 +44,7 @@ _DIFFERENCES = "Differences"
 
 
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Yield the report's parts: title, a table (its head first, maybe none), sentences."""
+    """Yield the report's parts: title, a table (header first, may be empty), sentences."""
     if "variants" in found:
         yield from _compared(found)
     if "a_a" in found:
@@ -149,6 +152,6 @@ def _number(value: float | None) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """Return a table's rows with their cells beneath each other."""
+    """Return a table's rows with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

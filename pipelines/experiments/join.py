@@ -1,21 +1,24 @@
-"""Joins impressions with the clicks that followed: one row per shown item, one Parquet file per day (UTC) of impressions.
+"""Joins impressions with the clicks that followed: one row per impression of an item, one Parquet file per day (UTC).
 
-A click with a `request_id` belongs to that request's impression of the item; a click without it belongs to the newest impression
-of the item to the same user. Both must fall within a window after the impression. Excluded are clicks after the window, before
-the impression, on items that the impression lacks, by other users, of requests that are not in the log, and repeated event ids
-(the earliest counts). Repeated impressions count once.
+A click with a `request_id` belongs to that request's impression of the item; a click without it belongs to the newest
+impression of the item to the same user. Both must fall within a window after the impression. Excluded are clicks after
+the window, before the impression, on items that the impression lacks, by other users, of requests that are not in the
+log, and repeated event ids (the earliest counts). Repeated impressions count once.
 
-Impressions and clicks before a user's erasure are excluded; joining any day removes them from the other days' files too.
+Impressions and clicks before a user's erasure are excluded; joining any day removes them from the other days' files
+too.
 
-One day and its window are in memory at a time. A day whose window has passed changes only if events come late: joining it again
-replaces its file. Columns that old impressions lack are null. User ids are the product's own.
+One day and its window are in memory at a time. A day whose window has passed changes only if events are late: joining
+it again replaces its file. Columns that old impressions lack are null. User ids are the product's own.
 
 | column | content |
 |---|---|
-| request_id, user_id, session, shown_time_ms | the impression; user_id is null for a visitor, session is a hash of the visitor's session (null: sent none) |
+| request_id, user_id, session, shown_time_ms | the impression; null: user_id of a visitor, session that was not sent |
 | surface, name, bundle_version, variant, tier, reason, elapsed_ms, deadline_ms | as recorded |
-| position, item_id, score, propensity | the item, its place from 1 on, its score, the probability with which it was shown there |
+| position, item_id, score, propensity | the item, its position from 1 on, its score, its probability at this position |
 | clicks, value, clicked_time_ms | number of clicks (0: none), the sum of their values, the time of the first (null) |
+
+`session` is a hash of the visitor's session.
 """
 
 import os
@@ -32,7 +35,7 @@ ErasedUntil = Callable[[str], int | None]
 DAY_MS = 86_400_000
 WINDOW_MS = 30 * 60_000
 SKEW_MS = 60_000
-"""How far a caller's clock may be behind ours: a click that names its request may seem to be this much earlier than the impression."""
+"""Maximum lag of a caller's clock: a click that names its request may appear to precede the impression by this much."""
 _OF_IMPRESSION = {
     "request_id": pl.String,
     "user_id": pl.String,
@@ -63,7 +66,7 @@ _OF_CLICK = {
     "request_id": pl.String,
 }
 IMPRESSION = ["request_id", "user_id", "shown_time_ms"]
-"""What makes an impression: callers may send the same request id twice."""
+"""Key of an impression: callers may send the same request ID twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +89,20 @@ def join(
     until: date | None = None,
     erased_until: ErasedUntil = lambda _user_id: None,
 ) -> Iterator[Joined]:
-    """Join day by day and write `out/YYYY-MM-DD.parquet`; yield each day once its file is whole.
+    """Join day by day and write `out/YYYY-MM-DD.parquet`; yield each day once its file is complete.
 
     Args:
         impressions: Folder (or file) of impressions as Parquet, in any subfolders.
         events: The same of interactions.
-        out: Folder of the result, made if there is none.
+        out: Folder of the result, created if missing.
         window_ms: How long after an impression a click still belongs to it.
         event_types: The types that count as clicks.
         since: The first day; None: the log's first.
         until: The day after the last; None: the log's last.
-        erased_until: Returns until when (Unix ms) a user was erased; None for one who was not.
+        erased_until: Returns until when (Unix ms) a user was erased; None if the user was not erased.
 
     Raises:
-        DataError: A folder has no Parquet file, or one that cannot be read, or lacks a column that nothing can replace.
+        DataError: A folder has no Parquet file, or a file that cannot be read or lacks a required column.
     """
     shown, clicks = _scan(impressions, ("request_id", "user_id", "shown_time_ms", "item_ids")), _scan(events, _REQUIRED)
     span = shown.select(first=pl.col("shown_time_ms").min(), last=pl.col("shown_time_ms").max()).collect().row(0)
@@ -108,7 +111,7 @@ def join(
     first = span[0] // DAY_MS if since is None else _day_of(since)
     last = span[1] // DAY_MS + 1 if until is None else _day_of(until)
     out.mkdir(parents=True, exist_ok=True)
-    for path in out.glob("*.parquet"):  # the log may not have this day any more
+    for path in out.glob("*.parquet"):  # the log may no longer contain this day
         before = pl.read_parquet(path)
         if len(kept := _kept(before, "shown_time_ms", erased_until)) < len(before):
             _write(kept, path)
@@ -126,7 +129,7 @@ def join(
 
 
 def unit() -> pl.Expr:
-    """Whom experiments assign, of a row of the table: the user, else the visitor's session, else nobody twice."""
+    """Return the experimental unit of a table row: the user, else the visitor's session, else the request."""
     return pl.coalesce("user_id", pl.lit("session ") + pl.col("session"), pl.lit("visitor ") + pl.col("request_id"))
 
 
@@ -184,7 +187,10 @@ def _items(shown: pl.LazyFrame) -> pl.DataFrame:
 
 
 def exploded(lists: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Return a row for each item of each list, each item of a list once; `columns`, `item_id` among them, are by item."""
+    """Return a row for each item of each list, each item of a list once.
+
+    `columns`, `item_id` among them, are by item.
+    """
     return lists.explode(list(columns)).unique([*IMPRESSION, "item_id"], keep="first", maintain_order=True)
 
 
@@ -199,12 +205,12 @@ def _kept(table: pl.DataFrame, time: str, erased_until: ErasedUntil) -> pl.DataF
 
 
 def _column(there: Sequence[str], source: str, name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
-    """Return a column under its name in the result; null where the log has none."""
+    """Return a column under its name in the result; null if the log lacks it."""
     return (pl.col(source) if source in there else pl.lit(None)).cast(kind).alias(name)
 
 
 def _clicks(events: pl.LazyFrame, event_types: Sequence[str]) -> pl.DataFrame:
-    """Return the events that count, each id once: the earliest."""
+    """Return the events that count, each ID once: the earliest."""
     there = events.collect_schema().names()
     table = events.select(_column(there, name, name, kind) for name, kind in _OF_CLICK.items()).filter(
         pl.col("event_type").fill_null("click").is_in(list(event_types))
@@ -213,16 +219,17 @@ def _clicks(events: pl.LazyFrame, event_types: Sequence[str]) -> pl.DataFrame:
 
 
 def earliest(clicks: pl.DataFrame) -> pl.DataFrame:
-    """Return each event id once: its earliest event."""
+    """Return each event ID once: its earliest event."""
     return clicks.sort("event_time_ms", "event_id").unique("event_id", keep="first", maintain_order=True)
 
 
 def followed(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int) -> pl.DataFrame:
-    """Return the clicks of each shown item. Every click-based evaluation joins by this rule.
+    """Return the clicks of each impression of an item. Every click-based evaluation joins by this rule.
 
     Args:
         items: A row for each item of each impression: the columns of `IMPRESSION`, and `item_id`.
-        clicks: A row for each event id: `user_id, item_id, event_time_ms, value, request_id`. Ids have the same type in both tables.
+        clicks: A row for each event ID: `user_id, item_id, event_time_ms, value, request_id`. IDs have the same type in
+            both tables.
         window_ms: How long after an impression a click still belongs to it.
 
     Returns:
@@ -260,7 +267,10 @@ def followed(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int) -> pl.Da
 
 
 def _joined(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int, end: int) -> pl.DataFrame:
-    """Return the items shown before `end` with their clicks; later ones are there because a click may belong to them instead."""
+    """Return the items shown before `end` with their clicks.
+
+    Later impressions take part because clicks may belong to them.
+    """
     return (
         items.filter(pl.col("shown_time_ms") < end)
         .join(
@@ -286,7 +296,7 @@ _FOUND = [
 
 
 def _write(table: pl.DataFrame, path: Path) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically."""
     scratch = path.with_suffix(f".{os.getpid()}.part")
     table.write_parquet(scratch)
     scratch.replace(path)

@@ -1,8 +1,9 @@
-"""The joined table as sums by day, variant and user: all that a report needs, in memory one day at a time.
+"""The joined table as sums by day, variant and user: all inputs of a report, with one day in memory at a time.
 
-Lists are the unit of exposure, users (a visitor: the session, else the request) the unit of chance. Novelty is the mean self-information of a list's items in bits,
--log2 of the share of all lists that show the item (Zhou et al., PNAS 107, 2010). Values and latencies are cut off at `CUT` of those above 0, over all
-variants: one purchase or one stalled call else decides a mean.
+Lists are the unit of exposure; users (for a visitor: the session, else the request) are the unit of randomisation.
+Novelty is the mean self-information of a list's items in bits, -log2 of the fraction of all lists that show the item
+(Zhou et al., PNAS 107, 2010). Values and latencies are clipped at the quantile `CUT` of the positive ones, over all
+variants; otherwise one purchase or one stalled call would decide a mean.
 """
 
 import math
@@ -24,7 +25,7 @@ METRICS = {
     "latency_ms": ("latency_ms", "timed"),
     "novelty_bits": ("novelty", "lists"),
 }
-"""By metric, whose totals over which exposure."""
+"""By metric: the sum of its totals, and the sum of its exposure."""
 _SUMS = ("lists", "clicks", "value", "latency_ms", "timed", "novelty")
 _LIST = ["request_id", "user_id", "shown_time_ms"]
 _CONSEQUENCES = frozenset(
@@ -42,7 +43,7 @@ _CONSEQUENCES = frozenset(
         "clicked_time_ms",
     }
 )
-"""Columns that are the variant or that it changes: its users in such a segment are others than the control's."""
+"""The variant column and its consequences: in such a segment, the variants' users are not comparable."""
 _OF_LISTS = frozenset({*_LIST, "session"})
 
 
@@ -52,10 +53,10 @@ class Lists:
 
     Args:
         days: In order, as YYYY-MM-DD.
-        users: Rows (day, variant, user, each segment, sums); `day` is a place in `days`, `user` a number.
+        users: Rows (day, variant, user, each segment, sums); `day` is an index into `days`, `user` a number.
         tiers: Rows (variant, tier, lists).
-        cuts: Where values and latencies are cut off.
-        num_outside: Lists that are in no variant.
+        cuts: Clipping points of values and latencies.
+        num_outside: Number of lists without a variant.
     """
 
     days: Sequence[str]
@@ -82,7 +83,7 @@ def read_lists(
         segments: Columns that divide users into separately reported segments.
 
     Raises:
-        DataError: There is no file, a column is missing, or no list is in a variant.
+        DataError: A file or a column is missing, or no list is in a variant.
         InvalidRequest: A segment is a consequence of the variant.
     """
     files = sorted(table.glob("*.parquet")) if table.is_dir() else [table]
@@ -182,7 +183,10 @@ def _escaped(text: str) -> str:
 
 
 def sums_by_day(lists: Lists, metric: str, users: pl.DataFrame | None = None) -> list[dict[str, UserSums]]:
-    """Return each variant's cumulative sums by day, for the rows `users` of `lists.users` or for all. Users without exposure are skipped."""
+    """Return each variant's cumulative sums by day, for the rows `users` of `lists.users` or for all.
+
+    Users without exposure are skipped.
+    """
     rows, names = lists.users if users is None else users, METRICS[metric]
     found: list[dict[str, UserSums]] = [{} for _ in lists.days]
     for (variant,), part in rows.group_by("variant"):

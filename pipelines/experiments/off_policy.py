@@ -1,11 +1,11 @@
 """Off-policy evaluation: estimates the value of a policy that did not serve from logged propensities, or refuses to.
 
-A list's weight is the policy's probability of it over its logged propensity. The estimates are IPS (Horvitz and Thompson 1952),
-SNIPS (Swaminathan and Joachims, NeurIPS 2015) and doubly robust (Dudik, Langford and Li, ICML 2011), with 95 % intervals by
-users, for one look.
+A list's weight is the policy's probability of it over its logged propensity. The estimates are IPS (Horvitz and
+Thompson 1952), SNIPS (Swaminathan and Joachims, NeurIPS 2015) and doubly robust (Dudik, Langford and Li, ICML 2011),
+with 95 % intervals by users, for one look.
 
-The mean weight also measures support. It is 1 if the log could have shown every list of the policy; a mean below 1 is the
-fraction of the policy that the log never shows, about which no estimate can say anything. Then the result is a refusal, as it is
+The mean weight also measures support. It is 1 if the log could have shown every list of the policy; a mean below 1 is
+the fraction of the policy covered by the log. No estimate can cover the rest: then the result is a refusal, as it is
 for a log without random draws. Pure; numpy only, except `read_logged`.
 """
 
@@ -22,7 +22,7 @@ from services.errors import DataError
 
 _NORMAL = 1.959964
 _REFUSED_AT = 2.575829
-"""Standard errors by which the mean weight may be below 1: 99 %, two-sided."""
+"""Maximum standard errors of the mean weight below 1: 99 %, two-sided."""
 MAX_SUPPORT_ERROR = 0.2
 """Largest half width of the support's interval that still allows an estimate."""
 MIN_EFFECTIVE = 100.0
@@ -31,7 +31,7 @@ _LIST = ["request_id", "user_id", "shown_time_ms"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """Lists of a log, an entry each.
+    """Lists of a log, one entry per list.
 
     Args:
         user: Number of the user.
@@ -52,7 +52,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean a list with its 95 % interval."""
+    """A mean per list with its 95 % interval."""
 
     value: float
     low: float
@@ -61,7 +61,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicy:
-    """The estimates; none where `refusal` says why. `support` is the policy's share that the log can show, `effective_lists` how many lists the weights leave."""
+    """The estimates; empty if `refusal` gives a reason.
+
+    `support` is the fraction of the policy that the log can show; `effective_lists` is the effective sample size.
+    """
 
     num_lists: int
     num_users: int
@@ -75,7 +78,7 @@ class OffPolicy:
 
 
 def estimate(logged: Logged) -> OffPolicy:
-    """Estimate the policy's mean reward a list, or refuse. Raises DataError for a propensity that is none."""
+    """Estimate the policy's mean reward per list, or refuse. Raises DataError for an invalid propensity."""
     _, user = np.unique(logged.user, return_inverse=True)
     num_lists, num_users = len(user), int(user.max()) + 1 if len(user) else 0
 
@@ -146,13 +149,14 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
 
     Args:
         table: The folder that `join` writes, or one file. The propensity of a list is the product of its items'.
-        policy: Parquet: `request_id`, `probability` (that the policy shows what this request was shown) and, for doubly robust estimates, a model's
-            `reward_of_shown` and `reward_of_policy`.
+        policy: Parquet: `request_id`, `probability` (that the policy shows this request's list) and, for doubly
+            robust estimates, a model's `reward_of_shown` and `reward_of_policy`.
         reward: The column of the table that is summed for each list.
-        surface: Only its lists; None: all.
+        surface: Only lists of this surface; None: all.
 
     Raises:
-        DataError: A column is missing, a probability is none, no list is on the surface, or lists of the table are not in the policy's file.
+        DataError: A column is missing, a probability is invalid, no list is on the surface, or lists of the table are
+            missing from the policy's file.
     """
     found = pl.read_parquet(policy)
     for name in ("request_id", "probability"):

@@ -1,4 +1,4 @@
-"""The differences of a report by day as PNGs. The only file of the room that draws, by matplotlib, which is loaded when it does."""
+"""The differences of a report by day as PNGs, by matplotlib, which is loaded lazily."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def write_pictures(found: Mapping[str, Any], stem: Path) -> dict[str, str]:
-    """Draw a picture for each metric with a difference, as `<stem>-<metric>.png`; return the files' names by metric. Raises OSError."""
+    """Draw a picture for each metric with a difference, as `<stem>-<metric>.png`; return the file names by metric.
+
+    Raises OSError.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,7 +1,8 @@
 """The report of an experiment: each variant's difference to the control, with intervals valid at every look. Pure.
 
-The report may be read every day, and may end the experiment on any day. Clicks decide; the other metrics, each at the same
-level, explain. Segments are many simultaneous tests of clicks: Holm's method corrects their p-values under any dependence.
+The report may be read every day, and may end the experiment on any day. Clicks decide; the other metrics, each at the
+same level, explain. Segments are many simultaneous tests of clicks: Holm's method corrects their p-values under any
+dependence.
 """
 
 import math
@@ -20,15 +21,18 @@ from services.errors import InvalidRequest
 
 ALPHA = 0.05
 MISMATCH = 0.01
-"""Below this p-value users are not divided as they should be, and no difference can be trusted."""
+"""Below this p-value users are not divided as intended, and no difference can be trusted."""
 EFFECT = 0.05
 MIN_USERS = 100
-"""Of each variant, for a difference or a segment."""
+"""Minimum users of each variant, for a difference or a segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A variant less the control: in the metric's unit, with the interval over all looks and its p-value. None: too few users."""
+    """A variant minus the control, in the metric's unit, with the interval over all looks and its p-value.
+
+    None: too few users.
+    """
 
     estimate: float | None
     low: float | None
@@ -40,7 +44,10 @@ _UNKNOWN = Difference(estimate=None, low=None, high=None, p_value=1.0)
 
 
 def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, alpha: float = ALPHA) -> Difference:
-    """Compare two variants. `effect` is the share of the control's mean that the test is made for."""
+    """Comparison of two variants.
+
+    `effect` is the relative effect, as a fraction of the control's mean, that the test targets.
+    """
     variance = difference_variance(candidate, control)
     scale = effect * abs(control.mean) if control.exposure else 0.0
     if min(candidate.num_users, control.num_users) < MIN_USERS or not 0 < variance < math.inf or not scale:
@@ -52,13 +59,13 @@ def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The comparison to make.
+    """Options of a comparison.
 
     Args:
         control: The baseline variant; empty: `control`, else the first by name.
         shares: Traffic fraction by variant; empty: equal fractions.
         segments: Columns that divide the users.
-        effect: Relative effect, as a fraction of the control's value, for which the tests are most powerful.
+        effect: Relative effect, as a fraction of the control's value, with the highest power of the tests.
     """
 
     control: str = ""
@@ -71,7 +78,7 @@ def report(lists: Lists, options: Options) -> dict[str, Any]:
     """Return the report as plain values: {control, days, variants, differences, segments, mismatch, notes}.
 
     Raises:
-        InvalidRequest: The control or a share names no variant of the table, or there is but one variant.
+        InvalidRequest: The control or a fraction names no variant of the table, or the table has a single variant.
     """
     variants = lists.variants
     control = options.control or ("control" if "control" in variants else variants[0])
@@ -160,7 +167,7 @@ def _mismatch(lists: Lists, shares: Mapping[str, float] | None, variants: Sequen
 
 
 def _notes(lists: Lists) -> list[str]:
-    """Return what a reader must know of the data, a sentence each."""
+    """Return notes that a reader of the data needs, a sentence each."""
     notes = []
     several = lists.users.group_by("user").agg(pl.col("variant").n_unique()).filter(pl.col("variant") > 1).height
     if several:
@@ -173,9 +180,9 @@ def _notes(lists: Lists) -> list[str]:
 
 
 def a_a(lists: Lists, variant: str, num: int, seed: int, effect: float = EFFECT) -> dict[str, Any]:
-    """Divide one variant's users at random in halves, `num` times, and look each day: in how many a difference was found, by metric.
+    """Divide one variant's users at random in halves, `num` times, look each day, and count differences by metric.
 
-    The halves differ in nothing, so at most `ALPHA` of them should be found to.
+    The halves do not differ, so at most `ALPHA` of them should show a difference.
     """
     draw = np.random.default_rng(seed)
     rows = lists.users.filter(pl.col("variant") == variant)

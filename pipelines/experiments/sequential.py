@@ -1,14 +1,17 @@
-"""Sequential tests and intervals: valid at every look, with one error level over all looks. Pure; scipy's functions only.
+"""Sequential tests and intervals: valid at every look, with one error level over all looks. Pure, with scipy.
 
-Means. The estimate of a difference and its variance are compared with a mixture of all differences: Robbins' mixture (Annals of Mathematical Statistics
-41, 1970), as the mixture SPRT of Johari, Pekelis and Walsh (arXiv 1512.04922) and as the one-sided normal mixture with its closed bound of Howard, Ramdas,
-McAuliffe and Sekhon (Annals of Statistics 49, 2021, section 3.2 and equation 14). Estimates are means over many users, so this is asymptotic
-(Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, arXiv 2103.06476): values must be bounded or cut off, and there must be some hundred users.
+Scipy's functions only.
 
-Counts of users. A salted hash puts each user into a variant with a known probability, independently of all other users. So the
-variants of affected users, in the order of their first event, are independent draws, even if their events depend on each other.
-The test is exact for any number of users (Lindon and Malek, arXiv 2011.03567, here one-sided), as is the test of a sample-ratio
-mismatch.
+Means. The estimate of a difference and its variance are compared with a mixture of all differences: Robbins' mixture
+(Annals of Mathematical Statistics 41, 1970), as the mixture SPRT of Johari, Pekelis and Walsh (arXiv 1512.04922) and as
+the one-sided normal mixture with its closed bound of Howard, Ramdas, McAuliffe and Sekhon (Annals of Statistics 49,
+2021, section 3.2 and equation 14). Estimates are means over many users, so this is asymptotic (Waudby-Smith, Arbour,
+Sinha, Kennedy and Ramdas, arXiv 2103.06476): values must be bounded or clipped, and some hundred users are needed.
+
+Counts of users. A salted hash puts each user into a variant with a known probability, independently of all other users.
+So the variants of affected users, in the order of their first event, are independent draws, even if their events depend
+on each other. The test is exact for any number of users (Lindon and Malek, arXiv 2011.03567, here one-sided), as is the
+test of a sample-ratio mismatch.
 
 `effect`, in the estimate's unit, is the size that the mixture detects soonest; it detects all other sizes too.
 """
@@ -21,13 +24,17 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, gammaln, ndtr
 
 _FAR = 30.0
-"""No ratio's logarithm is farther from 0."""
+"""Bound on the logarithm of a ratio."""
 _CONCENTRATION = 100.0
-"""Of the Dirichlet prior around the shares: it finds a mismatch of a few per cent soonest."""
+"""Concentration of the Dirichlet prior around the traffic fractions: it detects a mismatch of a few per cent
+soonest."""
 
 
 def log_evidence_above(estimate: float, variance: float, effect: float) -> float:
-    """Return the log evidence that the mean is above 0. Under the null it ever exceeds log(1/alpha) in at most alpha of all runs."""
+    """Return the log evidence that the mean is above 0.
+
+    Under the null it ever exceeds log(1/alpha) in at most alpha of all runs.
+    """
     spread = variance + effect**2
     shift = estimate * effect / math.sqrt(variance * spread)
     upper = float(ndtr(shift))
@@ -35,7 +42,7 @@ def log_evidence_above(estimate: float, variance: float, effect: float) -> float
 
 
 def half_width(variance: float, effect: float, alpha: float) -> float:
-    """Return how far the truth may lie on one side of an estimate; it ever lies farther in at most `alpha` of all runs."""
+    """Return the one-sided error bound of an estimate; at any look, at most `alpha` of all runs exceed it."""
     spread = 1 + effect**2 / variance  # information over the mixture's own
     bound = math.log(math.sqrt(spread) / (2 * alpha) + 1)
     return math.sqrt(2 * variance * bound * spread / (spread - 1))
@@ -48,7 +55,7 @@ def interval(estimate: float, variance: float, effect: float, alpha: float = 0.0
 
 
 def p_value(estimate: float, variance: float, effect: float) -> float:
-    """Return the always valid p-value of a difference, on either side: one over the evidence of the two-sided mixture SPRT."""
+    """Return the always-valid two-sided p-value of a difference: 1 over the evidence of the two-sided mixture SPRT."""
     spread = variance + effect**2
     log_evidence = 0.5 * (math.log(variance / spread) + (estimate * effect) ** 2 / (variance * spread))
     return min(1.0, math.exp(-log_evidence))
@@ -73,14 +80,14 @@ def log_evidence_of_users(candidate: int, control: int, share: float, ratio: flo
 
 @lru_cache(4_096)
 def ratio_interval(candidate: int, control: int, share: float, alpha: float) -> tuple[float, float]:
-    """Return the interval of the ratio of rates, each side at `alpha`; from 0 to infinity where nothing happened yet."""
+    """Return the interval of the ratio of rates, each side at `alpha`; from 0 to infinity without events."""
     low = _largest_refused(candidate, control, share, alpha)
     high = _largest_refused(control, candidate, 1 - share, alpha)
     return low, 1 / high if high else math.inf
 
 
 def _largest_refused(candidate: int, control: int, share: float, alpha: float) -> float:
-    """Return the largest ratio above which the true one is shown to lie, 0 where there is none."""
+    """Return the largest ratio that the true ratio is shown to exceed, 0 if there is none."""
 
     def beyond(log_ratio: float) -> float:
         found = log_evidence_of_users(candidate, control, share, math.exp(log_ratio)) + math.log(alpha)
@@ -90,7 +97,10 @@ def _largest_refused(candidate: int, control: int, share: float, alpha: float) -
 
 
 def mismatch_p_value(users: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the always valid p-value that users are in the variants by these shares, which sum to 1 (a sample-ratio mismatch where it is small)."""
+    """Return the always-valid p-value that users are in the variants by these fractions, which sum to 1.
+
+    A small value means a sample-ratio mismatch.
+    """
     prior = [_CONCENTRATION * share for share in shares]
     log_evidence = float(
         gammaln(_CONCENTRATION)
@@ -104,7 +114,7 @@ def mismatch_p_value(users: Sequence[int], shares: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for their number by Holm's method (1979), which holds however they depend on each other."""
+    """Return the p-values corrected for their number by Holm's method (1979), valid under any dependence."""
     corrected, least = [0.0] * len(p_values), 0.0
     for before, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         corrected[place] = least = min(1.0, max(least, p_values[place] * (len(p_values) - before)))

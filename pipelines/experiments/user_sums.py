@@ -1,4 +1,7 @@
-"""A metric of one variant as sums over its users, who are the unit: what one user does is dependent, what two do is not. Pure; numpy only."""
+"""A metric of one variant as sums over its users, the independent units: only events of one user are dependent.
+
+Pure; numpy only.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class UserSums:
-    """Sums over users of their `total` of a metric (clicks, ms) and their `exposure` (lists shown): of both, of their squares and of their product.
+    """Sums over users of a metric's `total` (clicks, ms) and `exposure` (lists shown), their squares and their product.
 
-    The mean is all totals over all exposures; its variance is that of a ratio by the delta method, by users. Sums of different users add.
+    The mean is all totals over all exposures; its variance is that of a ratio by the delta method, by users. Sums of
+    different users add up.
     """
 
     num_users: int = 0
@@ -45,7 +49,7 @@ class UserSums:
 
     @property
     def mean(self) -> float:
-        """The metric per unit of exposure; NaN without any."""
+        """The metric per unit of exposure; NaN without exposure."""
         return self.total / self.exposure if self.exposure else math.nan
 
     def spread(self, mean: float) -> float:
@@ -62,9 +66,10 @@ class UserSums:
 
 
 def difference_variance(candidate: UserSums, control: UserSums, factor: float = 1.0) -> float:
-    """Return the variance of the candidate's mean less `factor` times the control's: the larger of that of two variants that differ and of two that do not.
+    """Return the variance of the candidate's mean minus `factor` times the control's.
 
-    The second takes one spread for both. A small variant with few events by chance has a small spread by chance, and would be found worse too often by its own.
+    It is the larger of two estimates: with separate spreads, and with a pooled spread. A small variant with few events
+    by chance has a small spread by chance; with its own spread it would be found worse too often.
     """
     both = candidate + control
     if min(candidate.num_users, control.num_users) < 2 or not candidate.exposure or not control.exposure:

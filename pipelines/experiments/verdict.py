@@ -1,7 +1,8 @@
-"""The verdict on a canary while it runs: guard metrics against the live version, each with a budget, looked at as often as one likes. Pure.
+"""Canary analysis: compares guard metrics with the live version within budgets, at any number of looks. Pure.
 
-All guards together find an equal candidate worse in at most `alpha` of all releases: each has its part of it, by weight, over all looks. Counts begin with
-the stage; several stages share `alpha`. Metrics that are means are asymptotic and need `MIN_USERS` a variant; shares of users are exact.
+All guards together find an equal candidate worse in at most `alpha` of all releases: each guard has its weighted part
+of `alpha`, over all looks. Counts begin with the stage; the stages of a release divide `alpha`. Metrics that are means
+are asymptotic and need `MIN_USERS` per variant; fractions of users are exact.
 """
 
 import math
@@ -15,11 +16,11 @@ from services.errors import ConfigError
 
 ALPHA = 0.05
 MIN_USERS = 100
-"""Of each variant, before a mean is judged."""
+"""Minimum users of each variant for the analysis of a mean."""
 
 
 class Outcome(StrEnum):
-    """What a verdict is."""
+    """Result of the analysis."""
 
     CONTINUE = "continue"
     WORSE = "worse"
@@ -29,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class State(StrEnum):
-    """What is known of one guard."""
+    """State of one guard."""
 
     OPEN = "open"
     WORSE = "worse"
@@ -39,17 +40,19 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A metric that a candidate must not worsen. Shares are of the control's value.
+    """A metric that a candidate must not worsen. Fractions are relative to the control's value.
 
     Args:
-        name: Which entry of the counts it judges.
-        higher_is_worse: Latency and errors; not so clicks.
-        budget: The share by which it may be worse.
-        effect: The share that the test is made for; a guard is no worse once the candidate is shown to be worse by less than this.
-        weight: Its part of alpha, beside the other guards' weights.
-        is_objective: Whether being better here makes the candidate better.
-        tolerance: Of something rare: a guard is no worse, too, once it is shown to happen in less than this share of lists more than with the control.
-        is_awaited: Whether the outcome waits for it while it is open. One that is not can still be worse.
+        name: The guard's entry of the counts.
+        higher_is_worse: True for latency and errors, False for clicks.
+        budget: The fraction by which the candidate may be worse.
+        effect: The effect that the test targets; a guard is "no worse" once the candidate is shown to be worse by less
+            than this.
+        weight: The guard's part of alpha, relative to the other guards' weights.
+        is_objective: Whether a better value makes the candidate better.
+        tolerance: For rare events: a guard is also "no worse" once its events are shown to affect less than this
+            additional fraction of lists.
+        is_awaited: Whether an open guard delays the outcome. A guard that is not awaited can still be worse.
     """
 
     name: str
@@ -75,7 +78,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a mean was measured from."""
+    """The sums behind a mean of each variant."""
 
     candidate: UserSums
     control: UserSums
@@ -83,7 +86,10 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began; `lists`: in how many of their lists."""
+    """Users of each variant affected at least once since the stage began by a rare event.
+
+    Rare events are failed calls and missed deadlines, for example; `lists` counts the affected lists.
+    """
 
     candidate: int
     control: int
@@ -96,9 +102,10 @@ Counts = Mapping[str, Means | Affected]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One guard now: how much worse the candidate is as a share of the control's value, with its interval (each side at the guard's alpha).
+    """One guard's estimate: how much worse the candidate is, relative to the control, with its interval.
 
-    Below 0 it is better. NaN and infinities where nothing can be said yet; `lacks` says what an open guard needs.
+    Each side of the interval is at the guard's alpha. Negative values are better. NaN and infinities without enough
+    data; `lacks` says what an open guard needs.
     """
 
     name: str
@@ -111,7 +118,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome, in a sentence why, and each guard's reading."""
+    """The outcome, the reason in a sentence, and each guard's reading."""
 
     outcome: Outcome
     reason: str
@@ -127,18 +134,18 @@ def verdict(
     limit_s: float = math.inf,
     alpha: float = ALPHA,
 ) -> Verdict:
-    """Judge the counts so far.
+    """Analyse the counts so far.
 
     Args:
-        guards: What is judged, each by its entry of `counts`.
+        guards: The guards, each with its entry of `counts`.
         counts: Sums and users of this stage.
-        share: The candidate's share of the users of both, as the hash divides them.
-        elapsed_s: Since the stage began.
-        limit_s: When the stage should have a verdict.
-        alpha: How often an equal candidate may be found worse, all guards and looks together.
+        share: The candidate's fraction of both variants' users, as divided by the hash.
+        elapsed_s: Seconds since the stage began.
+        limit_s: Seconds after which the stage should have a result.
+        alpha: How often an equal candidate may be found worse, over all guards and looks.
 
     Raises:
-        ConfigError: A guard has no counts, or the share is none.
+        ConfigError: A guard has no counts, or the fraction is invalid.
     """
     if not 0 < share < 1:
         raise ConfigError(f"share: {share} is none; give the candidate's share of users, above 0 and below 1")
@@ -181,7 +188,10 @@ def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
 
 
 def _most_added(guard: Guard, lists: Means, alpha: float) -> float:
-    """Return by how much, at most, it happens in more of the candidate's lists: as a mean, with no less variance than that of one list in each variant."""
+    """Return the upper bound on the candidate's additional fraction of affected lists.
+
+    The bound is that of a mean, with at least the variance of one list in each variant.
+    """
     candidate, control = lists.candidate, lists.control
     if min(candidate.num_users, control.num_users) < MIN_USERS:
         return math.inf

@@ -1,1 +1,1 @@
-"""Variants of a published bundle: made by recipes, measured where they serve, and published where they win."""
+"""Variants of a published bundle: made by recipes, measured under serving conditions, and published if they win."""

@@ -1,6 +1,6 @@
-"""Child bundles: a parent's files with another decoder, or the same one in weights of another kind, and a manifest that says what was done.
+"""Child bundles: a parent's files with another decoder or another weight kind, and a manifest of the change.
 
-optimize/<key>/[judged/]decoder/   the stage's folder: what a recipe made of each of the parent's decoders
+optimize/<key>/[judged/]decoder/   the stage's folder: the recipe's result for each of the parent's decoders
 """
 
 import shutil
@@ -32,9 +32,11 @@ _CHECKPOINT_EVERY_S = 60.0
 def make_decoders(
     parent: Parent, recipe: Recipe, cache: StageCache, epochs: int | None, progress: Progress
 ) -> Path | None:
-    """Return the folder with what the recipe makes of each of the parent's decoders; None where it leaves them as they are.
+    """Return the folder with the recipe's result for each of the parent's decoders.
 
-    A killed run goes on from its fit's last checkpoint.
+    None if it leaves them unchanged.
+
+    A killed run resumes from its fit's last checkpoint.
     """
     change = recipe.change
     if change is None:
@@ -55,7 +57,10 @@ def make_decoders(
 def judged_bundle(
     parent: Parent, name: str, weight_kind: str, made: Path | None, scratch: BundleStore, folder: Path
 ) -> Bundle:
-    """Return a bundle of the decoder that is judged: the parent's, or what was made of it. It serves from the scratch store alone."""
+    """Return a bundle of the measured decoder: the parent's, or the recipe's result.
+
+    It is served only from the scratch store.
+    """
     source, member = parent.bundle.judged_dir, parent.members[0]
     changed = source if made is None else made / member.name
     shutil.copytree(changed / "decoder", folder / "decoder")
@@ -67,7 +72,7 @@ def judged_bundle(
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """A recipe that won, its row, and the folder of the decoders that it made; None where it left them as they are."""
+    """A winning recipe, its row, and the folder of the decoders that it made; None if it left them unchanged."""
 
     recipe: Recipe
     row: Row

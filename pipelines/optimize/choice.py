@@ -1,7 +1,8 @@
-"""Which variants are published, and which one goes live: decided from what was measured of them. Pure.
+"""Decides from measurements which variants are published, and which one is promoted. Pure.
 
-A variant is inside the budget where the 95 % interval of its NDCG@10, as a paired relative difference from its parent's on the same users, lies above the
-allowed loss. It wins where it is inside, its gain is worth a bundle (`Worth`), and no other variant inside is at once as good in NDCG, time and bytes.
+A variant is within the budget if the 95 % interval of its NDCG@10, as a paired relative difference from its parent's on
+the same users, lies above the allowed loss. It wins if it is within the budget, its gain is worth a bundle (`Worth`),
+and no other variant within the budget is at least as good in NDCG, time and bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,17 @@ from services.errors import ConfigError
 _RESAMPLES = 2_000
 _DRAWN_AT_ONCE = 1 << 22
 _EQUAL = 0.95
-"""Times nearer to each other than this ratio count as equal."""
+"""Times within this ratio count as equal."""
 DEFAULT_BUDGET = "ndcg=1%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One variant of the table. `loss_low` to `loss_high` is the interval of its relative difference in NDCG@10 from the parent's.
+    """One variant of the table.
 
-    `weight_kind` is None of an export, which the engine does not serve.
+    `loss_low` to `loss_high` is the interval of its relative NDCG@10 difference from the parent.
+
+    `weight_kind` is None for an export, which the engine does not serve.
     """
 
     name: str
@@ -39,12 +42,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What a win must be worth: a gain in time or bytes that is felt, and no loss in the other one that is.
+    """Requirements of a win: a noticeable gain in time or bytes, without a noticeable loss in the other.
 
     Args:
-        gain: At least so much of the parent's time, or of its bytes, is saved.
-        loss: At most so much more of the other one is taken.
-        saved_bytes: A gain in bytes is at least this large: less memory than that holds no further replica, model or cache block.
+        gain: Minimum saved fraction of the parent's time or bytes.
+        loss: Maximum increase of the other quantity, as a fraction.
+        saved_bytes: Minimum gain in bytes: less memory cannot hold another replica, model or cache block.
     """
 
     gain: float = 0.05
@@ -52,7 +55,7 @@ class Worth:
     saved_bytes: int = 1_000_000
 
     def why_not(self, parent: Row, row: Row) -> str:
-        """Return why a variant is not worth publishing; empty where it is."""
+        """Return why a variant is not worth publishing; empty if it is."""
         time, size = row.request_ms / parent.request_ms - 1, row.weight_bytes / parent.weight_bytes - 1
         is_smaller = size <= -self.gain and parent.weight_bytes - row.weight_bytes >= self.saved_bytes
         if time > self.loss:
@@ -70,7 +73,10 @@ WORTH = Worth()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a row: whether it is inside the budget, on the Pareto front of those inside, and whether it is published, with the reason where it is not."""
+    """Decision on a row: whether it is within the budget, on the Pareto front, and published, or why not.
+
+    The front is that of rows within the budget.
+    """
 
     is_inside: bool
     is_on_front: bool
@@ -79,7 +85,7 @@ class Verdict:
 
 
 def parse_budget(text: str) -> float:
-    """Return the share of NDCG@10 that may be lost, from `ndcg=1%`. Raises ConfigError."""
+    """Return the fraction of NDCG@10 that may be lost, from `ndcg=1%`. Raises ConfigError."""
     name, _, amount = text.partition("=")
     try:
         share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
@@ -93,7 +99,12 @@ def parse_budget(text: str) -> float:
 
 
 def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Return the difference of two means over the same users as a share of the parent's, and its 95 % interval: paired bootstrap over users. 0 where the parent's is 0."""
+    """Return the relative difference of two means over the same users, and its 95 % interval.
+
+    Paired bootstrap over users.
+
+    0 if the parent's mean is 0.
+    """
     if not parent.any():
         return 0.0, 0.0, 0.0
     rng, num = np.random.default_rng(seed), len(parent)
@@ -108,7 +119,7 @@ def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) ->
 
 
 def judge(parent: Row, rows: Sequence[Row], budget: float, worth: Worth = WORTH) -> dict[str, Verdict]:
-    """Return the verdict on each row by its name."""
+    """Return the decision on each row by its name."""
     inside = [row for row in rows if row.low > -budget]
     served = [row for row in inside if row.weight_kind is not None and not worth.why_not(parent, row)]
     verdicts = {}
@@ -126,13 +137,13 @@ def judge(parent: Row, rows: Sequence[Row], budget: float, worth: Worth = WORTH)
 
 
 def best(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Row | None:
-    """Return the winner of the least time times bytes; None where nothing wins."""
+    """Return the winner with the lowest time times bytes; None if no row wins."""
     winners = [row for row in rows if verdicts[row.name].wins]
     return min(winners, key=lambda row: row.request_ms * row.weight_bytes, default=None)
 
 
 def _dominates(one: Row, other: Row) -> bool:
-    """Whether a row is as good as the other in NDCG, bytes and, within what a repetition differs by, time, and better in one of them."""
+    """Whether a row is at least as good in NDCG, bytes and (within noise) time, and better in one of them."""
     is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
     is_as_fast, is_faster = (
         one.request_ms * _EQUAL <= other.request_ms,

@@ -1,8 +1,12 @@
-"""A decoder for other runtimes: as a file of `torch.export`, and as an ONNX graph in int8 for ONNX Runtime. Neither is served.
+"""Exports of a decoder for other runtimes: `torch.export`, and an int8 ONNX graph for ONNX Runtime.
 
-Both compute the scores of all tokens after one whole prompt: no paged cache, no batch of prompts of several lengths, no beams, no masks. So an export of a catalogue
-of depth 1 can be measured beside the engine, and stands in the table for comparison. TensorRT takes the ONNX file: `trtexec --onnx=decoder.onnx --minShapes=tokens:1x1 --optShapes=tokens:1x64
---maxShapes=tokens:1x512 --fp16`; torch-tensorrt compiles the exported program (`torch_tensorrt.dynamo.compile`). Nobody has run either here: no figure is claimed.
+Neither is served.
+
+Both compute the scores of all tokens after one whole prompt: no paged cache, no batches of mixed lengths, no beams, no
+masks. An export of a catalogue of depth 1 can therefore be measured like the engine's variants, and appears in the
+table for comparison. TensorRT takes the ONNX file: `trtexec --onnx=decoder.onnx --minShapes=tokens:1x1
+--optShapes=tokens:1x64 --maxShapes=tokens:1x512 --fp16`; torch-tensorrt compiles the exported program
+(`torch_tensorrt.dynamo.compile`). Neither was run here: no figure is claimed.
 
 Shape suffixes: L positions, H query heads, G key/value heads, K head size, V vocabulary.
 """
@@ -26,7 +30,7 @@ _K = 10
 
 
 class PromptScores(nn.Module):
-    """A decoder over one prompt: tokens (1, L) -> scores (V,) of the token after it, in operations that every exporter knows."""
+    """A decoder over one prompt: tokens (1, L) -> scores (V,) of the next token, in widely supported operations."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -41,25 +45,28 @@ class PromptScores(nn.Module):
 
 
 def write_program(decoder: Decoder, path: Path) -> None:
-    """Write the decoder as a program of `torch.export`, for prompts of any length that it has positions for."""
+    """Write the decoder as a program of `torch.export`, for prompts of any supported length."""
     length = torch.export.Dim("length", min=2, max=decoder.config.max_position_embeddings)
     example = torch.zeros(1, 3, dtype=torch.int64)
     model = PromptScores(decoder).eval()
     with torch.no_grad():
         model(
             example
-        )  # fills the cache of rotary frequencies, which would keep the tracer's tensors for all decoders of the process
+        )  # fills the cache of rotary frequencies, which would keep the tracer's tensors for all decoders here
     program = torch.export.export(model, (example,), dynamic_shapes={"tokens": {1: length}})
     torch.export.save(program, path)
 
 
 def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
-    """Write the decoder as an ONNX graph; with `is_int8` its matrices are in 8 bits, a scale for each output, activations at run time."""
+    """Write the decoder as an ONNX graph.
+
+    `is_int8` stores matrices in 8 bits with a scale per output, activations at run time.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole = path.with_suffix(".fp32.onnx")
     with warnings.catch_warnings(), torch.no_grad():
-        # of torch: its other exporter needs onnxscript, and traced shapes are constants, which no length is here
+        # of torch: its other exporter needs onnxscript, and traces shapes as constants, but lengths vary
         warnings.simplefilter("ignore")
         torch.onnx.export(
             PromptScores(_with_plain_norms(decoder)).eval(),
@@ -72,7 +79,7 @@ def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
             opset_version=_OPSET,
         )
     if is_int8:
-        root = logging.getLogger()  # to which onnxruntime advises a pre-processing that changes nothing here
+        root = logging.getLogger()  # the pre-processing that onnxruntime advises has no effect here
         was, root.disabled = root.disabled, True
         try:
             # 7 bits: without VNNI, a processor adds pairs of 8-bit products in 16 bits, which saturate
@@ -85,7 +92,7 @@ def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
 
 
 class OnnxVariant:
-    """An ONNX decoder of a catalogue of depth 1 in ONNX Runtime on one thread, measured as the engine's variants are."""
+    """An ONNX decoder of a catalogue of depth 1 in ONNX Runtime on one thread, measured like the engine's variants."""
 
     def __init__(self, path: Path, catalogue: Catalogue, prompt: tuple[int, int], *, repeats: bool) -> None:
         import onnxruntime
@@ -136,7 +143,7 @@ def _with_plain_norms(decoder: Decoder) -> Decoder:
 
 
 def _attend(_layer: int, q_LHK: Tensor, k_LGK: Tensor, v_LGK: Tensor) -> Tensor:
-    """Attend to all positions up to each one's own."""
+    """Attend causally: each position to all positions up to itself."""
     per_group = q_LHK.shape[1] // k_LGK.shape[1]
     q_HLK, k_HLK, v_HLK = (
         x.transpose(0, 1) for x in (q_LHK, k_LGK.repeat_interleave(per_group, 1), v_LGK.repeat_interleave(per_group, 1))

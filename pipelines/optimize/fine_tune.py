@@ -1,4 +1,4 @@
-"""A short fit of a changed decoder, by the loop of every training: it learns the labels and what the decoder before the change makes of the same histories."""
+"""A short fit of a changed decoder in the common training loop, on the labels and the original's distribution."""
 
 import math
 from collections.abc import Callable
@@ -36,14 +36,15 @@ _NUM_CASES = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How a changed decoder is fitted.
+    """Options of a changed decoder's fit.
 
     Args:
         epochs: Passes over the training sequences.
-        num_sequences: Sequences that are learned from at most, evenly taken: a decoder settles long before a pass over much data ends.
-        rate: Learning rate as a share of the recipe's.
-        teacher_weight: Share of the decoder before the change in the target; codes deeper than 1 learn their labels alone.
-        dropout: In training; less than a whole training has, since the start has learned already.
+        num_sequences: Maximum number of training sequences, evenly sampled: a decoder converges long before a pass over
+            much data ends.
+        rate: Learning rate as a fraction of the recipe's.
+        teacher_weight: Weight of the unchanged decoder in the target; codes deeper than 1 learn only their labels.
+        dropout: Dropout in training; lower than in a whole training, because the start is already trained.
     """
 
     epochs: int
@@ -63,7 +64,7 @@ def fine_tune(
     progress: Progress,
     within: Callable[[Decoder], AbstractContextManager[None]] = lambda decoder: nullcontext(),
 ) -> Fitted:
-    """Fit the decoder in place on its member's data; `within` is how it computes meanwhile."""
+    """Fit the decoder in place on its member's data, inside the context `within`."""
     catalogue, device = load_catalogue(member.tokenized / "catalogue.parquet"), decoder.embedding.weight.device
     sequences, valid = read_labelled_sequences(member.tokenized), read_cases(member.tokenized, Split.VALID)
     sequences = sequences[:: max(1, -(-len(sequences) // tuning.num_sequences))]

@@ -1,8 +1,9 @@
-"""Variants measured where they serve: each in the engine of its replica, on the same users, side by side.
+"""Measures variants under serving conditions: each in its replica's engine, on the same users, interleaved.
 
-The lists that the engine returns are judged, not scores of a model beside it. They follow from the weights and the engine, so they are kept as a stage's output.
-Times are taken at each run: this process's processor time, which other programs on the machine change little, in turns, a request to each variant after the other.
-With one thread it is what a request takes on an idle core.
+Quality is measured on the lists that the engine returns, not on scores of a model outside of it. The lists depend on
+the weights and the engine, so they are kept as a stage's output. Times are taken at each run: this process's CPU time,
+which other programs on the machine affect little, with one request to each variant in turn. With one thread, this is
+the time of a request on an idle core.
 
     ranked/<key>/gains.npy   each user's share of NDCG@10
 """
@@ -32,13 +33,13 @@ _K = 10
 _NUM_TIMED, _NUM_BATCHES = 200, 20
 _GAINS = "gains.npy"
 _NUM_BATCHED = 32
-"""Requests in flight where throughput is measured, as many as an engine runs at once."""
+"""Requests in flight for throughput, as many as an engine runs at once."""
 _BLOCKS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Processor milliseconds of a request alone, the median, and prompt tokens a processor second with 32 requests in flight."""
+    """Median CPU milliseconds of a single request, and prompt tokens per CPU second with 32 requests in flight."""
 
     request_ms: float
     tokens_per_s: float
@@ -49,19 +50,19 @@ class Ranker(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of its weights, as they stay in memory."""
+        """Bytes of its weights in memory."""
         ...
 
     def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
-        """Return the list of each history, and how many prompt tokens were computed."""
+        """Return the list of each history, and the number of computed prompt tokens."""
         ...
 
 
 class Variant:
-    """A bundle in an engine of its own; the same as its replica's, with a KV pool that is large enough for its requests here."""
+    """A bundle in its own engine, equal to its replica's except for a KV pool sized for the requests here."""
 
     def __init__(self, bundle: Bundle, dtype: torch.dtype, *, repeats: bool) -> None:
-        """Load it with the weights that its manifest names. Raises what `load_bundle` raises."""
+        """Load it with the weights that its manifest names. Raises as `load_bundle`."""
         config = EngineConfig(
             weight_kind=cast("WeightKind", bundle.weight_kind), num_blocks=_BLOCKS, max_running=_NUM_BATCHED
         )
@@ -70,11 +71,11 @@ class Variant:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of its weights."""
+        """Bytes of its weights."""
         return self._loaded.engine.weight_bytes
 
     def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
-        """Return the list of each history, all in flight at once, and how many prompt tokens were computed."""
+        """Return the list of each history, all in flight at once, and the number of computed prompt tokens."""
         engine, catalogue = self._loaded.engine, self._loaded.catalogue
         for number, history in enumerate(histories):
             prompt = prompt_tokens(catalogue, history.tolist(), self._loaded.max_items, self._loaded.stride)
@@ -87,7 +88,10 @@ class Variant:
 def ranked(
     variant: Ranker, cases: Cases, cache: StageCache, about: Mapping[str, Any], progress: Progress
 ) -> np.ndarray:
-    """Return each user's share of the NDCG@10 of a variant's lists. `about` is what these follow from, beside the sources of the engine and of the pipelines."""
+    """Return each user's share of the NDCG@10 of a variant's lists.
+
+    `about` identifies the inputs of the lists, in addition to the sources of the engine and the pipelines.
+    """
 
     def work(out: Path) -> None:
         gains: list[float] = []
@@ -104,7 +108,7 @@ def ranked(
 
 
 def speeds(variants: Mapping[str, Ranker], cases: Cases) -> dict[str, Speed]:
-    """Time all variants in turns on some of these users. The first round is not counted."""
+    """Time all variants in turns on some of these users. The first round is a warm-up."""
     alone, batches = sample_cases(cases, _NUM_TIMED), sample_cases(cases, _NUM_BATCHES * _NUM_BATCHED)
     times_ms = _timed(variants, [[history] for history in alone.histories])
     starts = range(0, len(batches), _NUM_BATCHED)
@@ -122,7 +126,7 @@ def speeds(variants: Mapping[str, Ranker], cases: Cases) -> dict[str, Speed]:
 def _timed(
     variants: Mapping[str, Ranker], rounds: Sequence[Sequence[np.ndarray]], *, per_token: bool = False
 ) -> dict[str, list[float]]:
-    """Return, by variant, the milliseconds of each round after the first, or of each computed prompt token in it."""
+    """Return, by variant, the milliseconds of each round after the first, or per computed prompt token in it."""
     spent_ms: dict[str, list[float]] = {name: [] for name in variants}
     for number, histories in enumerate(rounds):
         for name, variant in _rotated(variants, number):
@@ -133,7 +137,7 @@ def _timed(
 
 
 def _engine_sources() -> str:
-    """Return a hash of the engine, whose lists are kept."""
+    """Return a hash of the engine's sources, for the key of kept lists."""
     folder, digest = Path(str(services.llm.engine.__file__)).parent, hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".cpp", ".h"}):
         digest.update(path.read_bytes())
@@ -141,7 +145,7 @@ def _engine_sources() -> str:
 
 
 def gain(listed: np.ndarray, target: int) -> float:
-    """Return what a list adds to NDCG@10: 1 / log2(1 + place of the label), 0 where it is not in the list."""
+    """Return a list's contribution to NDCG@10: 1 / log2(1 + rank of the label), 0 if the label is absent."""
     (places,) = np.nonzero(listed[:_K] == target)
     return float(1 / np.log2(2 + places[0])) if len(places) else 0.0
 

@@ -1,9 +1,9 @@
-"""Variants of one published bundle, top to bottom: made by the recipes, measured side by side where they serve, judged, published.
+"""Optimises one published bundle: make variants by recipes, measure them under serving conditions, judge, publish.
 
     parent -> recipes -> measure -> judge -> publish -> (promote)
 
-What wins nothing is a row of the table that says why, and is not published. A child goes live only where that was asked for, inside the budget, and
-while its parent is still live; `tailrace rollback` then works as for any bundle.
+A variant without a win is a row of the table with the reason, and is not published. A child is promoted only on
+request, within the budget, and while its parent is still live; `tailrace rollback` then works as for any bundle.
 """
 
 import tempfile
@@ -41,16 +41,16 @@ PARENT = "parent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeOptions:
-    """What to try, and what may go live.
+    """The variants to try, and the conditions for promotion.
 
     Args:
         recipes: The variants to make.
-        budget: The share of NDCG@10 that may be lost.
-        worth: What a win must be worth.
+        budget: The fraction of NDCG@10 that may be lost.
+        worth: Requirements of a win.
         dtype: Of the engine's arithmetic.
-        promotes: Whether the best winner goes live in place of its parent.
+        promotes: Whether the best winner replaces its parent as the live version.
         epochs: Of each recipe's fit; None: its own number.
-        command: What runs, for the record of the test labels' openings.
+        command: The running command, for the record of the test labels' openings.
     """
 
     recipes: tuple[Recipe, ...] = RECIPES
@@ -64,7 +64,7 @@ class OptimizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """The table, the published children by recipe, the version that went live, if any, and each user's NDCG@10, by variant."""
+    """The table, children published by recipe, the promoted version, if any, and each user's NDCG@10, by variant."""
 
     parent: Row
     rows: tuple[Row, ...]
@@ -77,8 +77,12 @@ class Optimised:
 def optimize(version: str, options: OptimizeOptions, places: Places, console: Console) -> Optimised:
     """Make, measure and publish the variants of a bundle, and show them.
 
-    Raises ConfigError where its training is unknown or gone, BundleNotFound, BundleCorrupt, BundleMoved where a child may go live and its parent is not live,
-    BundleWithdrawn.
+    Raises:
+        ConfigError: Its training is unknown or removed.
+        BundleNotFound: The bundle does not exist.
+        BundleCorrupt: The bundle is damaged.
+        BundleMoved: A child may be promoted, and its parent is not live.
+        BundleWithdrawn: The bundle was withdrawn.
     """
     store = BundleStore.of(places)
     with run_lock(places.stages_dir, console), tempfile.TemporaryDirectory() as folder:
@@ -123,7 +127,7 @@ def _variants(
     dtype: torch.dtype,
     scratch: Path,
 ) -> dict[str, Ranker]:
-    """Return the parent and what was made of it, each in an engine or, without a kind of weights, in ONNX Runtime."""
+    """Return the parent and its variants, each in an engine or, without a weight kind, in ONNX Runtime."""
     store = BundleStore(scratch / "judged")
     variants: dict[str, Ranker] = {}
     for name, kind in kinds.items():
@@ -136,14 +140,17 @@ def _variants(
 
 
 def _exported(parent: Parent, path: Path) -> OnnxVariant:
-    """Write the judged decoder as an ONNX graph. Items have one token: several need beams, which a graph has not."""
+    """Write the judged decoder as an ONNX graph.
+
+    Items must have one token: deeper codes need beams, which a graph lacks.
+    """
     catalogue = load_catalogue(parent.bundle.judged_dir / "catalogue.parquet")
     write_onnx(load_decoder(parent.bundle.judged_dir / "decoder", torch.float32, "cpu"), path)
     return OnnxVariant(path, catalogue, prompt_limits(parent.bundle.manifest), repeats=parent.repeats)
 
 
 def _about(parent: Parent, name: str, kind: str | None, made: Path | None, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what a variant's lists follow from, beside the sources."""
+    """Return the inputs of a variant's lists, except the sources."""
     recipe = "" if made is None else made.name
     files = {
         file: digest
@@ -201,7 +208,7 @@ def _publish(
 
 
 def _promote(store: BundleStore, parent: str, winner: Row | None, children: Mapping[str, Bundle]) -> str | None:
-    """Make the best winner live, from its parent, and return its version; None where nothing won."""
+    """Promote the best winner over its parent, and return its version; None without a winner."""
     if winner is None:
         return None
     version = children[winner.name].version

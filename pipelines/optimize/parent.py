@@ -1,7 +1,7 @@
-"""The bundle that is optimised: its decoders, the options that they were trained with, and the training's data, by what its manifest names.
+"""The bundle to optimise: its decoders, their training options, and the training data, found by its manifest.
 
-Where a refit serves, there are two decoders: the one that the gate judged, whose test labels nobody has learned, and the one that serves. A recipe
-is applied to both; the first is measured.
+A refitted bundle has two decoders: the decoder that the gate judged, which has not learned the test labels, and the
+serving decoder. A recipe is applied to both; the first is measured.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from services.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One decoder of a bundle: its folder below the bundle's ("" or `judged`), and the examples that it learned from."""
+    """One decoder of a bundle: its folder below the bundle's ("" or `judged`), and its training examples."""
 
     name: str
     tokenized: Path
@@ -28,7 +28,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A verified bundle and what its decoders were trained with."""
+    """A verified bundle and its decoders' training options and data."""
 
     bundle: Bundle
     tokenized: Path
@@ -36,7 +36,7 @@ class Parent:
 
     @property
     def repeats(self) -> bool:
-        """Whether seen items compete where it is judged."""
+        """Whether seen items compete in the measurement."""
         return learned_repeats(self.bundle.manifest)
 
     @property
@@ -53,9 +53,10 @@ class Parent:
 
 
 def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
-    """Verify a bundle and find what it was trained with.
+    """Verify a bundle and find its training data and options.
 
-    Raises ConfigError where its training is unknown, its data are no longer there or it has items that they lack; BundleCorrupt.
+    Raises ConfigError if its training is unknown, its data was removed or it has items outside of the data;
+    BundleCorrupt.
     """
     bundle.verify()
     lineage: Mapping[str, Any] = bundle.manifest.get("lineage", {})
@@ -78,7 +79,7 @@ def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
 
 
 def _options_of(given: Mapping[str, Any]) -> TrainOptions | None:
-    """Return what a decoder was trained with, from the options in its bundle's lineage; None where they do not say it."""
+    """Return a decoder's training options from its bundle's lineage; None if they are not recorded."""
     try:
         trained = given["recipe"]["train"]
         fit = FitOptions(**{**trained["fit"], "descent": DescentOptions(**trained["fit"]["descent"])})

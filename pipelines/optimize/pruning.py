@@ -1,8 +1,11 @@
-"""Structured pruning: feed-forward channels or heads leave every layer, and what is left is an ordinary, smaller decoder.
+"""Structured pruning: removes feed-forward channels or heads from every layer.
 
-A channel of a matrix's input counts by what it adds to the residual stream over the training's own histories: the mean square of the channel
-times the squared norm of its column. Which rows and columns go with it is read from the table in `models/decoder/layer.py`, by what changes of a
-shape when its config does; the config stays one that Hugging Face reads, so each layer keeps the same number. Grouped heads go with their key and value head.
+The result is an ordinary, smaller decoder.
+
+A channel's importance is its contribution to the residual stream over the training histories: its mean square times the
+squared norm of its column. The rows and columns to remove with it are derived from the table in
+`models/decoder/layer.py`, by how shapes change with the config; Hugging Face can still read the config, so every layer
+keeps the same number. Grouped query heads are removed with their key/value head.
 
 Shape suffixes: N and I out and in of a matrix, C channels, G groups of heads, K head size.
 """
@@ -29,7 +32,10 @@ _BATCH = 32
 def without_channels(
     decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], kept_share: float, stride: int
 ) -> Decoder:
-    """Return the decoder with this share of each layer's feed-forward channels, in whole vectors of 64 where it has as many."""
+    """Return the decoder with this fraction of each layer's feed-forward channels.
+
+    Their number is a multiple of 64 if there are enough.
+    """
     before = decoder.config
     unit = 64 if before.intermediate_size >= 128 else 1
     after = replace(before, intermediate_size=max(unit, round(before.intermediate_size * kept_share / unit) * unit))
@@ -41,7 +47,10 @@ def without_channels(
 def without_heads(
     decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], kept_share: float, stride: int
 ) -> Decoder:
-    """Return the decoder with this share of each layer's heads, in whole groups of one key and value head; at least one group goes."""
+    """Return the decoder with this fraction of each layer's heads, in whole groups of a key/value head.
+
+    Removes at least one group.
+    """
     before = decoder.config
     groups, per_group = before.num_key_value_heads, before.num_attention_heads // before.num_key_value_heads
     num_kept = max(1, min(groups - 1, round(groups * kept_share)))
@@ -56,7 +65,7 @@ def without_heads(
 
 
 def _cut(decoder: Decoder, after: DecoderConfig, kept: Sequence[dict[int, Tensor]]) -> Decoder:
-    """Return a decoder of this config with the weights of another; `kept` are each layer's channels by the width that they are of."""
+    """Return a decoder of this config with another's weights; `kept` maps a width to each layer's kept channels."""
     smaller, before = Decoder(after), decoder.config
     weights = decoder.state_dict()
     for index, channels in enumerate(kept):
@@ -76,7 +85,7 @@ def _cut(decoder: Decoder, after: DecoderConfig, kept: Sequence[dict[int, Tensor
 
 
 def _largest(energy: Tensor, count: int) -> Tensor:
-    """Return the places of the largest, ascending."""
+    """Return the positions of the largest values, ascending."""
     return energy.topk(count).indices.sort().values
 
 
@@ -84,7 +93,7 @@ def _largest(energy: Tensor, count: int) -> Tensor:
 def _energies(
     decoder: Decoder, name: str, catalogue: Catalogue, histories: Sequence[np.ndarray], stride: int
 ) -> list[Tensor]:
-    """Return, by layer, what each input channel of the projection `name` adds to the residual stream."""
+    """Return, by layer, the contribution of each input channel of the projection `name` to the residual stream."""
     projections = [layer[name] for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     with _mean_squares(projections) as sums:
         longest = decoder.config.max_position_embeddings // catalogue.depth - 1
@@ -98,7 +107,7 @@ def _energies(
 
 @contextmanager
 def _mean_squares(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the sums of squares of these modules' inputs by channel inside this block."""
+    """Accumulate the sums of squares of these modules' inputs by channel inside this block."""
     sums = [torch.zeros(()) for _ in modules]
 
     def add(place: int, _module: nn.Module, inputs: tuple[Tensor]) -> None:

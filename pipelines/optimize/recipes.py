@@ -1,4 +1,4 @@
-"""The recipes: what becomes of a decoder's weights, and how the engine stores them. Another recipe is one more row of `RECIPES`."""
+"""Recipes: how a decoder's weights change, and how the engine stores them. A new recipe is a row of `RECIPES`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ _NUM_CALIBRATED = 512
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One decoder of a parent to which a recipe is applied, and where its fit keeps checkpoints."""
+    """A decoder of a parent as a recipe's input, and the place of its fit's checkpoints."""
 
     parent: Parent
     member: Member
     checkpoints: Checkpoints
     progress: Progress
     epochs: int | None = None
-    """Instead of the recipe's own number; None: that."""
+    """Replaces the recipe's own number; None: that number."""
 
     def decoder(self) -> Decoder:
         """Read the decoder, in fp32."""
@@ -42,7 +42,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`change` makes the decoder of a job; None leaves its weights as they are. `weight_kind` is how the engine stores what comes out; None: it is an export of the parent for another runtime, which the engine does not serve."""
+    """A change of a decoder, and the weight kind of the result.
+
+    `change` makes a job's decoder; None leaves its weights unchanged. `weight_kind` is how the engine stores the
+    result; None: an export of the parent for another runtime, which the engine does not serve.
+    """
 
     name: str
     what: str
@@ -68,7 +72,7 @@ def _pruned(job: Job, prune: Callable[..., Decoder], kept_share: float) -> Decod
 
 
 def _fit(job: Job, decoder: Decoder, tuning: Tuning, weight_kind: WeightKind) -> None:
-    """Fit a changed decoder with the unchanged one as its teacher, computing as an engine of this kind does."""
+    """Fit a changed decoder with the unchanged one as its teacher, with the arithmetic of an engine of this kind."""
     if job.epochs is not None:
         tuning = replace(tuning, epochs=job.epochs)
     within = partial(engine_numbers, weight_kind=weight_kind)
@@ -102,7 +106,7 @@ RECIPES = (
 
 
 def chosen(names: str) -> tuple[Recipe, ...]:
-    """Return the recipes of these names, separated by commas; all of them for nothing. Raises ConfigError."""
+    """Return the recipes of these comma-separated names; all of them for an empty string. Raises ConfigError."""
     by_name = {recipe.name: recipe for recipe in RECIPES}
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(by_name)
     for name in wanted:

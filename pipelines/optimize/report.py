@@ -12,12 +12,12 @@ from pipelines.publication.model_card import table
 
 _HEADS = ("variant", "weights", "NDCG@10", "difference, 95 %", "ms a request", "tokens/s", "MB", "verdict")
 _NUMBERS = ("NDCG", "difference, 95 %", "ms", "tok/s", "MB")
-"""Short heads: with them the table has less than 80 columns."""
+"""Short headings keep the table under 80 columns."""
 _INCHES, _DPI = (7.0, 4.5), 120
 
 
 def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[RenderableType, ...]:
-    """Return the table for a terminal of 80 columns or more, and below it a line for each variant that is not published, with why."""
+    """Return the table for a terminal of 80 columns or more, and why variants are not published, a line each."""
     numbers = (Column(head, justify="right", no_wrap=True) for head in _NUMBERS)
     names = (Column(head, no_wrap=True) for head in ("variant", "weights"))
     shown = Table(*names, *numbers, box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -33,7 +33,10 @@ def markdown(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) 
 
 
 def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out: Path) -> None:
-    """Write a picture: NDCG@10 with its interval against milliseconds, a dot's area by its bytes; published variants are filled."""
+    """Write a picture: NDCG@10 with its interval against milliseconds.
+
+    A dot's area shows its bytes, published variants are filled.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

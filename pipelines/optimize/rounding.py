@@ -1,10 +1,11 @@
-"""Training with the engine's numbers: inside `engine_numbers` a decoder computes with its weights and activations rounded as they will serve.
+"""Training with the engine's arithmetic: inside `engine_numbers`, weights and activations are rounded as in serving.
 
-The gradient passes the rounding unchanged (the straight-through estimator of Bengio, Léonard and Courville 2013, arXiv:1308.3432). torchao's fake
-quantisers are not used: their groups have real scales, and the engine's have whole multipliers of the row's scale, so a decoder trained with
-theirs would serve with other numbers. The rounding itself is the engine's own function.
+The gradient passes the rounding unchanged (the straight-through estimator of Bengio, Léonard and Courville 2013,
+arXiv:1308.3432). torchao's fake quantisers are not used: their groups have real scales, while the engine's have integer
+multipliers of the row's scale, so a decoder trained with torchao's would serve with other numbers. The rounding itself
+is the engine's own function.
 
-Weights are rounded as bf16 holds them, and are left so: an engine in bf16 and one in fp32 then have the same codes.
+Weights are rounded as bf16 stores them, and stay so: an engine in bf16 and one in fp32 then have the same codes.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from services.llm.engine.cpu.quantise import rounded
 
 
 class RoundedWeight(nn.Module):
-    """A weight as the engine of a kind has it, for torch's parametrisations."""
+    """A weight as an engine of a kind stores it, for torch's parametrisations."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class RoundedWeight(nn.Module):
 
 @contextmanager
 def engine_numbers(decoder: Decoder, weight_kind: WeightKind) -> Iterator[None]:
-    """Let the decoder compute with an engine's numbers of this kind inside this block; afterwards it has its weights before the rounding."""
+    """Compute with the numbers of an engine of this kind inside this block; afterwards the original weights return."""
     matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
     matrices = [module for module in decoder.layers.modules() if isinstance(module, nn.Linear)]
     tables = [decoder.embedding] if decoder.config.tie_word_embeddings else [decoder.embedding, decoder.head]
@@ -58,7 +59,7 @@ def engine_numbers(decoder: Decoder, weight_kind: WeightKind) -> Iterator[None]:
 
 
 def as_served(decoder: Decoder) -> Decoder:
-    """Return a plain decoder with the rounded weights, sharing those that are not rounded."""
+    """Return a plain decoder with the rounded weights, sharing all other weights."""
     with torch.device("meta"):
         plain = Decoder(decoder.config)
     weights = {}
@@ -74,7 +75,7 @@ def _round_input(_module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def _rounded_rows(rows: Tensor) -> Tensor:
-    """Return activations in 8 bits, one scale a row, as the library rounds them."""
+    """Return activations in 8 bits, one scale per row, as the library rounds them."""
     with torch.no_grad():
         step = (rows.abs().amax(-1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         whole = (rows / step + 0.5).floor() * step

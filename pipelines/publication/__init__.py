@@ -1,1 +1,1 @@
-"""Export, precompute and publish a bundle."""
+"""Exports, precomputes and publishes a bundle."""

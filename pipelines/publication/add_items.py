@@ -1,9 +1,11 @@
-"""New items join the live bundle without training.
+"""Adds new items to the live bundle without training.
 
-Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
-is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes, their rows and their similar items, so the lists that
-are stored for users hold under the new version too, and where the decoder stays its cached prefixes. The bundle's judged pair gets them too, as later starts and comparisons take it.
-The new version is made live like any other, so gateways and replicas take it over within seconds.
+For codes deeper than 1, new items get codes from the bundle's book and student rows from these codes; the decoder is
+unchanged. For items of one token, the decoder gets a row for each from its text, and the student's rows derive from
+these. Old items keep their codes, rows and similar items, so lists stored for users stay valid under the new version,
+and if the decoder is unchanged, so do its cached prefixes. The bundle's judged pair gets the new items too, because
+later starts and comparisons use it. The new version is promoted like any other, so gateways and replicas load it within
+seconds.
 """
 
 import shutil
@@ -51,13 +53,21 @@ def append_items(
     *,
     force: bool = False,
 ) -> tuple[Bundle, int]:
-    """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
+    """Publish the live bundle with the items that it lacks; return it with their number.
 
-    `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others. `report` is called with a
-    sentence for each kind of row that is left out or changed.
+    Without new items it is unchanged.
 
-    Raises ConfigError for a bundle without models, for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
-    BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items; BundleWithdrawn without `force` if this one was withdrawn.
+    `lift` multiplies the rows of new items that are one token: above 1 they are shown more often. `report` is called
+    with a sentence for each kind of skipped or changed row.
+
+    Raises:
+        ConfigError: The bundle has no models, its codes have depth 1 without text (which only training
+            extends), or the lift is invalid.
+        DataError: Names `table`.
+        BundleNotFound: No bundle is live.
+        BundleCorrupt: The live bundle is damaged.
+        BundleMoved: Another bundle was promoted meanwhile, which lacks these items.
+        BundleWithdrawn: This bundle was withdrawn, without `force`.
     """
     live = store.live()
     live.verify()
@@ -101,7 +111,7 @@ def append_items(
 
 
 def _known(items: pl.DataFrame) -> list[str]:
-    """Return a sentence on the items that the bundle has already."""
+    """Return a sentence on the items that the bundle already has."""
     if not items.height:
         return []
     named = ", ".join(items["item_id"].head(_NUM_NAMED))
@@ -109,7 +119,10 @@ def _known(items: pl.DataFrame) -> list[str]:
 
 
 def _extend_similar(live: Bundle, folder: Path, student: StudentModel) -> None:
-    """Write the table of similar items with the new ones: these get the neighbours that are nearest by the student's rows, the others keep theirs."""
+    """Write the table of similar items with the new items; existing items keep their neighbours.
+
+    New items get the nearest neighbours by the student's rows.
+    """
     before, now = live.catalogue(), load_catalogue(folder / "catalogue.parquet")
     old, places = live.similar(len(before.item_ids)), np.array(now.indices(before.item_ids))
     new = np.setdiff1d(np.arange(len(now.item_ids)), places)
@@ -125,7 +138,10 @@ def _extend_similar(live: Bundle, folder: Path, student: StudentModel) -> None:
 
 
 def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:
-    """Write the models and the catalogue of this folder with the new items, and return its student. Without codes to keep the folder knows its items' texts."""
+    """Write this folder's models and catalogue with the new items, and return its student.
+
+    Without codes to keep, the folder knows its items' texts.
+    """
     before, text, student = (
         load_catalogue(pair / "catalogue.parquet"),
         load_item_text(pair),
@@ -144,7 +160,10 @@ def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) 
 
 
 def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:
-    """Return the catalogue with new items, each at its place by id, with codes from the book (None: a token an item) and no training event."""
+    """Return the catalogue with the new items, ordered by ID, with codes from the book (None: one token per item).
+
+    New items have no training events.
+    """
     ids = (*old.item_ids, *new["item_id"])
     place = sorted(range(len(ids)), key=ids.__getitem__)
     codes, sizes = np.arange(len(ids), dtype=np.int32).reshape(-1, 1), old.level_sizes
@@ -170,7 +189,10 @@ def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Cat
 def with_text_rows(
     student: StudentModel, decoder: Decoder, before: Catalogue, now: Catalogue, new_rows_ND: Tensor
 ) -> tuple[StudentModel, Decoder]:
-    """Return both models over the larger catalogue of depth 1. `new_rows_ND` are the decoder's, of new items by id."""
+    """Return both models over the larger catalogue of depth 1.
+
+    `new_rows_ND` are the decoder's rows of new items by ID.
+    """
     wider_decoder = Decoder(replace(decoder.config, vocab_size=now.vocab_size))
     _fill(wider_decoder, decoder, tokens_before(before, now), new_rows_ND)
     wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
@@ -179,7 +201,10 @@ def with_text_rows(
 
 
 def _fill(wider: nn.Module, model: nn.Module, rows_before_V: np.ndarray, new_ND: Tensor) -> None:
-    """Load the weights of `model` into `wider`: its embedding's rows at their new places, and the new ones, in their order, at the others."""
+    """Load the weights of `model` into `wider`.
+
+    Old embedding rows move to their new positions; new rows fill the rest, in order.
+    """
     weights = model.state_dict()
     rows_VD = weights["embedding.weight"][torch.from_numpy(np.maximum(rows_before_V, 0))]
     rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(rows_VD)
@@ -188,7 +213,7 @@ def _fill(wider: nn.Module, model: nn.Module, rows_before_V: np.ndarray, new_ND:
 
 @torch.no_grad()
 def with_rows(student: StudentModel, before: Catalogue, now: Catalogue) -> StudentModel:
-    """Return the student over the larger catalogue: old rows as they are, those of new items from their codes."""
+    """Return the student over the larger catalogue: old rows unchanged, rows of new items from their codes."""
     wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
     rows_before_V = rows_before(before, now)
     new = np.flatnonzero(rows_before_V < 0)

@@ -1,12 +1,14 @@
-"""The bundle is assembled from what was trained, its exported student proven equal to the trained one; then it is published.
+"""Assembles the bundle from trained models, verifies the exported student against the trained one, and publishes it.
 
-    bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json, similar/,
-                     code_book.safetensors where codes are deeper than 1, teacher/ where their decoder had one, and item_text.safetensors where rows are learned from text; publication adds
-                     report.md (model_card)
-    version.txt      the bundle's name: when it was made (UTC) and a hash of its content
+    bundle/          files listed in models/registry.py: decoder/, student.onnx and student_table/ (student_table),
+                     student.safetensors, catalogue.parquet, report.json, similar/, code_book.safetensors for codes
+                     deeper than 1, teacher/ if their decoder had a teacher, and item_text.safetensors if rows are
+                     learned from text; publication adds report.md (model_card)
+    version.txt      the bundle's name: its creation time (UTC) and a hash of its content
 
-The decoder is served from the checkpoint that training wrote. The report is the evaluation, of the judged pair; what a refit found; how long one ranking by the exported student takes
-here, and how far its scores are from the trained one's or, of a large catalogue, how many of the exact top ten it finds.
+The decoder is served from the checkpoint written by training. The report contains the evaluation of the judged pair,
+the findings of a refit, the time of one ranking by the exported student on this machine, and the difference of its
+scores from the trained student's or, for a large catalogue, its recall of the exact top ten.
 """
 
 import json
@@ -43,9 +45,9 @@ _NUM_TIMED = 500
 def assemble(
     trained: Trained, evaluated: Path, similar: Path, made_at: datetime, out: Path, judged: Trained | None = None
 ) -> None:
-    """Assemble the bundle of what serves, with the pair that was judged beside it if that is another one, from which this one was refitted.
+    """Assemble the bundle of the serving pair, with the judged pair included if the serving pair was refitted from it.
 
-    Raises StageFailed when the exported student's scores differ from the trained one's.
+    Raises StageFailed if the exported student's scores differ from the trained student's.
     """
     bundle = out / "bundle"
     save_pair(trained, bundle)
@@ -75,12 +77,12 @@ def assemble(
 
 
 def version_of(bundle: Path, made_at: datetime) -> str:
-    """Return a bundle's name: it sorts by time, and the content separates two of one second."""
+    """Return a bundle's name: it sorts by time, and the content hash separates two bundles of one second."""
     return f"{made_at:%Y%m%dT%H%M%SZ}-{content_key(hashes(bundle))[:8]}"
 
 
 def relative_error(evaluated: StudentScorer, served: StudentRanker, cases: Cases) -> float:
-    """Return the largest difference between the two over some cases, as a share of the scores' range."""
+    """Return the largest score difference between the two over some cases, as a fraction of the scores' range."""
     histories = cases.histories[:_NUM_COMPARED]
     expected = evaluated(histories)
     found = np.stack([served.score(history.tolist()) for history in histories])
@@ -88,7 +90,7 @@ def relative_error(evaluated: StudentScorer, served: StudentRanker, cases: Cases
 
 
 def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[str, float]:
-    """Measure one ranking after another on one thread, in milliseconds."""
+    """Measure rankings one after another on one thread, in milliseconds."""
     everything = np.ones(num_items, dtype=bool)
     spent_ms = []
     for repeat in range(_NUM_TIMED):
@@ -109,10 +111,10 @@ def publish(
     *,
     force: bool = False,
 ) -> Bundle:
-    """Publish the folder, and these pages by file name, under this version and make it live. A version that exists already is only made live.
+    """Publish the folder, with these pages by file name, under this version and promote it.
 
-    Raises BundleMoved where `seen`, the live version that this one was made from, is no longer live, and BundleWithdrawn without `force` for
-    what was withdrawn.
+    An existing version is only promoted. Raises BundleMoved if `seen`, the live version at the start of the run, is no
+    longer live, and BundleWithdrawn for a withdrawn version without `force`.
     """
     if not force:
         store.refuse_withdrawn(version, folder, about)

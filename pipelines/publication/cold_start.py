@@ -1,7 +1,8 @@
-"""The first bundle of a shop that has items and no events: a catalogue, and for each item those with the most similar texts. No models.
+"""The first bundle of a shop with items but no events: a catalogue and similar items by text. No models.
 
-Its manifest says `trained: false`. Gateways then answer with what is popular, which without events is what was published last, and with similar items; the replicas of the LLM wait.
-The first training replaces it like any bundle, and is compared with nothing.
+Its manifest says `trained: false`. Gateways then answer with popular items (without events, the most recently
+published) and similar items; the LLM replicas wait. The first training replaces the bundle like any other, and is
+compared with nothing.
 """
 
 import json
@@ -30,13 +31,13 @@ from services.features.schema import SERVICE
 
 _TEXT_SIZE = 64
 _LEAST_COSINE = 0.01
-"""Texts without a common word are this far apart by rounding."""
+"""Rounding error of the distance between texts without a common word."""
 
 
 def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: Callable[[str], object]) -> Bundle:
-    """Publish a bundle of these items alone and make it live, where nothing is.
+    """Publish a bundle of only these items and promote it, unless a version is live.
 
-    Raises DataError naming the table, and BundleMoved where another bundle went live meanwhile.
+    Raises DataError naming the table, and BundleMoved if another bundle was promoted meanwhile.
     """
     items, name = table.read_catalogue().sort("item_id"), table.table.name
     if items.height < 2:
@@ -55,7 +56,10 @@ def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: C
 
 
 def similar_by_text(texts: list[str]) -> SimilarTable:
-    """Return for each item those whose titles, categories and texts are most similar; for one without words nothing."""
+    """Return for each item the items with the most similar titles, categories and texts.
+
+    None for an item without words.
+    """
     num = num_neighbours(len(texts))
     found = nearest(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts), num)
     is_alike = found.figures_VC > _LEAST_COSINE
@@ -66,7 +70,7 @@ def similar_by_text(texts: list[str]) -> SimilarTable:
 
 
 def describe_missing(bundle: Bundle, places: Places) -> str:
-    """Return what a first training still needs of events, counted in the live log; or that it has enough."""
+    """Return what the live log still lacks for a first training, or that it has enough events."""
     source = ingest.Source(None, None, ingest.live_log_files(places.offline_log_dir), places.event_roles)
     num_events, num_users, num_missing = ingest.count_for_training(source, bundle.item_ids())
     seen = f"{bundle.version} has no models yet; the live log has {num_events} positive events of {num_users} users on its items"

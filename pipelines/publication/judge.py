@@ -1,7 +1,8 @@
-"""Judges new models and their data before publication: against the baselines, what is live, and the reference.
+"""Judges new models and their data before publication: against the baselines, the live bundle and the reference.
 
-Models are judged once by the same bounds: where the live bundle has these very models, its manifest says what was found. By other bounds they are judged
-again, against the bundles that they were compared with then, since they are no challenger of themselves.
+Models are judged once by the same bounds: if the live bundle has exactly these models, its manifest has the result.
+With other bounds they are judged again, against the bundles that they were compared with then, so that they do not
+challenge themselves.
 """
 
 import json
@@ -29,22 +30,22 @@ _NO_COMPARISON = "not compared: every bundle has learned from what is after the 
 log = structlog.get_logger()
 
 _FOUND = frozenset({"data", "against_live", "against_reference", "about_reference", "forced"})
-"""What each judgement finds; a bundle without it is judged again."""
+"""Results of each judgement; a bundle that lacks any is judged again."""
 _RECORDED = ("data", "against_live", "against_reference", "about_reference", "forced", "withdrawn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What was found of models and data. `problems` are beyond their bounds; `forced` are those that a publication passed over.
+    """The gate's result. `problems` are bounds violated; `forced` are violations that a forced publication ignored.
 
     Args:
         data: The facts of the data, for the manifest.
         against_live: The rows of `pipelines.evaluation.champion`.
         against_reference: The same for the reference.
-        about_reference: A sentence on which version that is, or why none was compared with.
-        compared_with: The bundle that was live, None if there was none of this data.
-        reference: The version of the reference, None if there was none of this data.
-        withdrawn: A sentence on the version that a rollback replaced by the live one, if there was one.
+        about_reference: A sentence on the reference's version, or why there was no comparison.
+        compared_with: The live bundle of the comparison, None without a live bundle of this data.
+        reference: The version of the reference, None without a reference of this data.
+        withdrawn: A sentence on the version that a rollback replaced by the live version, if there was such a rollback.
         bounds: The options of gate and checks (JSON values).
     """
 
@@ -60,15 +61,15 @@ class Judgement:
     bounds: Mapping[str, Any]
 
     def record(self) -> dict[str, Any]:
-        """Return what a bundle's manifest has of it, beside its lineage."""
+        """Return the fields recorded in a bundle's manifest, without lineage."""
         return {name: getattr(self, name) for name in _RECORDED}
 
     def key(self) -> dict[str, Any]:
-        """Return what a publication states of its gate: bundles that differ in it are two, though their models are the same."""
+        """Return the gate's part of a publication's key: it tells bundles with equal models apart."""
         return {"bounds": self.bounds, "forced": self.forced} | self.parents()
 
     def parents(self) -> dict[str, str | None]:
-        """Return the bundles that were compared with, for the lineage."""
+        """Return the bundles of the comparison, for the lineage."""
         return {"compared_with": self.compared_with, "reference": self.reference}
 
 
@@ -81,7 +82,7 @@ def judge(
     live: Bundle | None,
     options: PipelineOptions,
 ) -> Judgement:
-    """Judge what was evaluated. `live` is the bundle that these models are to replace, None without one."""
+    """Judge the evaluated models. `live` is the bundle that they are to replace, None if there is none."""
     bounds = json.loads(json.dumps({"gate": asdict(options.gate), "checks": asdict(options.checks)}))
     other, is_compared = live, options.split == SplitKind.LEAVE_ONE_OUT
     reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
@@ -122,13 +123,13 @@ def judge(
 
 
 def _holds(bundle: Bundle, evaluated: StageOutput) -> bool:
-    """Whether the bundle's models are the ones that were evaluated, and no items were added to them."""
+    """Whether the bundle's models are the evaluated models, without added items."""
     lineage = bundle.manifest.get("lineage", {})
     return "items_added_to" not in lineage and lineage.get("stages", {}).get("evaluate") == evaluated.key
 
 
 def _open(store: BundleStore, version: str | None) -> Bundle | None:
-    """Return an earlier bundle, None where it was removed meanwhile."""
+    """Return an earlier bundle, None if it was removed meanwhile."""
     try:
         return store.open(version) if version else None
     except BundleError:

@@ -1,6 +1,7 @@
-"""Finds the live bundle that a run is to replace, before anything is trained, and the reference. A bundle of other data is replaced by an option alone.
+"""Finds the live bundle that a run is to replace, before anything is trained, and the reference.
 
-Data is known by its items, since a table may be renamed, and two shops may number their items alike: an item is the same where id and title are.
+A bundle of other data is replaced only with an option. Data is identified by its items, because tables may be renamed
+and two shops may number their items alike: items are equal if ID and title are.
 """
 
 from pathlib import Path
@@ -19,7 +20,8 @@ from services.errors import BundleError, StageFailed
 log = structlog.get_logger()
 
 MIN_SHARED = 0.1
-"""Of the smaller catalogue's items this share must be in the other: a shop's own from year to year have more, and two shops none."""
+"""Minimum fraction of the smaller catalogue's items in the other catalogue. One shop's catalogues share more from year
+to year; two shops' catalogues share no items."""
 
 _SET_REFERENCE = "until one of this data is set, small losses can add up: tailrace bundles reference VERSION"
 
@@ -27,16 +29,18 @@ _SET_REFERENCE = "until one of this data is set, small losses can add up: tailra
 def live_of(
     store: BundleStore, version: str | None, ingested: StageOutput, options: PipelineOptions, command: str
 ) -> Bundle | None:
-    """Return the live version as a bundle; None where nothing is live, it cannot be read, has no models, or was made of other data and may be replaced.
+    """Return the live version as a bundle.
 
-    Raises StageFailed where the data is another and the run would publish it, with what `command` lacks.
+    None if it is missing, unreadable, without models, or of other data and replaceable.
+
+    Raises StageFailed, with the fix for `command`, if the data differs and the run would publish it.
     """
     if version is None:
         return None
     live = None
     try:
         live = store.open(version)
-        if not live.is_trained:  # made of items alone: there is nothing to compare with or to start from
+        if not live.is_trained:  # made of items only: nothing to compare with or start from
             return None
         other = describe_other(pl.read_parquet(ingested.path / "items.parquet"), live.catalogue())
     except BundleError as error:
@@ -61,7 +65,10 @@ def live_of(
 
 
 def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str]:
-    """Return the reference as a bundle, and a sentence on which it is; None where there is none, it cannot be read, or it was made of other data, which the sentence says."""
+    """Return the reference as a bundle, and a sentence on it.
+
+    The bundle is None if it is missing, unreadable, or of other data; the sentence says which.
+    """
     try:
         reference = store.reference()
         if reference is None:
@@ -77,7 +84,7 @@ def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str
 
 
 def describe_other(items: pl.DataFrame, catalogue: Catalogue, whose: str = "that are live") -> str | None:
-    """Return how few of these items the catalogue has; None where they are of the same data."""
+    """Return a sentence on how few of these items the catalogue has; None if the data is the same."""
     titles = dict(zip(catalogue.item_ids, catalogue.titles, strict=True))
     found = [
         titles.get(item_id) == title for item_id, title in items.select("item_id", "title").rows() if item_id in titles

@@ -1,4 +1,4 @@
-"""A bundle's manifest, apart from its version, its hashes and how its student serves: the models, what was found of them, and what they were made from."""
+"""A bundle's manifest, without version, hashes and the student's serving form: models, gate results and lineage."""
 
 import json
 from collections.abc import Mapping
@@ -19,12 +19,16 @@ from pipelines.training.train_student import read_earned
 from services.features.schema import SERVICE
 
 _KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
-"""What the manifest has of each model's metrics."""
+"""Keys of each model's metrics in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a bundle's models come from: the stages so far, by name, what the gate found, the recipe and the options of the run, its command, and a hash of its sources."""
+    """Lineage of a bundle's models.
+
+    It has the stages so far by name, the gate's results, the recipe and options of the run, its command, and a hash of
+    its sources.
+    """
 
     made: Mapping[str, StageOutput]
     judgement: Judgement
@@ -62,7 +66,7 @@ def about_models(
     depth: int,
     llm_price_ndcg_per_ms: float,
 ) -> dict[str, Any]:
-    """Return the manifest's content on the models: all but what the gate found, and the lineage."""
+    """Return the manifest's content on the models, without the gate's results and the lineage."""
     return {
         "dataset": report["dataset"],
         "feature_service": SERVICE,
@@ -84,7 +88,7 @@ def about_models(
 
 
 def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
-    """Return what a bundle was made from: hashes of its data, of the sources and of each stage's inputs, options, parents."""
+    """Return a bundle's lineage: hashes of its data, of the sources and of each stage's inputs, options and parents."""
     ingested = origin.made["ingest"].path
     given = {name: value for name, value in asdict(origin.options).items() if name != "recipes"}
     given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}

@@ -1,7 +1,7 @@
-"""report.md of a bundle, or of models that the gate refused: what they are and for whom, how good, where the LLM pays, what the data was, and what they were made from.
+"""Writes report.md of a bundle, or of rejected models: purpose, quality, gain of the LLM, data, and lineage.
 
-Everything in it is from the manifest and the evaluation report, so that whoever has the bundle can check it. Plots are text: one width fits a terminal,
-a code review and a rendered page.
+All of its content comes from the manifest and the evaluation report, so that anyone with the bundle can check it. Plots
+are text: one width fits a terminal, a code review and a rendered page.
 """
 
 import json
@@ -19,7 +19,7 @@ _WIDTH = 40
 
 
 def render(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """Return the page of this bundle. `manifest` is its manifest without version and hashes."""
+    """Return the page of this bundle. `manifest` lacks version and hashes."""
     forced = manifest["forced"]
     limits = [f"- It was published by force although: {'; '.join(forced)}."] if forced else []
     begin = [_card(f"Bundle {version}", manifest, report, limits), _weights(report["refit"])]
@@ -33,7 +33,7 @@ def write_refusal(
     next_steps: Sequence[str],
     out: Path,
 ) -> None:
-    """Write report.md on models that the gate refused, with why and what one can do, and report.json with the same under `gate`."""
+    """Write report.md on rejected models, with reasons and fixes, and report.json with the same under `gate`."""
     lists = [
         "\n\n".join([f"## {head}", "\n".join(f"- {sentence}." for sentence in sentences)])
         for head, sentences in (("Why", problems), ("What one can do", next_steps))
@@ -48,7 +48,7 @@ def write_refusal(
 
 
 def _page(begin: Sequence[str], manifest: Mapping[str, Any], report: Mapping[str, Any], problems: Sequence[str]) -> str:
-    """Return a page: how it begins, then every section that a bundle and refused models have alike."""
+    """Return a page: the given opening, then the sections shared by bundles and rejected models."""
     sections = (
         *begin,
         _quality(report),
@@ -70,7 +70,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def interval_plot(rows: Sequence[tuple[str, float, float, float]], *, zero: bool = False) -> str:
-    """Return a fenced plot of (name, low, mean, high) rows on one scale, which holds 0 if `zero`: `--o--`, and `|` at 0."""
+    """Return a fenced plot of (name, low, mean, high) rows on one scale: `--o--`, and `|` at 0. `zero` includes 0."""
     ends = [value for _, low, _, high in rows for value in (low, high)] + [0.0] * zero
     first, last = min(ends), max(ends)
     step = (last - first) / (_WIDTH - 1) or 1.0

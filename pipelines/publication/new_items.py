@@ -1,7 +1,7 @@
-"""Items that only the live catalogue has join the live bundle: all that came since the last time, as one child bundle.
+"""Adds items that only the live catalogue has to the live bundle, as one child bundle per run.
 
-`python -m pipelines.publication.new_items` does so for every name that the stack serves. An item without a title waits for one, since codes and rows come from
-its texts; one that is hidden waits until it is shown.
+`python -m pipelines.publication.new_items` does so for every model name that the stack serves. An item without a title
+waits for one, because codes and rows come from its texts; a hidden item waits until it is shown.
 """
 
 import sys
@@ -25,7 +25,7 @@ _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
 def read_live_items(settings: Settings) -> LiveItems:
-    """Return the live catalogue as the last snapshot and the topic have it now."""
+    """Return the live catalogue from the last snapshot and the topic."""
     items = LiveItems()
     follower = ItemFollower(items, settings.kafka_address, settings.items_topic, settings.items_snapshot)
     follower.start(ITEMS_START_S)
@@ -34,7 +34,10 @@ def read_live_items(settings: Settings) -> LiveItems:
 
 
 def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:
-    """Return the items that the live catalogue shows and the live bundle lacks, as a raw table. Raises BundleNotFound, BundleCorrupt."""
+    """Return the items that the live catalogue shows and the live bundle lacks, as a raw table.
+
+    Raises BundleNotFound, BundleCorrupt.
+    """
     known = set(store.live().item_ids())
     states = (items.layout.state(item_id) for item_id in items.layout.new_ids if item_id not in known)
     rows = [
@@ -46,9 +49,11 @@ def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:
 
 
 def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], object], keep_bundles: int) -> int:
-    """Publish the live bundle with the live catalogue's new items, and return their number; without any it stays as it is.
+    """Publish the live bundle with the live catalogue's new items; return their number.
 
-    Raises what `append_items` does.
+    Without new items it is unchanged.
+
+    Raises as `append_items`.
     """
     raw = new_items(items, store)
     if not len(raw):
@@ -60,7 +65,7 @@ def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], 
 
 
 def main() -> None:
-    """Add new items to the bundle of each name. Exits with the errors of those to which they cannot be added, or for bad settings."""
+    """Add new items to the bundle of each model name. Exits with the errors of all that failed, or for bad settings."""
     failures = []
     try:
         settings = load_settings()

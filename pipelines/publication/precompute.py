@@ -2,8 +2,9 @@
 
     precomputed.parquet   the columns of the view user_recommendations
 
-Histories come from the online store, as a request would read them, and each list carries the version of its history row: after
-any further event the decoder ranks again. A list excludes the user's dislikes, and the user's history unless users repeat items.
+Histories come from the online store, as a request would read them, and each list carries the version of its history
+row: after any further event the decoder ranks again. A list excludes the user's dislikes, and the user's history unless
+users repeat items.
 """
 
 import sys
@@ -33,7 +34,7 @@ _RECENT_DAYS = 30
 
 
 def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:
-    """Name the users with the most events in the newest month of the data, then in all of it, then by id."""
+    """Return the users with the most events in the newest month of the data, then in all of it, then by ID."""
     recent = pl.col("event_time") > pl.col("event_time").max() - pl.duration(days=_RECENT_DAYS)
     counted = events.with_columns(recent=recent).group_by("user_id").agg(pl.col("recent").sum(), total=pl.len())
     return counted.sort(["recent", "total", "user_id"], descending=[True, True, False])["user_id"][:num_users].to_list()
@@ -41,7 +42,7 @@ def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class BatchRanker:
-    """What an offline ranking needs: the checkpoint, its catalogue, their bundle, and the prompt's shape."""
+    """Inputs of an offline ranking: the checkpoint, its catalogue, their bundle, and the prompt's shape."""
 
     decoder_dir: Path
     catalogue: Catalogue
@@ -49,13 +50,13 @@ class BatchRanker:
     max_items: int
     stride: int
     repeats: bool = False
-    """Whether lists hold seen items too."""
+    """Whether lists contain seen items too."""
     weight_kind: WeightKind = "model"
-    """How the engine that serves stores the decoder's weights."""
+    """How the serving engine stores the decoder's weights."""
 
 
 def ranker_of(live: Bundle) -> BatchRanker:
-    """Return what ranks as a published bundle serves."""
+    """Return a ranker that ranks as a published bundle serves."""
     return BatchRanker(
         live.decoder_dir,
         live.catalogue(),
@@ -110,7 +111,7 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
 
 
 def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
-    """Return an engine with room for this many waiting requests."""
+    """Return an engine with capacity for this many waiting requests."""
     catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     config = EngineConfig(max_waiting=max(1, num_requests), weight_kind=ranker.weight_kind)
@@ -118,6 +119,6 @@ def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
 
 
 def outcomes_of(engine: Engine) -> Iterator[EngineOutcome]:
-    """Yield the outcomes of all requests, as they end."""
+    """Yield the outcomes of all requests as they end."""
     while engine.has_work:
         yield from engine.step(0.0)

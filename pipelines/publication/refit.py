@@ -1,10 +1,12 @@
-"""Stage 7: what passed the gate goes on learning, from all events, each user's newest included; the result is checked and is what serves.
+"""Stage 7: trains the pair that passed the gate further, on all events; the checked result serves.
 
-    judged/          the pair that the gate judged: decoder/, student.safetensors, catalogue.parquet, and teacher/ or item_text.safetensors where its decoder has them
-    decoder/, student.safetensors, ...   the pair that serves, as the stages `train` and `distill` write theirs
-    refit.json       what was found of the pair that serves, beside the judged one
+    judged/          the pair that the gate judged: decoder/, student.safetensors, catalogue.parquet, and its decoder's
+                     teacher/ or item_text.safetensors
+    decoder/, student.safetensors, ...   the serving pair, in the layout of the stages `train` and `distill`
+    refit.json       comparison of the serving pair with the judged pair
 
-The gate cannot judge these weights: no label is left that they have not learned. So they are held against the pair that it judged (`find_problems`). Later starts and comparisons take the judged pair.
+The gate cannot judge these weights: they have learned every label. They are therefore compared with the judged pair
+(`find_problems`). Later starts and comparisons use the judged pair.
 """
 
 import json
@@ -36,16 +38,18 @@ from pipelines.training.workers.team import ONE, Team
 from services.errors import StageFailed
 
 _LEAST_EPOCHS, _LEAST_STEPS = 0.25, 200
-"""Of the recipe's epochs this share is done, or as many as make so many steps, but not more than all: after a few steps at a high rate a model is worse than before."""
+"""Minimum fraction of the recipe's epochs, and minimum steps (at most all): after a few steps at a high rate a model is
+worse than before."""
 LEAST_IN_COMMON = 0.3
-"""Of ten listed items, the share that both pairs list on average; two trainings of equal data have about twice as many."""
+"""Minimum mean fraction of ten listed items that both pairs share; two trainings on equal data share about twice as
+many."""
 _FOUND = "refit.json"
 _NUM_CASES = 2_000
 _BATCH = 32
 
 
 def key(recipe: Recipe, distilled_key: str) -> str:
-    """Return the content key of a refit of what was trained with this recipe."""
+    """Return the content key of a refit of models trained with this recipe."""
     return content_key(
         {"train": asdict(recipe.train), "distill": asdict(recipe.distill)}, [distilled_key], [sys.modules[__name__]]
     )
@@ -54,7 +58,7 @@ def key(recipe: Recipe, distilled_key: str) -> str:
 def refit(
     judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
 ) -> None:
-    """Fit both models further, on all events, and write them with what was found of them."""
+    """Fit both models on all events, and write them with their comparison to the judged pair."""
     save_pair(judged, out / JUDGED)
     serving, device = serving_pair(judged, out), judged.device
     num_events, num_known = _num_events(serving.tokenized), _num_events(judged.tokenized)
@@ -74,9 +78,10 @@ def refit(
 
 
 def onward(num_events: int, num_known: int, max_batch_tokens: int, epochs: int) -> Onward:
-    """Return how a fit goes on whose recipe does so many epochs over so many events, of which the judged models had learned `num_known`.
+    """Return how the fit continues for `num_events` events, `num_known` of which the judged models had learned.
 
-    Where few events are new, the mean of start and end has them and what was known before, as in a nightly start; where many are, it lags behind them.
+    With few new events, the mean of start and end holds both old and new knowledge, as in a nightly start; with many,
+    it lags behind.
     """
     num_steps = epochs * max(1.0, num_events / max_batch_tokens)
     few_are_new = num_events - num_known <= MAX_NEW_SHARE * num_events
@@ -88,26 +93,29 @@ def onward(num_events: int, num_known: int, max_batch_tokens: int, epochs: int) 
 
 
 def _num_events(tokenized: Path) -> int:
-    """Return how many events are learned from."""
+    """Return the number of training events."""
     return int(load_catalogue(tokenized / "catalogue.parquet").popularity.sum())
 
 
 def serving_pair(judged: Trained, refitted: Path) -> Trained:
-    """Return the folders of the pair that learned from all events, and of what it learned from."""
+    """Return the folders of the pair that learned from all events, and of its training data."""
     return replace(judged, tokenized=judged.tokenized / REFIT, decoder_dir=refitted / "decoder", students_dir=refitted)
 
 
 def read_found(refitted: Path) -> dict[str, Any]:
-    """Read {num_events, num_events_judged, models: by model {newest_loss, newest_loss_judged, newest_ndcg, newest_ndcg_judged, in_common, is_finite}, least_in_common}.
+    """Read the comparison of the serving pair with the judged pair.
 
-    `num_events` were learned from. `newest_loss` (nats) and `newest_ndcg` (at 10) are those of users' newest labels as served, which the serving pair has learned; `in_common` is the mean share of ten items that both pairs list.
+    {num_events, num_events_judged, models: by model {newest_loss, newest_loss_judged, newest_ndcg, newest_ndcg_judged,
+    in_common, is_finite}, least_in_common}. `num_events` were learned. `newest_loss` (nats) and `newest_ndcg` (at 10)
+    rank users' newest labels as served; the serving pair has learned these labels. `in_common` is the mean fraction of
+    ten items that both pairs list.
     """
     found: dict[str, Any] = json.loads((refitted / _FOUND).read_text())
     return found
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Return a sentence: what serves, what it learned from, and how it differs from what was judged."""
+    """Return a sentence: the serving pair, its training data, and its difference from the judged pair."""
     models = " and ".join(
         f"the {name}'s lists have {row['in_common']:.0%} in common with the judged one's, the newest events' NDCG@10 "
         f"is {row['newest_ndcg']:.3f} after {row['newest_ndcg_judged']:.3f}"
@@ -143,7 +151,7 @@ def refuse(found: Mapping[str, Any]) -> None:
 
 
 def _found(judged: Trained, serving: Trained) -> dict[str, Any]:
-    """Rank the newest label of each of some users with both pairs."""
+    """Rank the newest label of some users with both pairs."""
     catalogue, cases = (
         load_catalogue(serving.tokenized / "catalogue.parquet"),
         read_cases(serving.tokenized, Split.VALID),
@@ -190,7 +198,10 @@ def _ranked(scorer: Scorer, cases: Cases, *, repeats: bool) -> _Ranked:
 
 
 def label_loss(scores: np.ndarray, target: int, seen: Sequence[int] | np.ndarray) -> float:
-    """Return the cross-entropy of the label among the items that are not seen, in nats; at most that of a model that scores all alike, also for an item without a score."""
+    """Return the cross-entropy of the label among the unseen items, in nats.
+
+    At most that of uniform scores, also for an item without a score.
+    """
     masked = scores.astype(np.float64)
     masked[np.asarray(seen, dtype=np.int64)] = -np.inf
     uniform, highest = float(np.log(len(scores))), masked.max()
@@ -200,7 +211,7 @@ def label_loss(scores: np.ndarray, target: int, seen: Sequence[int] | np.ndarray
 
 
 def in_common(lists: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Return the mean share of each list's items that the other one has."""
+    """Return the mean fraction of each list's items that are in the other list."""
     shares = [len(np.intersect1d(one, other)) / max(1, len(one)) for one, other in zip(lists, others, strict=True)]
     return float(np.mean(shares))
 

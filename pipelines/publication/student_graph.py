@@ -1,11 +1,13 @@
-"""The student as an ONNX graph, built node by node for serving: one history, the newest position alone.
+"""The student as an ONNX graph, built node by node for serving: one history, only the newest position.
 
-One form ends with all items' scores, one with the state, by which the item table of a large catalogue is searched.
-Training computes keys and values for every position. Here one position attends, so the projections move to the query's side:
-instead of projecting L memories to keys, the query is projected once into the memory's space, and values are projected
-after they were summed. That is the same arithmetic in another order, and about a fiftieth of it.
+One form outputs all items' scores, the other the state that searches the item table of a large catalogue. Training
+computes keys and values for every position. Here only the newest position attends, so the projections move to the
+query's side: instead of projecting L memories to keys, the query is projected once into the memory's space, and values
+are projected after they were summed. This is the same arithmetic in another order, with about a fiftieth of the
+operations.
 
-Shape suffixes as in models/student.py: L positions, H heads, K head size, D hidden, F feed-forward, V items; 1 the one position.
+Shape suffixes as in models/student.py: L positions, H heads, K head size, D hidden, F feed-forward, V items; 1 the
+newest position.
 """
 
 import itertools
@@ -23,7 +25,7 @@ _IR_VERSION = 8
 
 
 class _Graph:
-    """Collects nodes and weights; every call returns the name of what it added."""
+    """Collects nodes and weights; every method returns the name of the added value."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -62,7 +64,10 @@ def student_graph(student: StudentModel) -> onnx.ModelProto:
 
 
 def state_graph(student: StudentModel) -> onnx.ModelProto:
-    """Build the model without items: input `embedded` (L, D) float32, the history's embeddings, oldest first; output `state` (D,) float32."""
+    """Build the model without items: input `embedded` (L, D) float32, the history's embeddings, oldest first.
+
+    Output `state` (D,) float32.
+    """
     graph, size = _Graph(), student.config.hidden_size
     embedded_LD = graph.add("Concat", graph.weight(student.embedding.weight[START : START + 1]), "embedded", axis=0)
     final_1D = _final_state(graph, student, embedded_LD)
@@ -73,7 +78,7 @@ def state_graph(student: StudentModel) -> onnx.ModelProto:
 
 
 def _final_state(graph: _Graph, student: StudentModel, embedded_LD: str) -> str:
-    """Add all between the embeddings, the beginning first, and the newest position's final state (1, D)."""
+    """Add all nodes from the embeddings, the beginning first, to the newest position's final state (1, D)."""
     config = student.config
     nothing_1D = graph.weight(np.zeros((1, config.hidden_size), dtype=np.float32))
     shifted = graph.add("Concat", nothing_1D, embedded_LD, axis=0)
@@ -113,7 +118,7 @@ def _hop(graph: _Graph, hop: Hop, student: StudentModel, state_1D: str, memory: 
 
 
 def _recency(graph: _Graph, hop: Hop, length: str) -> str:
-    """Add the learned weights of recency, newest last: the final L columns of the reversed table."""
+    """Add the learned recency weights, newest last: the final L columns of the reversed table."""
     newest_last_H1L = graph.weight(hop.recency_HL.flip(1).unsqueeze(1))
     start = graph.add("Neg", length)
     return graph.add("Slice", newest_last_H1L, start, graph.weight([2**31]), graph.weight([2]))

@@ -1,9 +1,10 @@
-"""How the student is served: a small catalogue is scored whole by its graph, a large one is searched in an item table.
+"""The serving form of the student: a graph for small catalogues, an item table to search for large ones.
 
-The table's cells are those of k-means in the metric of the states: two items are as far apart as their scores are on average over real
-histories. Both k-means and the search for an item's nearest cell go by groups of cells, as all cells at once take time in the square of their number.
-Then as many rows are scored as find the wanted share of the exact top ten. If even all int8 rows find less, the graph scores all items exactly, as for
-a small catalogue.
+The table's cells are k-means clusters in the metric of the states: the distance of two items is their average score
+difference over real histories. Both k-means and the search for an item's nearest cell work by groups of cells, because
+the cost over all cells is quadratic in their number. The number of rows to score is the smallest that reaches the
+wanted recall of the exact top ten. If even all int8 rows have a lower recall, the graph scores all items exactly, as
+for a small catalogue.
 
 Shape suffixes: V items, S a sample of them, D hidden, C cells, G groups of cells, N the nearest of those, Q histories.
 """
@@ -30,31 +31,32 @@ log = structlog.get_logger()
 
 GRAPH = "student.onnx"
 _MAX_SCORED_WHOLE = 20_000
-"""A larger catalogue gets a table."""
+"""Catalogues above this size get a table."""
 _CELLS_PER_ROOT, _LEAST_IN_CELL = 48, 10
-"""How many cells there are: so many times the root of the number of items, but no more than leave each cell so many items on average."""
+"""Number of cells as a multiple of the square root of the number of items, and the minimum mean number of items per
+cell."""
 _SAMPLES_PER_CELL = 20
 _ITERATIONS = 8
 _GROUPS_SEARCHED = 4
-"""An item's nearest cell is looked for in so many groups: in 98 of 100 cases it is the nearest of all."""
+"""Number of groups searched for an item's nearest cell: finds the nearest of all in 98 of 100 cases."""
 _LEAST_VARIANCE = 1e-3
-"""Of a direction in which states never differ, as a share of the largest."""
+"""Minimum variance of directions in which states never differ, as a fraction of the largest."""
 _NUM_LEADING = 16
-"""So many directions decide which cells are compared whole."""
+"""Number of leading directions that decide which cells are compared in full."""
 _CHUNK = 16_384
 _NUM_COMPARED = 1_000
 _NUM_IN_METRIC = 2_000
 _BATCH = 16
 _AIM, _LEAST = 0.98, 0.97
-"""The share of the exact top ten that is looked for, and without which there is no table."""
+"""Wanted recall of the exact top ten, and the minimum recall of a table."""
 _MARGIN = 0.005
-"""What may be lost to unscored rows where even all rows find less than the aim."""
+"""Maximum recall lost to unscored rows if even all rows miss the aim."""
 _SHARES = tuple(0.005 * 1.2**step for step in range(26))
 _LEAST_SCORED = 1_024
 
 
 def export_student(student: StudentModel, histories: Sequence[np.ndarray], folder: Path) -> ItemTable | None:
-    """Write the served student into this folder and return its table, if it has one. `histories` are real ones."""
+    """Write the served student into this folder and return its table, if it has one. `histories` must be real."""
     if student.config.num_items > _MAX_SCORED_WHOLE:
         table = _fit_table(student, histories[:_NUM_IN_METRIC])
         table = _search_enough(student, table, histories[:_NUM_COMPARED], folder)
@@ -68,7 +70,10 @@ def export_student(student: StudentModel, histories: Sequence[np.ndarray], folde
 
 
 def export_with_items_added(student: StudentModel, live: Path, folder: Path) -> None:
-    """Write the student with more items in the form of the live bundle's: new ones join the cells that it has, as many rows are scored."""
+    """Write the student with more items in the live bundle's form.
+
+    New items join existing cells, and as many rows are scored as before.
+    """
     if not (live / TABLE).exists():
         onnx.save(student_graph(student), folder / GRAPH)
         return
@@ -79,7 +84,7 @@ def export_with_items_added(student: StudentModel, live: Path, folder: Path) -> 
 
 
 def exact_top(student: StudentModel, histories: Sequence[np.ndarray], k: int = 10) -> list[np.ndarray]:
-    """Return the `k` best items of each history that are not in it, by the trained weights."""
+    """Return the `k` best unseen items of each history by the trained weights."""
     found = []
     with torch.inference_mode():
         for first in range(0, len(histories), _BATCH):
@@ -92,7 +97,7 @@ def exact_top(student: StudentModel, histories: Sequence[np.ndarray], k: int = 1
 
 
 def recall(ranked: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
-    """Return how much of the wanted items the ranked ones hold, on average over histories."""
+    """Return the mean recall of the wanted items in the ranked ones over histories."""
     return float(np.mean([np.isin(one, ranking).mean() for one, ranking in zip(wanted, ranked, strict=True)]))
 
 
@@ -104,14 +109,14 @@ def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemTa
     num_cells = max(1, min(len(rows_VD) // _LEAST_IN_CELL, round(_CELLS_PER_ROOT * len(rows_VD) ** 0.5)))
     num_samples = min(len(rows_VD), num_cells * _SAMPLES_PER_CELL)
     sample = np.random.default_rng(0).choice(len(rows_VD), num_samples, replace=False)
-    with threadpool_limits(1):  # sums in one order everywhere
+    with threadpool_limits(1):  # same summation order everywhere
         centroids_CD = _means(rows_VD[sample], _cells_of(rows_VD[sample] @ metric_DD, num_cells))
         centroids_CD = _means(rows_VD, _nearest_cells(rows_VD @ metric_DD, centroids_CD @ metric_DD))
     return laid_out(rows_VD, metric_DD, centroids_CD)
 
 
 def _cells_of(near_SD: np.ndarray, num_cells: int) -> np.ndarray:
-    """Return the cell (S,) of each of these rows, about so many cells in all: each group of rows is divided into its share of them."""
+    """Return the cell (S,) of each of these rows, about `num_cells` in all: each group of rows gets its proportion."""
     cells_S, num_made = np.empty(len(near_SD), dtype=np.int64), 0
     for group in _members(_clustered(near_SD, round(num_cells**0.5))):
         share = max(1, round(num_cells * len(group) / len(near_SD)))
@@ -121,7 +126,7 @@ def _cells_of(near_SD: np.ndarray, num_cells: int) -> np.ndarray:
 
 
 def _clustered(near_SD: np.ndarray, num_clusters: int) -> np.ndarray:
-    """Return the cluster (S,) of each row by k-means, at most so many clusters."""
+    """Return the cluster (S,) of each row by k-means, at most `num_clusters` clusters."""
     from sklearn.cluster import KMeans  # slow to import
     from sklearn.exceptions import ConvergenceWarning
 
@@ -133,13 +138,13 @@ def _clustered(near_SD: np.ndarray, num_clusters: int) -> np.ndarray:
 
 
 def _members(clusters_S: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each cluster that has any, in the order of clusters."""
+    """Return the rows of each non-empty cluster, in the order of clusters."""
     order = np.argsort(clusters_S, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(clusters_S[order])) + 1)
 
 
 def _metric(states_QD: np.ndarray) -> np.ndarray:
-    """Return the map (D, D) after which the squared distance of two items is the mean square of their scores' difference."""
+    """Return the map (D, D) after which two items' squared distance is the mean square of their score difference."""
     variances_D, directions_DD = np.linalg.eigh(states_QD.T.astype(np.float64) @ states_QD / len(states_QD))
     variances_D = np.maximum(variances_D, _LEAST_VARIANCE * variances_D.max())
     metric_DD: np.ndarray = (directions_DD * np.sqrt(variances_D)).astype(np.float32)
@@ -147,7 +152,7 @@ def _metric(states_QD: np.ndarray) -> np.ndarray:
 
 
 def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarray) -> ItemTable:
-    """Put each item into its nearest cell. The table scores all rows, until it is known how many suffice."""
+    """Put each item into its nearest cell. The table scores all rows until the sufficient number is known."""
     with threadpool_limits(1):
         cells = _nearest_cells(rows_VD @ metric_DD, centroids_CD @ metric_DD)
     items_V = np.argsort(cells, kind="stable").astype(np.int32)
@@ -171,7 +176,7 @@ def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarra
 
 
 def _nearest_cells(near_VD: np.ndarray, near_CD: np.ndarray) -> np.ndarray:
-    """Return the cell (V,) whose centroid is nearest to each row, of those in the groups of cells that are nearest to it."""
+    """Return the cell (V,) with the nearest centroid to each row, searched in the nearest groups of cells."""
     groups_C = _clustered(near_CD, round(len(near_CD) ** 0.5))
     groups_VN = _nearest_groups(near_VD, _means(near_CD, groups_C))
     cells_V, least_V = np.zeros(len(near_VD), dtype=np.int64), np.full(len(near_VD), np.inf, dtype=np.float32)
@@ -194,13 +199,13 @@ def _nearest_groups(near_VD: np.ndarray, means_GD: np.ndarray) -> np.ndarray:
 
 
 def _distances(near_VD: np.ndarray, others_CD: np.ndarray) -> np.ndarray:
-    """Return the squared distances (V, C) less the square of each row, by which one row's do not differ."""
+    """Return the squared distances (V, C) minus each row's squared norm, which is constant per row."""
     distances_VC: np.ndarray = (others_CD**2).sum(axis=1) - 2 * near_VD @ others_CD.T
     return distances_VC
 
 
 def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:
-    """Return the mean row of each cell that has one, in the order of cells."""
+    """Return the mean row of each non-empty cell, in the order of cells."""
     order = np.argsort(cells, kind="stable")
     _, starts, sizes = np.unique(cells[order], return_index=True, return_counts=True)
     means_CD: np.ndarray = np.add.reduceat(rows_VD[order], starts) / sizes[:, None].astype(np.float32)
@@ -208,7 +213,7 @@ def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:
 
 
 def _search_enough(student: StudentModel, table: ItemTable, histories: Sequence[np.ndarray], folder: Path) -> ItemTable:
-    """Write graph and arrays, and return the table with the fewest rows scored that find enough; else all are scored."""
+    """Write graph and arrays; return the table with the fewest scored rows that reach the recall, otherwise all."""
     onnx.save(state_graph(student), folder / GRAPH)
     table.save(folder / TABLE)
     ranker, wanted = StudentRanker(folder / GRAPH), exact_top(student, histories)
@@ -231,7 +236,7 @@ def _found(
     wanted: Sequence[np.ndarray],
     num_scored: int,
 ) -> ItemTable:
-    """Return the table with so many rows scored, and the recall of that."""
+    """Return the table with this number of scored rows, and its recall."""
     table = replace(table, num_scored=num_scored)
     ranked = [
         table.best(state, _unseen(history, len(table.items_V)), 10)[0]

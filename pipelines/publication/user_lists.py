@@ -1,12 +1,13 @@
-"""Lists of many users into one file, as for a mail run: ranked by the engine in batches, without the doors.
+"""Writes lists of many users into one file, as for a mailing: ranked by the engine in batches, without the gateway.
 
-    OUT              JSON Lines, a row for each user in the order given; appears when it is whole
-    OUT.part         what is done of it, cut back to whole rows when a run goes on
-    OUT.part.json    how far it is, and of which run
+    OUT              JSON Lines, a row for each user in the given order; appears when complete
+    OUT.part         finished rows; truncated to whole rows when a run resumes
+    OUT.part.json    progress, and the identity of the run
 
-A row is {user_id, item_ids, scores, tier, bundle_version}. The decoder ranks for users with items of the catalogue in their history (`llm`), popularity for the others (`popular`). No list
-holds what its user dislikes, what is hidden now, what the options leave out, and none of the user's history unless the bundle learned repeats or the options ask for it. A killed run goes on from the last
-batch that is on the disk, by the bundle that it began with.
+A row is {user_id, item_ids, scores, tier, bundle_version}. The decoder ranks for users with catalogue items in their
+history (`llm`), popularity for all other users (`popular`). Lists exclude the user's dislikes, hidden items and items
+that the options exclude, as well as the user's history unless the bundle learned repeats or the options include it. A
+killed run resumes after the last batch on disk, with the bundle that it started with.
 """
 
 import json
@@ -31,12 +32,15 @@ from services.features.schema import USER_HISTORY, UserHistory
 
 _BATCH = 512
 ReadHistories = Callable[[Sequence[str]], Mapping[str, UserHistory]]
-"""Users' rows by id; users without one are absent."""
+"""Users' rows by ID; users without a row are absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions:
-    """What each list holds: `k` items of any of these categories, without these, and with seen ones or as the bundle learned."""
+    """Content of each list: `k` items of any of `categories`, without the excluded items.
+
+    `with_seen` includes seen items; None: as the bundle learned.
+    """
 
     k: int = 10
     categories: tuple[str, ...] = ()
@@ -44,26 +48,26 @@ class ListOptions:
     with_seen: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be listed. Raises ConfigError naming the option."""
+        """Reject options that cannot be listed. Raises ConfigError naming the option."""
         if not 1 <= self.k <= MAX_K:
             raise ConfigError(f"--k: {self.k} is out of range; give 1 to {MAX_K}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """How far a run is: rows and bytes that are on the disk."""
+    """Progress of a run: rows and bytes on disk."""
 
     num_rows: int
     num_bytes: int
 
 
 def read_user_ids(path: Path) -> list[str]:
-    """Read the users of a file: one id a line, or a table with a column user_id. Raises ConfigError."""
+    """Read the users of a file: one ID per line, or a table with a column user_id. Raises ConfigError."""
     return read_ids(path, "user_id", "--users")
 
 
 def table_reader(table: Path) -> ReadHistories:
-    """Return what reads rows from an offline table with one row a user. Raises ConfigError where it is missing."""
+    """Return a reader of an offline table with one row per user. Raises ConfigError if it is missing."""
     if not table.is_file():
         raise ConfigError(f"--histories offline: no file {table}; run `tailrace pipeline`, or read the store")
 
@@ -75,7 +79,7 @@ def table_reader(table: Path) -> ReadHistories:
 
 
 def started_version(out: Path) -> str | None:
-    """Return the bundle that an unfinished run of this file began with; None without one."""
+    """Return the bundle that an unfinished run of this file started with; None if there is none."""
     about = _read_progress(out)
     return None if about is None else about["run"]["bundle_version"]
 
@@ -89,14 +93,16 @@ def write_lists(
     out: Path,
     progress: Progress,
 ) -> int:
-    """Write the file, and return how many rows this run added. Raises ConfigError where an unfinished file is another run's.
+    """Write the file, and return the number of rows that this run added.
+
+    Raises ConfigError if an unfinished file belongs to another run.
 
     Args:
         ranker: The bundle.
-        available: (num_items,) bool by the bundle's index: what is not hidden.
-        users: One id a line.
+        available: (num_items,) bool by the bundle's index: whether an item is not hidden.
+        users: One ID per line.
         read_histories: Reads the rows of a batch.
-        options: What lists hold.
+        options: Content of the lists.
         out: The file.
         progress: Called after each batch.
     """
@@ -167,7 +173,7 @@ class _Lists:
 
 
 def _resume(out: Path, run: dict[str, Any]) -> _Done:
-    """Return how far this run is. Raises ConfigError naming what differs from that of an unfinished file."""
+    """Return the progress of this run. Raises ConfigError naming the differences from an unfinished file."""
     about = _read_progress(out)
     if about is None:
         return _Done(0, 0)

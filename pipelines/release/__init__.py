@@ -1,1 +1,1 @@
-"""Releases judge themselves: a process reads what was shown and clicked, compares candidate and live version, and moves each release on or back."""
+"""Automatic releases: compares candidate and live version by impressions and clicks, and moves each release."""

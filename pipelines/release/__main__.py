@@ -1,6 +1,7 @@
-"""`python -m pipelines.release`: looks at each name's canary once a minute, and has new items added, until SIGTERM or Ctrl-C. One process is enough; two do no harm.
+"""`python -m pipelines.release`: analyses each name's canary once a minute until SIGTERM or Ctrl-C.
 
-While no name has a canary it reads one small record a name and is idle: what counts and judges is imported when the first begins.
+It also starts the addition of new items. One process is enough; two do no harm. While no name has a canary, the process
+only reads one small record per name: counting and analysis are imported when the first canary begins.
 """
 
 import signal
@@ -30,7 +31,7 @@ _BEAT_EVERY_S = 1.0
 
 
 def main() -> None:
-    """Judge until a signal. Bad settings end it with their error."""
+    """Analyse until a signal arrives. Bad settings exit with their error."""
     try:
         settings = load_settings()
     except ConfigError as error:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def run_judges(settings: Settings, stop: threading.Event, metrics: ReleaseMetrics) -> None:
-    """Look at all names until `stop` is set, whatever a store or broker fails with."""
+    """Look at all names until `stop` is set, even if a store or broker fails."""
     judges: dict[str, ReleaseJudge] = {}
     beat = _beat(settings)
     additions = Additions(60 * settings.add_items_every_min, time.monotonic())
@@ -65,7 +66,7 @@ def run_judges(settings: Settings, stop: threading.Event, metrics: ReleaseMetric
 
 
 def _look(settings: Settings, judges: "dict[str, ReleaseJudge]", metrics: ReleaseMetrics, beat: partial[None]) -> None:
-    """Look at each name once; a name that fails does not hold up the others."""
+    """Look at each name once; a failing name does not delay other names."""
     try:
         store = BundleStore.of(settings)
         names = store.names()
@@ -82,7 +83,7 @@ def _look(settings: Settings, judges: "dict[str, ReleaseJudge]", metrics: Releas
             metrics.look_time.labels(name).set_to_current_time()
         except TailraceError as error:
             log.warning("release_no_look", name=name, error=str(error))
-        except Exception:  # whatever ails one release, the others are judged
+        except Exception:  # one failing release must not stop the analysis of other releases
             log.exception("release_failed", name=name)
 
 

@@ -1,6 +1,6 @@
-"""New items join the live bundles by themselves: every so often a process of its own adds what only the live catalogue has.
+"""Adds new items to the live bundles: periodically starts a process that adds items found only in the live catalogue.
 
-It ends after each time, so that what it takes of memory is free between, and whatever ails it leaves the judge alone.
+The process ends after each run, which frees its memory and keeps its failures away from the canary analysis.
 """
 
 import subprocess
@@ -17,10 +17,10 @@ COMMAND = (sys.executable, "-m", "pipelines.publication.new_items")
 
 
 class Additions:
-    """Starts the command every `every_s` seconds, 0 for never; the next one when the last has ended."""
+    """Starts the command every `every_s` seconds (0: never), after the previous run has ended."""
 
     def __init__(self, every_s: float, now_s: float, command: Sequence[str] = COMMAND) -> None:
-        """`now_s` is the time on the clock of `look`: the first one starts `every_s` later."""
+        """`now_s` is the time on the clock of `look`; the first run starts `every_s` later."""
         self._every_s = every_s
         self._next_s = now_s + every_s
         self._command = command
@@ -28,7 +28,10 @@ class Additions:
         self._said = ""
 
     def look(self, now_s: float) -> None:
-        """Start the command if it is due, and log what it said once it has ended; the same failure in a row once. Does not wait."""
+        """Start the command if it is due, and log its output once it has ended. Does not wait.
+
+        Consecutive equal failures are logged once.
+        """
         if self._running is not None:
             self._take_up(*self._running)
         elif self._every_s and now_s >= self._next_s:
@@ -37,7 +40,7 @@ class Additions:
             self._running = subprocess.Popen(self._command, stdout=said, stderr=subprocess.STDOUT), said
 
     def close(self) -> None:
-        """End a command that runs; what it publishes appears whole or not at all."""
+        """Terminate a running command; its publication is atomic."""
         if self._running is not None:
             process, said = self._running
             process.terminate()

@@ -1,11 +1,13 @@
-"""The counts of one stage of a release: sums by user of each version, from impressions and clicks that may come late, twice and in any order.
+"""Counts of one release stage: sums by user of each version.
 
-A user is the candidate's by the hash of the release, whatever answered: so neither version chooses its users. Requests that got no list count too. Impressions of visitors, of whom nobody
-knows which came back, and of other versions are left out. For an hour's half an impression may still draw clicks: that long its row is kept, after
-that its user's sums alone. Where rows or users become too many, a random half of one version's users is left out, by a hash of its own.
+Impressions and clicks may be late, repeated or unordered. The release's hash assigns users to versions independently of
+the answering version, so neither version chooses its users. Requests without a list count too. Impressions of visitors,
+whose returns are unknown, and of other versions are excluded. An impression may draw clicks for half an hour: its row
+is kept that long, afterwards only its user's sums. If rows or users become too many, a random half of one version's
+users, by a separate hash, is excluded.
 
-Variety is how much of a list is not in the list that the same version showed before it to another user: the inter-list distance of Zhou et al. (PNAS 107, 2010).
-Knows no topic, no store and no clock.
+Variety is the fraction of a list that is absent from the previous list of the same version to another user: the
+inter-list distance of Zhou et al. (PNAS 107, 2010). Knows no topic, store or clock.
 """
 
 import hashlib
@@ -28,16 +30,17 @@ from services.contracts.recommend import Reason, Tier
 from services.errors import ErrorKind
 
 FAILURES = frozenset({Reason.STUDENT_FAILED, Reason.LLM_FAILED, Reason.LLM_UNAVAILABLE, Reason.BUNDLE_MISMATCH})
-"""Reasons of an answer for which something failed; the others are load, the time left, or who asks."""
+"""Reasons that mark a failed answer; other reasons are load, remaining time, or the kind of user."""
 TIMED_TIERS = (Tier.LLM, Tier.STUDENT, Tier.PRECOMPUTED)
 GRACE_MS = 120_000
 """How long after its window an impression or a click may still arrive."""
 MAX_ROWS = 150_000
-"""Impressions, and clicks, that are kept at most: some 3,000 bytes each while they are joined."""
+"""Maximum number of impressions, and of clicks, that are kept: about 3,000 bytes each during the join."""
 MAX_USERS = 1_000_000
-"""Users of both versions whose sums are kept at most, at some 200 bytes each."""
+"""Maximum users of both versions whose sums are kept, at about 200 bytes each."""
 FAULTS = frozenset({ErrorKind.INTERNAL, ErrorKind.UNAVAILABLE, ErrorKind.LATE, "gone"})
-"""Codes of requests without a list that are ours, or that the caller did not wait for; the others are refusals."""
+"""Error codes of requests without a list that are our failures, or that the caller did not wait for; other codes are
+refusals."""
 _CLICK_TYPE = "click"
 _LONGEST_MS = 5_000.0
 _SUMS = (
@@ -71,16 +74,17 @@ _CLICK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was counted up to now, and how far it can be trusted.
+    """The counts so far, and measures of their trustworthiness.
 
     Args:
         counts: By guard.
-        share: The candidate's share of the users who were counted.
+        share: The candidate's traffic fraction among the counted users.
         num_users: Of candidate and control.
         num_lists: Of candidate and control.
-        stray_share: Part of the lists to the candidate's users that the candidate did not make.
-        num_new: Users of both who came and had not had the candidate in an earlier stage, whom it cannot have kept away.
-        new_share: The share of these that is the candidate's.
+        stray_share: Fraction of the lists to the candidate's users that the candidate did not make.
+        num_new: Users of both who arrived and did not have the candidate in an earlier stage, so that it cannot have
+            driven them away.
+        new_share: The candidate's fraction of these users.
         num_halvings: How often users were excluded to bound memory.
     """
 
@@ -96,7 +100,10 @@ class Seen:
 
 @dataclass(slots=True)
 class StageCounts:
-    """Counts one stage of a canary beside the live version, under one name. `max_rows`, `max_users`: see `MAX_ROWS`, `MAX_USERS`."""
+    """Counts one stage of a canary and the live version, under one name.
+
+    `max_rows`, `max_users`: see `MAX_ROWS`, `MAX_USERS`.
+    """
 
     name: str
     canary: Canary
@@ -106,7 +113,7 @@ class StageCounts:
     max_rows: int = MAX_ROWS
     max_users: int = MAX_USERS
     num_late: int = 0
-    """Impressions that came after their time was closed, and count no more."""
+    """Impressions that arrived after their window was closed, and are not counted."""
     _kept: dict[bool, float] = field(default_factory=lambda: {True: 1.0, False: 1.0})
     _new_rows: list[tuple[Any, ...]] = field(default_factory=list)
     _new_clicks: list[tuple[Any, ...]] = field(default_factory=list)
@@ -124,7 +131,7 @@ class StageCounts:
         return self.canary.stages[self.canary.stage - 1].share if self.canary.stage else 0.0
 
     def add(self, impressions: Iterable[Impression], interactions: Iterable[Interaction]) -> None:
-        """Take in what was read; repeated records do no harm."""
+        """Add records; repeated records do no harm."""
         self._new_rows += [row for one in impressions if (row := self._row(one)) is not None]
         self._new_clicks += [
             (
@@ -144,7 +151,7 @@ class StageCounts:
             self._take_in()
 
     def look(self, now_ms: int) -> Seen:
-        """Return what was counted, once all is added that the topics held at this time (Unix ms). What is older than window and grace is closed."""
+        """Return the counts, complete up to this time (Unix ms). Impressions older than window and grace are closed."""
         self._take_in()
         sums = self._sums()
         by_user = _by_user(
@@ -194,7 +201,10 @@ class StageCounts:
         return user < self._kept[is_candidate] * 2.0**64
 
     def _take_in(self) -> None:
-        """Add the new rows to the kept ones, each impression and each event once; leave users out until they are few enough."""
+        """Add new rows to the kept rows, each impression and event once.
+
+        Exclude users until the number is within bounds.
+        """
         rows = pl.concat([self._rows, pl.DataFrame(self._new_rows, schema=_ROW, orient="row")])
         clicks = pl.concat([self._clicks, pl.DataFrame(self._new_clicks, schema=_CLICK, orient="row")])
         self._new_rows, self._new_clicks = [], []
@@ -205,7 +215,7 @@ class StageCounts:
             self._halve(candidates > self._rows.height - candidates)
 
     def _halve(self, is_candidate: bool) -> None:
-        """Leave out half of one version's users, from all that is kept."""
+        """Exclude half of one version's users from all kept data."""
         self._kept[is_candidate] /= 2
         self._rows = self._of_kept(self._rows)
         self._clicks = self._clicks.filter(pl.col("user_id") < max(self._kept.values()) * 2.0**64)
@@ -217,7 +227,7 @@ class StageCounts:
         return table.filter(pl.col("user_id") < bound)
 
     def _sums(self) -> pl.DataFrame:
-        """Return a row of sums for each open impression, with what it has drawn until now."""
+        """Return a row of sums for each open impression, with its clicks so far."""
         items = exploded(
             self._rows.filter(pl.col("item_id").list.len() > 0).select(*IMPRESSION, "item_id"), ["item_id"]
         )
@@ -256,7 +266,10 @@ class StageCounts:
         )
 
     def _close(self, sums: pl.DataFrame, until_ms: int) -> None:
-        """Keep of impressions before that time their users' sums alone. `sums` has a row for each open impression."""
+        """Close impressions before that time: keep only their users' sums.
+
+        `sums` has a row for each open impression.
+        """
         is_old = self._rows["shown_time_ms"] < until_ms
         old = sums.filter(is_old)
         self._closed = _by_user(
@@ -305,7 +318,7 @@ def _by_user(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _num_hit(users: pl.DataFrame, column: str) -> int:
-    """Return the number of users whom it hit at least once."""
+    """Return the number of users affected at least once."""
     return int((users[column] > 0).sum())
 
 
@@ -315,5 +328,5 @@ def _user_sums(users: pl.DataFrame, total: str, exposure: str) -> UserSums:
 
 
 def _number(text: str) -> int:
-    """Return 64 bits of a hash: what is kept of an id, evenly spread."""
+    """Return a 64-bit hash of an ID, uniformly distributed, which is kept instead of the ID."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

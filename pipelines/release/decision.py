@@ -1,4 +1,4 @@
-"""What follows from what was seen of a canary: it is withdrawn, moved on, promoted or left, and what its record says of it. Pure."""
+"""Decides from a canary's analysis whether it is withdrawn, advanced, promoted or left, and writes its record. Pure."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -10,14 +10,15 @@ from pipelines.release.counts import Seen
 from pipelines.release.guards import judge, mismatch
 
 MAX_STRAY_SHARE = 0.1
-"""Part of the candidate's users' lists that the live version may have made, where a release still goes on: beyond, the candidate is not served as it should be."""
+"""Fraction of lists to the candidate's users that the live version may have made in a release that still advances;
+above it, the candidate is not served as intended."""
 
 MAX_FAILING = 0.01
-"""Part of all requests that may fail where nothing is left to compare with, and the release still ends with a promotion."""
+"""Fraction of all requests that may fail when no control is left, for a release that still ends with a promotion."""
 
 
 class Act(StrEnum):
-    """What is to be done."""
+    """Action for a release."""
 
     STAY = "stay"
     WITHDRAW = "withdraw"
@@ -27,7 +28,10 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is to be done and why, the verdict (None where there is no control), the report for the record, and whether users were lost."""
+    """The action and its reason, with the analysis result, the record's report, and whether users were lost.
+
+    The analysis result is None without a control.
+    """
 
     act: Act
     reason: str
@@ -37,7 +41,7 @@ class Decision:
 
 
 def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
-    """Decide after a look at all that was recorded since the stage began, which it has (`canary.since_ms`)."""
+    """Decide from all records since the stage began (`canary.since_ms`)."""
     stage = canary.stages[canary.stage]
     found = judge(canary, seen, now_ms) if stage.share < 1 else None
     if found is not None and found.outcome is Outcome.WORSE:
@@ -55,7 +59,7 @@ def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
 
 
 def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> list[str]:
-    """Return what keeps the release in its stage; nothing where it may go on."""
+    """Return the reasons that keep the release in its stage; empty if it may advance."""
     lacking = []
     if not seen.num_lists[0]:
         lacking.append("nobody was shown a list of it yet")

@@ -1,4 +1,4 @@
-"""The guards of a release: what a candidate may not worsen, by how much, and what each stage asks to be shown. Pure."""
+"""The guards of a release: metrics that a candidate must not worsen, budgets, and each stage's evidence. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -21,9 +21,10 @@ GUARDS = (
     Guard(name="variety", higher_is_worse=False, budget=0.05, effect=0.1, weight=0.5),
     Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=6, is_objective=True),
 )
-"""By whether something failed, a request was refused, a list was empty, the deadline was missed, or only popular items came, as users whom that hit; by milliseconds, distance of lists, and clicks a list.
+"""Guards by measure: failures, refusals, empty lists, missed deadlines and popular-only answers count affected users;
+the rest are milliseconds, distance of lists, and clicks per list.
 
-Clicks are rare beside what they must show, so half of the false alarms that are allowed are theirs.
+Clicks are rare relative to the evidence required, so half of the allowed false alarms are theirs.
 """
 MEANINGS: Mapping[str, str] = {
     "errors": "users with a request that failed, or with an answer for which something failed",
@@ -42,7 +43,7 @@ _LARGEST_EFFECT, _LARGEST_TOLERANCE = 0.9, 0.2
 
 
 def check_budgets(budgets: Mapping[str, float]) -> None:
-    """Raise ConfigError for a budget of no guard, or one outside of 0 to below 1."""
+    """Raise ConfigError for a budget of an unknown guard, or a budget outside of [0, 1)."""
     for name, budget in budgets.items():
         if name not in MEANINGS:
             raise ConfigError(f"--budget {name}: there is no such guard; the guards are {', '.join(MEANINGS)}")
@@ -53,8 +54,8 @@ def check_budgets(budgets: Mapping[str, float]) -> None:
 def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
     """Return the guards of the canary's stage.
 
-    A stage of few users is asked to exclude large losses alone: what must be shown grows smaller with the root of its share, as what can be shown does.
-    Clicks and variety are waited for where there are any.
+    A stage of few users only has to exclude large losses: the required bound scales with the inverse root of its
+    traffic fraction, as the achievable bound does. Clicks and variety are awaited if there are any.
     """
     judged = [stage.share for stage in canary.stages if stage.share < 1]
     factor = math.sqrt(max(judged) / canary.stages[canary.stage].share)
@@ -72,7 +73,10 @@ def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
 
 
 def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
-    """Return the verdict on the canary's stage, whose share is below 1. Its stages divide the false alarms that a release may have."""
+    """Return the analysis result of the canary's stage, whose traffic fraction is below 1.
+
+    A release's stages divide its allowed false alarms.
+    """
     stage = canary.stages[canary.stage]
     return verdict(
         guards_of(canary, seen),
@@ -85,9 +89,10 @@ def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
 
 
 def mismatch(canary: Canary, seen: Seen) -> str:
-    """Return a sentence where the users who came are not divided as the hash divides them: some were lost, and what is left is not comparable. Empty otherwise.
+    """Return a sentence if users are not divided as the hash divides them; empty otherwise.
 
-    May be looked at always; over all stages an analysis that lost nobody is stopped in at most `MISMATCH_ALPHA` of releases.
+    Then users were lost, and the remaining users are not comparable. May be checked at any time: over all stages, an
+    analysis without lost users is stopped in at most `MISMATCH_ALPHA` of releases.
     """
     shares = seen.new_share, 1 - seen.new_share
     if not 0 < seen.new_share < 1 or not any(seen.num_new):

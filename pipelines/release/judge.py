@@ -1,6 +1,7 @@
-"""The judge of one name: reads what was recorded since its canary's stage began, looks, and moves the release. Restarted, it reads that again.
+"""Canary analysis of one name: reads the records since its stage began, analyses, and moves the release.
 
-While the broker is unavailable nothing is decided; while the store is, what was decided is not done, and is decided again at the next look.
+A restart reads the records again. While the broker is unavailable, the analysis decides nothing. While the store is
+unavailable, decisions are not applied; the next look decides again.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from services.observability.metrics import ReleaseMetrics
 log = structlog.get_logger()
 
 BY = "release"
-"""As whom the judge moves a name."""
+"""Actor under which the analysis moves a name."""
 _MOVED_MEANWHILE = (CanaryError, BundleMoved, BundleNotFound, BundleWithdrawn)
 _VERDICTS = {Outcome.WORSE: -1, Outcome.CONTINUE: 0, Outcome.UNDECIDED: 0, Outcome.NO_WORSE: 1, Outcome.BETTER: 2}
 
@@ -31,7 +32,7 @@ class Reader(Protocol):
     """Reads the topics from a time on; see `pipelines.release.topics.TopicReader`."""
 
     def read(self) -> Iterator[Batch]:
-        """Yield what was not returned yet. Raises DependencyUnavailable."""
+        """Yield records not returned yet. Raises DependencyUnavailable."""
         ...
 
     def close(self) -> None:
@@ -41,7 +42,7 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class _Stage:
-    """What is known of the stage that is being judged."""
+    """State of the stage under analysis."""
 
     canary: Canary
     live: str
@@ -50,7 +51,7 @@ class _Stage:
 
 
 class ReleaseJudge:
-    """Judges the canaries of one name, one after the other. Used from one thread."""
+    """Analyses the canaries of one name in sequence. Used from one thread."""
 
     def __init__(
         self,
@@ -60,14 +61,15 @@ class ReleaseJudge:
         lead_ms: int,
         beat: Callable[[], object] = lambda: None,
     ) -> None:
-        """Keep the parts; nothing is read yet.
+        """Keep the parts without reading.
 
         Args:
             store: The bundles, under the name.
             open_reader: Makes a reader of the topics from a time (Unix ms) on.
-            metrics: Of this process.
-            lead_ms: How long before a stage begins its record is written, so that all processes have the version by then.
-            beat: Called while it works.
+            metrics: Metrics of this process.
+            lead_ms: How long before a stage begins its record is written, so that all processes have the version by
+                then.
+            beat: Called during the work.
         """
         self._store = store
         self._open_reader = open_reader
@@ -77,9 +79,10 @@ class ReleaseJudge:
         self._stage: _Stage | None = None
 
     def look(self, now_ms: int) -> Decision | None:
-        """Look once, and act. Return what was decided; None where there is nothing to judge.
+        """Look once, and act. Return the decision; None without a canary.
 
-        Raises BundleCorrupt or StoreUnavailable, and DependencyUnavailable: what was counted stays, and the next look goes on.
+        Raises BundleCorrupt or StoreUnavailable, and DependencyUnavailable: counts are kept, and the next look
+        continues.
         """
         record = self._store.record()
         canary, live = record.canary, record.live
@@ -100,13 +103,13 @@ class ReleaseJudge:
         return decision
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open parts."""
         if self._stage is not None:
             self._stage.reader.close()
             self._stage = None
 
     def _stage_of(self, canary: Canary, live: str) -> _Stage:
-        """Return what is known of this stage; a new one begins without counts."""
+        """Return the state of this stage; a new stage begins without counts."""
         before = self._stage
         if before is None or _identity(before.canary, before.live) != _identity(canary, live):
             self._end()
@@ -116,7 +119,7 @@ class ReleaseJudge:
         return before
 
     def _end(self) -> None:
-        """Forget a stage that is over."""
+        """Drop the state of an ended stage."""
         if self._stage is not None:
             self._metrics.share.labels(self._store.name, self._stage.canary.version).set(0)
             self._metrics.lost_users.labels(self._store.name, self._stage.canary.version).set(0)
@@ -134,7 +137,10 @@ class ReleaseJudge:
                 self._metrics.guard.labels(*labels, reading.name, bound).set(getattr(reading, bound))
 
     def _act(self, canary: Canary, record: NameRecord, decision: Decision, now_ms: int) -> None:
-        """Do what was decided, if the release is still the one that was analysed: where a person was faster, the person's move stays. Raises StoreUnavailable."""
+        """Apply the decision if the release is still the analysed one; a person's earlier move wins.
+
+        Raises StoreUnavailable.
+        """
         stage = f"stage {canary.stage + 1} of {len(canary.stages)}"
         noted = {"name": self._store.name, "version": canary.version, "stage": canary.stage, "reason": decision.reason}
         try:

@@ -1,7 +1,9 @@
-"""Reads the topics of impressions and interactions from a time on, each time up to their present end. Without a group: it disturbs no other reader.
+"""Reads the topics of impressions and interactions from a time on, each call up to their current end.
 
-A topic that was made again (the embedded broker keeps nothing on disk), or whose log came back shorter, is read again: what was there before counts once. What
-cannot be read is counted and stepped over.
+Uses no consumer group.
+
+A topic that was recreated (the embedded broker keeps nothing on disk), or whose log became shorter, is read from the
+start again; repeated records count once. Unreadable records are counted and skipped.
 """
 
 import time
@@ -25,12 +27,12 @@ _POLL_MS = 500
 _MAX_RECORDS = 2_000
 _RETRY_AFTER_S = 1.0
 _BEYOND_S = 1.0
-"""How long it is read on from the end: the embedded broker reports its last batch's first record as the end."""
+"""How long reading continues at the end: the embedded broker reports its last batch's first record as the end."""
 Batch = tuple[list[Impression], list[Interaction]]
 
 
 class TopicReader:
-    """Owns a consumer, which it opens when it is needed. Used from one thread; `close` it in the end."""
+    """Owns a consumer, opened lazily. Used from one thread; `close` it in the end."""
 
     def __init__(
         self,
@@ -40,14 +42,14 @@ class TopicReader:
         since_ms: int,
         on_refused: Callable[[str, int], object] = lambda _topic, _number: None,
     ) -> None:
-        """Keep the parts; nothing is connected yet.
+        """Keep the parts without connecting.
 
         Args:
             kafka: The brokers.
-            impressions: Name of the topic of what was shown.
+            impressions: Name of the topic of impressions.
             interactions: Name of the topic of users' events.
-            since_ms: From when on records matter (Unix ms).
-            on_refused: Called with a topic and a number of records that cannot be read.
+            since_ms: Start time of relevant records (Unix ms).
+            on_refused: Called with a topic and its number of unreadable records.
         """
         self._kafka = kafka
         self._decoders: Mapping[str, Callable[[bytes | None], Any]] = {
@@ -62,7 +64,10 @@ class TopicReader:
         self._logs: LogReader | None = None
 
     def read(self) -> Iterator[Batch]:
-        """Yield what the topics hold and was not returned yet, up to their end as it is now. Raises DependencyUnavailable, whereupon it may be called again."""
+        """Yield new records up to the topics' current end. Raises DependencyUnavailable.
+
+        It may then be called again.
+        """
         try:
             with broker_as_dependency():
                 yield from self._read()
@@ -73,7 +78,7 @@ class TopicReader:
             raise
 
     def close(self) -> None:
-        """Close the connections; the next `read` goes on where this one was."""
+        """Close the connections; the next `read` continues at the same offsets."""
         self._clients.close()
         self._clients, self._consumer = ExitStack(), None
 
@@ -90,7 +95,7 @@ class TopicReader:
                 return
 
     def _connected(self) -> LogReader:
-        """Return a reader of all partitions, each from where it was left, or else from the time that matters."""
+        """Return a consumer of all partitions, each at its last offset, or else at the start time."""
         before = self._logs
         if self._consumer is None or before is None or not before.is_same():
             self.close()
@@ -103,7 +108,10 @@ class TopicReader:
         return before
 
     def _starts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return where to begin. The embedded broker finds times only within its last batches: then it is the beginning."""
+        """Return the start offset. The embedded broker finds times only within its last batches.
+
+        Otherwise it is the beginning.
+        """
         beginnings = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
         found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
         ends = self._consumer.end_offsets(list(places), timeout_ms=REQUEST_MS)
@@ -123,7 +131,7 @@ class TopicReader:
             for record in records:
                 found = _readable(record, decode)
                 num_refused += found is None
-                if isinstance(found, Impression | Interaction):  # else an erasure
+                if isinstance(found, Impression | Interaction):  # otherwise an erasure
                     into.append(found)
             if num_refused:
                 self._on_refused(place.topic, num_refused)
@@ -131,7 +139,7 @@ class TopicReader:
 
 
 def _readable(record: Any, decode: Callable[[bytes | None], Any]) -> Any:
-    """Return what a record holds; None where it, or its whole batch, cannot be read."""
+    """Return a record's content; None if it, or its whole batch, is unreadable."""
     if isinstance(record, UndecodableBatch):
         return None
     try:

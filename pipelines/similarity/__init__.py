@@ -1,1 +1,1 @@
-"""Similar items: neighbours by co-visits and by item vectors, and the mix of both that predicts held-out next items best."""
+"""Similar items: neighbours by co-visits and by item vectors, and the mix that best predicts held-out next items."""

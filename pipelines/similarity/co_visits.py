@@ -1,7 +1,8 @@
-"""Which items follow or precede each other within a few events of one user, counted over training sequences. Numpy only; bounded memory.
+"""Counts which items follow or precede each other within a few events of one user, over training sequences.
 
-An event `d` places after another counts 1/d for the later item as a neighbour of the earlier one, and half of that the other way round: what comes next is asked for more often than what
-came before. A pair of events counts by the smaller of its two weights. Items are counted a range at a time, so that no more than a fixed number of pairs is in memory.
+An event `d` positions after another counts 1/d for the later item as a neighbour of the earlier item, and half of that
+in reverse: next items are asked for more often than previous ones. A pair of events counts by the smaller of its two
+weights. Items are counted in ranges, so that the number of pairs in memory is bounded. Numpy only.
 
 Shape suffixes: V items, C candidates of an item, E events of all sequences together, P pairs.
 """
@@ -14,14 +15,14 @@ import numpy as np
 from models.similar import NONE
 
 _REACH = 10
-"""How many places apart two events may be."""
+"""Maximum distance of two events, in positions."""
 _BACKWARD = 0.5
 _PAIRS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """For each item some others, -1 for none, and a figure that says how near each of them is. Both are (V, C)."""
+    """Candidates of each item, -1 for none, and their proximity. Both are (V, C)."""
 
     items_VC: np.ndarray
     figures_VC: np.ndarray
@@ -30,13 +31,15 @@ class Candidates:
 def count_co_visits(
     sequences: Sequence[np.ndarray], num_items: int, num_candidates: int, weights: Sequence[np.ndarray] | None = None
 ) -> Candidates:
-    """Return for each item those that it is used with most, by their counts over the fourth root of the other's: so a rare one is not lost among frequent ones.
+    """Return each item's most frequent companions, by their counts over the fourth root of the companion's events.
+
+    The root keeps a rare companion visible among frequent ones.
 
     Args:
         sequences: Item indices of each user, oldest first.
         num_items: V.
         num_candidates: C.
-        weights: Of each event, aligned with the sequences; None: all are 1.
+        weights: Weight of each event, aligned with the sequences; None: all are 1.
     """
     items_E = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
     owners_E = np.repeat(np.arange(len(sequences)), [len(sequence) for sequence in sequences])
@@ -60,7 +63,7 @@ def count_co_visits(
 
 
 def _ranges(counts_V: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield ranges of items, first and last excluded, whose pairs are held at once."""
+    """Yield ranges of items [first, last) whose pairs fit into memory together."""
     pairs_V = np.cumsum(counts_V * 2 * _REACH)
     first = 0
     while first < len(counts_V):

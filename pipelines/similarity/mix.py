@@ -1,8 +1,10 @@
-"""How co-visits and vectors are mixed, chosen on held-out next items, and the table of the mix.
+"""Mixes co-visits and vectors with weights chosen on held-out next items, and writes the table of the mix.
 
-A neighbour's score is `share * vector + (1 - share) * support * visit`. `visit` is the count of co-visits over a power of the other item's number of events, divided by the item's highest;
-`vector` the cosine, divided likewise; `support` rises from 0 to 1 with the item's co-visits, so that few of them count little. The share and the power are those whose ten nearest unseen
-neighbours of a user's newest item hold the held-out next one best (NDCG@10), over half of the validation cases. The other half gives the figures that are recorded.
+A neighbour's score is `share * vector + (1 - share) * support * visit`. `visit` is the count of co-visits over a power
+of the other item's number of events, divided by the item's highest; `vector` is the cosine, divided likewise; `support`
+rises from 0 to 1 with the item's co-visits, so that few co-visits count little. The chosen share and power maximise
+NDCG@10 of the held-out next item among the ten nearest unseen neighbours of a user's newest item, over half of the
+validation cases. The other half gives the recorded figures.
 
 Shape suffixes: V items, C candidates of an item, N neighbours in the table.
 """
@@ -34,14 +36,14 @@ _SUPPORT = 5.0
 _NUM_CASES = 20_000
 _TEXT_SIZE = 64
 _MOST_COMPARED = 1 << 31
-"""Pairs of texts that are compared one by one, at most: half a minute."""
+"""Maximum number of pairs of texts for exact comparison: half a minute."""
 _CUTOFF = 10
 _ROWS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The share of the vectors, and the power of the other item's number of events in co-visits."""
+    """The weight of the vectors, and the exponent of the other item's number of events in co-visits."""
 
     share: float
     power: float
@@ -49,7 +51,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sources:
-    """What neighbours are found by: candidates from co-visits and from vectors, and each item's number of training events (V,)."""
+    """Inputs of the mix: candidates from co-visits and from vectors, and each item's number of training events (V,)."""
 
     visits: Candidates
     vectors: Candidates
@@ -59,14 +61,14 @@ class Sources:
 def make_similar(
     judged: tuple[Path, Path], serving: tuple[Path, Path], out: Path, progress: Progress = silent, *, repeats: bool
 ) -> None:
-    """Choose the mix by the judged student, and write the table by the one that serves, with what was found.
+    """Choose the mix with the judged student, and write the table with the serving student, and the figures.
 
     Args:
-        judged: The folder of the tokenized data and the students' folder of the pair that was judged.
-        serving: The same of the pair that serves.
+        judged: The folder of the tokenized data and the students' folder of the judged pair.
+        serving: The same of the serving pair.
         out: Where the table and similar.json are written.
         progress: Called during the search for neighbours.
-        repeats: Whether users come back to items, which then are answers like others.
+        repeats: Whether users repeat items, so that seen items are valid answers.
     """
     sources = read_sources(*judged, progress)
     cases = sample_cases(read_cases(judged[0], Split.VALID), _NUM_CASES)
@@ -84,7 +86,10 @@ def read_found(folder: Path) -> dict[str, Any]:
 
 
 def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silent) -> Sources:
-    """Count the co-visits of this data, and find the nearest items by this student's rows, for items without training events by their texts."""
+    """Count the co-visits of this data, and find the nearest items by this student's rows.
+
+    Items without training events use their texts.
+    """
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     num_candidates = 2 * num_neighbours(len(catalogue.item_ids))
     sequences, counts = read_sequences(tokenized), read_counts(tokenized)
@@ -95,7 +100,7 @@ def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silen
 
 
 def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[str]) -> Candidates:
-    """Return the candidates with those of items that nobody has used replaced by the nearest texts: their rows have learned nothing."""
+    """Return the candidates; unused items get the nearest texts, because their rows have learned nothing."""
     unused = np.flatnonzero(num_events_V == 0)
     if not len(unused) or not any(texts):
         return vectors
@@ -112,7 +117,7 @@ def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[st
 
 
 def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
-    """Return the best mix, and what it and others find of the labels that it was not chosen by."""
+    """Return the best mix, and figures of the mix, its parts and popularity on the other half of the cases."""
     places = np.arange(len(cases))
     chosen_by, judged_by = places[::2], places[1::2] if len(cases) > 1 else places
     newest = [int(cases.histories[place][-1]) for place in places]
@@ -140,7 +145,7 @@ def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """Return a sentence: the mix, and what it finds beside its parts and popularity."""
+    """Return a sentence: the mix, and its figures compared with its parts and popularity."""
     mix = found["mix"]
     return (
         f"similar items: {mix['share']:.0%} by vectors, the rest by co-visits; NDCG@10 of held-out next items {found['ndcg10']:.4f}, "
@@ -190,7 +195,10 @@ def _by_highest(figures: np.ndarray) -> np.ndarray:
 
 
 def _rank(row: np.ndarray, cases: Cases, place: int, repeats: bool) -> float:
-    """Return the label's rank from 1 in a row of neighbours, without those that the user has seen unless these are shown; infinite where it is not there."""
+    """Return the label's rank from 1 in a row of neighbours; infinite if it is absent.
+
+    Items that the user has seen are skipped unless they are shown.
+    """
     at = np.flatnonzero(row == cases.targets[place])
     if not len(at):
         return np.inf

@@ -1,6 +1,6 @@
-"""The nearest items by the cosine of their vectors: exactly in a small catalogue, among the items of the nearest clusters in a large one.
+"""The nearest items by cosine: exact in a small catalogue, among the items of the nearest clusters in a large one.
 
-Shape suffixes: V items, D size of a vector, C candidates of an item, Q items that are asked for, G clusters.
+Shape suffixes: V items, D size of a vector, C candidates of an item, Q queried items, G clusters.
 """
 
 import warnings
@@ -19,23 +19,23 @@ _CHUNK, _COSINES_AT_ONCE = 512, 1 << 24
 
 
 def unit(vectors_VD: np.ndarray) -> np.ndarray:
-    """Return the vectors at length 1; those of length 0 stay."""
+    """Return the vectors normalised to length 1; zero vectors stay."""
     lengths = np.linalg.norm(vectors_VD, axis=1, keepdims=True)
     scaled: np.ndarray = (vectors_VD / np.maximum(lengths, 1e-9)).astype(np.float32)
     return scaled
 
 
 def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = silent) -> Candidates:
-    """Return for each item those with the highest cosine, best first."""
+    """Return the items with the highest cosine for each item, best first."""
     unit_VD, num_items = unit(vectors_VD), len(vectors_VD)
     if num_items <= _MOST_COMPARED_WHOLE:
         return nearest_of(np.arange(num_items), unit_VD, num_candidates)
-    with threadpool_limits(1):  # sums in one order everywhere
+    with threadpool_limits(1):  # same summation order everywhere
         return _nearest_in_clusters(unit_VD, num_candidates, progress)
 
 
 def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
-    """Return the nearest of all items for some of them, by exact comparison. Vectors are of length 1."""
+    """Return the nearest of all items for some of them, by exact comparison. Vectors have length 1."""
     size = max(1, min(_CHUNK, _COSINES_AT_ONCE // max(1, len(unit_VD))))
     found = [
         _best(asked_Q[first : first + size], np.arange(len(unit_VD)), unit_VD, num_candidates)
@@ -83,7 +83,7 @@ def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Pro
 
 
 def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
-    """Return for each asked item the best of those compared, without itself and what is not nearer than a right angle; ties by index."""
+    """Return the best compared items of each query with a cosine above 0, without the query itself; ties by index."""
     cosines = unit_VD[asked_Q] @ unit_VD[compared].T
     cosines[asked_Q[:, None] == compared] = -1.0
     items_QC = np.full((len(asked_Q), num_candidates), NONE, dtype=np.int32)
@@ -99,6 +99,6 @@ def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_ca
 
 
 def _distances(rows_QD: np.ndarray, centroids_GD: np.ndarray) -> np.ndarray:
-    """Return squared distances less the square of each row, by which one row's do not differ."""
+    """Return squared distances minus each row's squared norm, which is constant per row."""
     distances: np.ndarray = (centroids_GD**2).sum(axis=1) - 2 * rows_QD @ centroids_GD.T
     return distances

@@ -1,7 +1,8 @@
-"""What the planner predicts that the steps of a fit take of one process's memory, beside what they took.
+"""The planner's predicted memory of a fit's steps in one process, next to the measured memory.
 
-Both without the device's context and libraries: on a GPU what tensors took, by torch's allocator; on a CPU how much more was resident. The planner knows the
-decoder and its batches; a teacher, the rows learned from text, sampled items and dropout's masks are not in it.
+Both exclude the device's context and libraries: on a GPU the memory of tensors by torch's allocator, on a CPU the
+growth of resident memory. The planner knows the decoder and its batches; the prediction excludes a teacher, rows
+learned from text, sampled items and dropout masks.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ from pipelines.training.fit.parallel import Group
 def memory_of(
     fitted: Fitted, config: DecoderConfig, group: Group, device: torch.device, batch_tokens: int, num_parts: int
 ) -> dict[str, Any]:
-    """Return {predicted: bytes by component, predicted_bytes, measured_bytes or None}. `batch_tokens` are those of a step of all processes, which computes them in `num_parts` parts."""
+    """Return {predicted: bytes by component, predicted_bytes, measured_bytes or None}.
+
+    `batch_tokens` counts the tokens of a step over all processes, which compute them in `num_parts` parts.
+    """
     parts = predicted_parts(
         config,
         group.layout,
@@ -44,12 +48,15 @@ def predicted_parts(
     is_bf16: bool,
     is_gpu: bool,
 ) -> dict[str, float]:
-    """Return the predicted bytes of one process's steps by component. `batch_tokens` are those of a step of all processes, in so many parts one after another."""
+    """Return the predicted bytes of one process's steps by component.
+
+    `batch_tokens` counts the tokens of a step over all processes, in `num_parts` sequential parts.
+    """
     rows = -(-batch_tokens // (num_parts * layout.data * layout.shard * layout.accumulation))
     planned = training_memory(
         shape_of(config, "decoder"),
         replace(layout, micro_batch=rows, checkpointing=cast("Checkpointing", recompute)),
-        length=1,  # memory follows from rows times length
+        length=1,  # memory depends on rows times length
         is_bf16=is_bf16,
         fuses_norms=is_gpu,
     )
@@ -57,14 +64,14 @@ def predicted_parts(
 
 
 def describe_parts(parts: Mapping[str, float]) -> str:
-    """Return the sum and the components that count, the largest first."""
+    """Return the sum and its main components, the largest first."""
     total = sum(parts.values())
     large = sorted(((size, name) for name, size in parts.items() if size >= 0.01 * total), reverse=True)
     return f"{total / 1e6:,.0f} MB predicted ({', '.join(f'{name} {size / 1e6:,.0f}' for size, name in large)})"
 
 
 def describe_memory(memory: dict[str, Any]) -> str:
-    """Return a line: measured and predicted, by component where it counts."""
+    """Return a line: measured and predicted memory, with the main components."""
     measured = memory["measured_bytes"]
     found = "not measured here" if measured is None else f"{measured / 1e6:,.0f} MB measured"
     return f"{found}, {describe_parts(memory['predicted'])}"

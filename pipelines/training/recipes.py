@@ -1,4 +1,4 @@
-"""The recipes of decoder and student: read from a file, and chosen by what was measured of the data, never by its name.
+"""The recipes of decoder and student, read from a file and chosen by measures of the data, never by its name.
 
 The shipped file is recipes.toml, which explains its keys.
 """
@@ -23,7 +23,11 @@ SHIPPED = Path(__file__).with_name("recipes.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSize:
-    """What is measured of the data: training events, items of the catalogue, events of the mean user, tokens of an item, the share of items with a text of their own, and whether users come back to items."""
+    """Measures of the data for the choice of a recipe.
+
+    They are training events, catalogue items, mean events per user, tokens per item, the fraction of items with a
+    distinct text, and whether users repeat items.
+    """
 
     events: int
     items: int
@@ -34,13 +38,13 @@ class DataSize:
 
     @property
     def events_per_item(self) -> float:
-        """Training events of the mean item."""
+        """Mean training events per item."""
         return self.events / max(1, self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How both models are trained on data of which no measure is above its limit in `at_most`."""
+    """How both models are trained on data whose measures stay within the limits of `at_most`."""
 
     name: str = "given"
     at_most: Mapping[str, float] = field(default_factory=dict)
@@ -48,11 +52,11 @@ class Recipe:
     distill: DistillOptions = field(default_factory=DistillOptions)
 
     def fits(self, size: DataSize) -> bool:
-        """Whether this recipe is for data of this size."""
+        """Whether this recipe applies to data of this size."""
         return all(getattr(size, measure) <= limit for measure, limit in self.at_most.items())
 
     def for_repeats(self) -> "Recipe":
-        """Return this recipe for data in which users come back to items: seen items are learned like others."""
+        """Return this recipe for users who repeat items: seen items are learned like others."""
         train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
         return replace(self, train=train, distill=distill)
 
@@ -62,7 +66,7 @@ class Recipe:
 
     @property
     def prompt(self) -> dict[str, int]:
-        """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""
+        """The prompt's shape, as used by models.prompt and kept in the bundle's manifest."""
         return {"max_items": self.train.max_items, "stride": self.train.stride}
 
 
@@ -81,9 +85,10 @@ def data_size(tokenized: Path) -> DataSize:
 
 
 def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
-    """Return the first recipe for data of this size; the last one has no limits.
+    """Return the first recipe for data of this size; the last recipe has no limits.
 
-    One that learns from text is for items of which most have a text of their own; where nothing else is given, it is taken without. Seen items are learned where there are repeats.
+    A recipe that learns from text requires that most items have a distinct text; if no other recipe applies, its text
+    part is dropped. Seen items are learned if labels repeat.
     """
     fitting = [recipe for recipe in recipes if recipe.fits(size)]
     has_texts = size.own_texts >= _MIN_OWN_TEXTS
@@ -93,7 +98,7 @@ def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
 
 
 def describe(recipe: Recipe, size: DataSize) -> str:
-    """Return a sentence: what was measured and chosen."""
+    """Return a sentence on the measures and the choice."""
     texts = f"{size.own_texts:.0%} of items have a text of their own"
     size_of_text = recipe.train.text_size
     learned = f"{size_of_text} numbers of it are learned from" if size_of_text else "not learned from"
@@ -108,7 +113,10 @@ def describe(recipe: Recipe, size: DataSize) -> str:
 def read_recipes(
     path: Path | None = None, *, epochs: int | None = None, student_epochs: int | None = None, seed: int = 0
 ) -> tuple[Recipe, ...]:
-    """Read a file of recipes (None: the shipped one), with these numbers of epochs (None: the recipe's). Raises ConfigError naming the option or key."""
+    """Read a file of recipes (None: the shipped one) with these epochs (None: the recipe's).
+
+    Raises ConfigError naming the option or key.
+    """
     path = path or SHIPPED
     try:
         raw = tomllib.loads(path.read_text())

@@ -1,8 +1,9 @@
-"""Trained tokens per second, and the model FLOPs utilisation (MFU): the share of the device's peak that the model's own arithmetic takes.
+"""Training tokens per second, and model FLOPs utilisation (MFU): model FLOPs as a fraction of the device's peak.
 
-A multiply-add is two FLOPs, and the backward pass takes twice the forward one, so a weight of the layers costs 6 FLOPs a token (Chowdhery et
-al. 2022, PaLM, appendix B). To these come, as there, the scores and sums of attention, here over the causal half alone, and the softmax over the
-items that a label is compared with. Padding, embeddings, norms, dropout and the optimizer are no work of the model's.
+A multiply-add is two FLOPs, and the backward pass takes twice the FLOPs of the forward pass, so a weight of the layers
+costs 6 FLOPs per token (Chowdhery et al. 2022, PaLM, appendix B). As there, attention scores and sums are added, here
+over the causal half only, and so is the softmax over the items that a label is compared with. Padding, embeddings,
+norms, dropout and the optimizer do not count.
 """
 
 from collections.abc import Iterable
@@ -17,11 +18,11 @@ from services.llm.engine.cost.machine_limits import measure_limits
 
 SPEED = "speed.json"
 _FLOPS = 6
-"""Of forward and backward pass, for each multiply-add of the forward pass."""
+"""FLOPs of forward and backward pass per multiply-add of the forward pass."""
 
 
 def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
-    """Return the multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
+    """Return the multiply-adds of one prompt of this many tokens, without embeddings and output head."""
     attention_width = config.num_attention_heads * config.head_dim
     key_value_width = config.num_key_value_heads * config.head_dim
     projections = config.hidden_size * (2 * attention_width + 2 * key_value_width + 3 * config.intermediate_size)
@@ -30,16 +31,19 @@ def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
 
 
 def training_flops(config: DecoderConfig, lengths: Iterable[int], num_scores: int) -> int:
-    """Return the FLOPs of one step over windows of these lengths in tokens, with `num_scores` products of a hidden state and a row of the head."""
+    """Return the FLOPs of one step over windows of these lengths in tokens.
+
+    `num_scores` counts products of a hidden state and a row of the head.
+    """
     return _FLOPS * (sum(decoder_work(config, length) for length in lengths) + num_scores * config.hidden_size)
 
 
 def speed_of(
     num_tokens: int, flops: int, seconds: float, device: torch.device, group: Group = ALONE
 ) -> dict[str, float | None]:
-    """Return tokens and FLOPs per second of all processes, and their MFU by the data sheet and by what this device was just measured to do. HFU counts what was computed again too.
+    """Return tokens and FLOPs per second of all processes, their MFU by data sheet and by measured peak, and HFU.
 
-    The first is null where no data sheet gives the peak, as for any CPU.
+    HFU includes recomputation. The MFU by data sheet is null if no data sheet gives the peak, as for any CPU.
     """
     sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds

@@ -1,13 +1,15 @@
 """Stage 4: trains the decoder to predict the next item at every position of every history.
 
-    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked); a file a rank where each has a part
-    item_text.safetensors   where rows are learned from text: those of new items
-    teacher/         of a decoder with deeper codes that has one (target/teacher.py)
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked);
+                     one file per rank if the model is sharded
+    item_text.safetensors   if rows are learned from text: the text map for new items
+    teacher/         the teacher of a decoder with deeper codes, if it has one (target/teacher.py)
     training.json    the curve, the parameters and the options
-    speed.json       tokens and FLOPs per second of the steps, the MFU (speed.py), and memory beside the planner's (planned_memory.py)
+    speed.json       tokens and FLOPs per second of the steps, MFU (speed.py), measured and planned memory
     curves.png       loss and validation by step
 
-One process, or the ranks of a team, which all do the same but for the rows that they learn from; rank 0 writes. The recipe is fixed here; its numbers come from `TrainOptions`.
+Runs as one process or as the ranks of a team, which differ only in the rows that they learn from; rank 0 writes. The
+recipe is fixed here; its numbers come from `TrainOptions`.
 
 Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
@@ -69,7 +71,7 @@ _BEAM_CASES = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """The shape and the recipe of the decoder. `max_items` and `stride` are the prompt's (models.prompt)."""
+    """Shape and recipe of the decoder. `max_items` and `stride` are the prompt's (models.prompt)."""
 
     hidden_size: int = 64
     num_layers: int = 2
@@ -80,20 +82,25 @@ class TrainOptions:
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
     sample_items: int = 0
-    """Number of items that the softmax is computed over in training, drawn for each batch; 0: all. With codes deeper than 1 only their teacher's."""
+    """Number of items in the training softmax, drawn for each batch; 0: all. With codes deeper than 1 it applies only
+    to their teacher."""
     text_size: int = 0
-    """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
+    """Size of an item's text vector for its learned row, in addition to its own vector (text_rows.py); 0: none."""
     use_start: bool = False
-    """Whether the rows of items begin as what their users say of them (start/from_interactions.py), instead of as random numbers. A warm start goes before it."""
+    """Whether item rows start from interactions (start/from_interactions.py) instead of random numbers. A warm start
+    takes precedence."""
     text_start: str = ""
-    """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (start/from_text_checkpoint.py); empty: random weights."""
+    """Folder of a text checkpoint whose shape replaces this shape and whose weights are the start
+    (start/from_text_checkpoint.py); empty: random weights."""
     text_layers: int = 0
-    """Number of the text checkpoint's first layers that are taken; 0: all."""
+    """Number of the text checkpoint's first layers to use; 0: all."""
     mask_seen: bool = True
-    """Learn and validate the next item among those not seen yet, as serving ranks by default. Codes deeper than 1 learn no repeats, among all items."""
+    """Learn and validate the next item among items not seen yet, as serving ranks by default. Codes deeper than 1 learn
+    non-repeats among all items."""
     seed: int = 0
     teacher_weight: float = 0.0
-    """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (target/teacher.py). 0: none."""
+    """Weight in [0, 1] of a decoder with one token per item in the target of deeper codes; it is trained first, with
+    these options (target/teacher.py). 0: none."""
     teacher_dropout: float = 0.3
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
@@ -104,7 +111,7 @@ class TrainOptions:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained. Raises ConfigError naming the field."""
+        """Reject options that cannot be trained. Raises ConfigError naming the field."""
         if self.text_size < 0:
             raise ConfigError(f"text_size: {self.text_size} is no size; give 0 for none, or more, such as 64")
         if self.text_layers < 0 or (self.text_layers and not self.text_start):
@@ -118,13 +125,13 @@ class TrainOptions:
 
     @property
     def shape(self) -> dict[str, int]:
-        """The shape that a text checkpoint overrules."""
+        """The shape fields that a text checkpoint overrides."""
         return {name: getattr(self, name) for name in ("hidden_size", "num_layers", "num_heads", "feed_forward")}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What decoders learn from: a catalogue with the sequences and validation cases of its items, and where it is computed."""
+    """Training data of decoders: a catalogue with the sequences and validation cases of its items, and the device."""
 
     tokenized: Path
     catalogue: Catalogue
@@ -135,13 +142,13 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True)
 class FittedDecoder:
-    """The decoder as it is saved, what it learned of texts, and how the fit went."""
+    """The decoder as saved, its text map, and the outcome of the fit."""
 
     decoder: Decoder
     item_text: ItemText | None
     fitted: Fitted
     begun: Begun | None
-    """How it began, if from a bundle."""
+    """Bundle version that it started from, if any."""
 
 
 def train(
@@ -155,7 +162,10 @@ def train(
     on_validation: OnValidation | None = None,
     team: Team = ONE,
 ) -> None:
-    """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
+    """Train, keep the best epoch by validation, and write the decoder with its curve.
+
+    A decoder of deeper codes may have a teacher, trained before it.
+    """
     work = partial(train_in, tokenized, options, out, checkpoints, device, start, on_validation)
     catalogue, is_gpu = load_catalogue(tokenized / "catalogue.parquet"), device.type == "cuda"
     length, config = _num_positions(catalogue, options), first_config(catalogue, options)
@@ -245,7 +255,7 @@ def train_teacher(
 
 
 def adding_modules(decoder: Decoder) -> list[nn.Module]:
-    """Return the modules whose outputs are added to the residual stream: where dropout is."""
+    """Return the modules whose outputs are added to the residual stream, where dropout applies."""
     return [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
 
 
@@ -262,7 +272,8 @@ def fit_decoder(
 ) -> FittedDecoder:
     """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes.
 
-    Ranks of which each has a part write it below `out`, if given, but for rows learned from text, which are added up first.
+    Ranks of a sharded model write their parts below `out`, if given, except rows learned from text, which are folded
+    first.
     """
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
@@ -287,7 +298,7 @@ def fit_decoder(
         valid = sample_cases(valid, NUM_CASES)
 
     def loss(model: nn.Module, batch: Batch) -> Loss:
-        with parametrize.cached():  # rows with a part from text are computed once for input and output
+        with parametrize.cached():  # rows with a text part are computed once for input and output
             return next_token_loss(
                 cast("Decoder", model),
                 catalogue,
@@ -336,7 +347,7 @@ def read_training(trained: Path) -> dict[str, Any]:
 
 
 def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> Begun | None:
-    """Start this decoder, which has fresh weights, from a bundle's. None if they do not fit."""
+    """Warm-start this decoder, which has fresh weights, from a bundle's. None if they do not fit."""
 
     def read(folder: Path) -> Decoder:
         return load_decoder(folder / "decoder", torch.float32, decoder.embedding.weight.device)
@@ -354,7 +365,10 @@ def next_token_loss(
     paths: CodePaths | None = None,
     teacher: ItemTeacher | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy over all positions, with the unlikelihood of disliked items, and their number. `paths` are those of a catalogue of codes deeper than 1, which does not sample, and `teacher` is theirs."""
+    """Return the mean cross-entropy over all positions, with the unlikelihood of disliked items, and their number.
+
+    `paths` belong to a catalogue of codes deeper than 1, which does not sample; `teacher` is the teacher of such codes.
+    """
     tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
     if paths is not None:
@@ -376,7 +390,10 @@ def next_token_loss(
 
 
 def first_decoder(tokenized: Path, catalogue: Catalogue, options: TrainOptions) -> Decoder:
-    """Return the decoder that training begins with: of a text checkpoint, whose shape overrules the options', or with fresh weights. Raises ConfigError."""
+    """Return the untrained decoder: from a text checkpoint, which overrides the options' shape, or with fresh weights.
+
+    Raises ConfigError.
+    """
     if not options.text_start:
         return new_decoder(catalogue, options)
     folder, num_positions = Path(options.text_start), _num_positions(catalogue, options)
@@ -397,7 +414,10 @@ def shape_of(config: DecoderConfig) -> dict[str, int]:
 
 
 def first_config(catalogue: Catalogue, options: TrainOptions) -> DecoderConfig:
-    """Return the config of the decoder that training begins with. Raises CheckpointError for a text checkpoint that has none."""
+    """Return the config of the decoder before training.
+
+    Raises CheckpointError for a text checkpoint without a config.
+    """
     if options.text_start:
         text = read_config(Path(options.text_start))
         num_layers = options.text_layers or text.num_hidden_layers
@@ -415,7 +435,7 @@ def first_config(catalogue: Catalogue, options: TrainOptions) -> DecoderConfig:
 
 
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
-    """Return a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
+    """Return a decoder with fresh weights: normal, narrower for matrices that write to the residual stream."""
     torch.manual_seed(options.seed)
     decoder = Decoder(first_config(catalogue, options))
     for name, parameter in decoder.named_parameters():

@@ -1,16 +1,19 @@
-"""Stage 5: a student learns the decoder's distribution at every position, its twin the labels alone, and validation chooses which of them serves.
+"""Stage 5: trains a student on the decoder's distribution, and its twin on the labels only.
 
-    student.safetensors     weights of models.student: of the one that serves
-    twin.safetensors        of the twin
-    distilled.safetensors   of the other, where the twin serves
+Validation chooses which serves.
+
+    student.safetensors     weights (models.student) of the serving student
+    twin.safetensors        weights of the twin
+    distilled.safetensors   weights of the distilled student if the twin serves
     curves.png              loss and validation of both, by step
-    distillation.json       shapes, curves, the options, and what distillation earned
+    distillation.json       shapes, curves, options, and the gain from distillation
 
-The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
-Where codes are deeper than 1, a decoder that had a teacher shares it with the student (target/teacher.py). Without one, that distribution is over the items
-that the decoder's beams find (target/student_targets.py), and the rows of items without training events are made from their codes (start/student_rows.py).
-Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
-the difference between them is what the decoder's distribution is worth.
+The student's target at each position mixes the label with the decoder's distribution over the whole catalogue. The
+twin's target is the label. For codes deeper than 1, a decoder's teacher also teaches the student (target/teacher.py).
+Without a teacher, the distribution covers the items of the decoder's beams (target/student_targets.py), and rows of
+items without training events are made from their codes (start/student_rows.py). Otherwise student and twin are equal:
+both start from the decoder's item embeddings (reduced to their size), with the same dropout, batches and schedule.
+Their difference is therefore the value of the decoder's distribution.
 
 Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
@@ -57,14 +60,16 @@ from services.errors import CheckpointError
 
 _ABOUT = "distillation.json"
 _NUM_CHOOSING = 50_000
-"""Validation cases that choose, at most. A quarter of 30,000 did not show a gain that all of them and the test labels show."""
+"""Maximum number of validation cases for the choice. A quarter of 30,000 missed a gain that all of them and the test
+labels show."""
 _WORTH_A_PROCESS = 20_000
-"""Events that the twin learns from in all epochs, from which on it has a process of its own: one has imported torch after two seconds."""
+"""Events learned by the twin over all epochs above which it gets a separate process: importing torch takes two
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillOptions:
-    """The student's shape and recipe. `teacher_weight` is the decoder's share of the target in [0, 1]."""
+    """The student's shape and recipe. `teacher_weight` is the decoder's weight in the target, in [0, 1]."""
 
     hidden_size: int = 64
     feed_forward: int = 128
@@ -74,9 +79,9 @@ class DistillOptions:
     teacher_weight: float = 0.8
     dropout: float = 0.1
     sample_items: int = 0
-    """As of the decoder's TrainOptions."""
+    """As in the decoder's TrainOptions."""
     mask_seen: bool = True
-    """As of the decoder's TrainOptions."""
+    """As in the decoder's TrainOptions."""
     max_batch_tokens: int = 2_048
     seed: int = 0
     fit: FitOptions = field(
@@ -99,7 +104,11 @@ def distill(
     start: WarmStart | None = None,
     team: Team = ONE,
 ) -> None:
-    """Train both and write them with the choice; the twin in a process of its own beside, or after the student: over the same ranks, and where little is to be learned. A student without a teacher is its own twin, and trained once."""
+    """Train both and write them with the choice.
+
+    The twin trains in a parallel process, or after the student if ranks train both or if there is little to learn. A
+    student without a teacher equals its twin and is trained once.
+    """
     inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
     team = team.of_student
@@ -124,9 +133,10 @@ def distill(
 
 
 def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: Fitted, twin_fitted: Fitted) -> None:
-    """Keep the distilled student of this folder where its validation NDCG@10 is above its twin's beyond the paired 95 % interval; else the twin serves. Write what was found.
+    """Keep the distilled student if its validation NDCG@10 exceeds its twin's beyond the paired 95 % interval.
 
-    Both are trained in any case, so a choice costs as much as one more validation of each.
+    Otherwise the twin serves. Writes the comparison. Both are trained in any case, so a choice costs one more
+    validation of each.
     """
     path, twin_path, repeats = out / "student.safetensors", out / "twin.safetensors", not options.mask_seen
     cases = sample_cases(read_cases(tokenized, Split.VALID), _NUM_CHOOSING)
@@ -148,7 +158,10 @@ def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: 
 
 
 def read_earned(students_dir: Path) -> dict[str, Any]:
-    """Read {uses_targets, ndcg10, twin_ndcg10, difference, low, high, num_cases}: which student serves, by the validation NDCG@10 of both."""
+    """Read the choice of the serving student, with both validation NDCG@10.
+
+    Its keys are uses_targets, ndcg10, twin_ndcg10, difference, low, high and num_cases.
+    """
     found: dict[str, Any] = json.loads((students_dir / _ABOUT).read_text())["earned"]
     return found
 
@@ -163,13 +176,13 @@ def describe_earned(earned: Mapping[str, Any]) -> str:
 
 
 def chosen_options(students_dir: Path, options: DistillOptions) -> DistillOptions:
-    """Return the options of the student that serves."""
+    """Return the options of the serving student."""
     return options if read_earned(students_dir)["uses_targets"] else without_targets(options)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The data of a fit, and where it is computed."""
+    """The data of a fit, and its device."""
 
     tokenized: Path
     num_threads: int
@@ -186,7 +199,10 @@ def fit_and_save(
     start: WarmStart | None = None,
     group: Group = ALONE,
 ) -> Fitted:
-    """Train one student on the stage's inputs, write it, and return its curve. Without a decoder it starts at random and learns from the labels."""
+    """Train one student on the stage's inputs, write it, and return its curve.
+
+    Without a decoder it starts at random and learns from the labels.
+    """
     torch.set_num_threads(inputs.num_threads)
     device = group.device(inputs.device)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
@@ -225,12 +241,12 @@ def fit_and_save(
 
 
 def without_targets(options: DistillOptions) -> DistillOptions:
-    """Return the twin's options: the labels are its whole target."""
+    """Return the twin's options: the label is the whole target."""
     return replace(options, teacher_weight=0.0)
 
 
 def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
-    """Return a student with fresh weights, its embeddings taken from the teacher if there is one and it is no narrower."""
+    """Return a student with fresh weights; its embeddings come from the teacher unless that is missing or wider."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -251,7 +267,10 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
 
 
 def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
-    """Return rows of this size whose inner products are nearest to the given ones'; the rows themselves where they have it."""
+    """Return rows of this size with the nearest inner products to the given rows'.
+
+    The rows themselves if sizes match.
+    """
     if rows_VE.shape[1] == size:
         return rows_VE
     _, directions_EE = torch.linalg.eigh(rows_VE.T @ rows_VE)  # ascending
@@ -260,7 +279,7 @@ def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
 
 
 def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> Begun | None:
-    """Start this student, which has fresh weights, from a bundle's. None if they do not fit."""
+    """Warm-start this student, which has fresh weights, from a bundle's. None if they do not fit."""
 
     def read(folder: Path) -> StudentModel:
         path = folder / "student.safetensors"
@@ -278,7 +297,10 @@ def imitation_loss(
     options: DistillOptions,
     sampler: ItemSampler | None = None,
 ) -> Loss:
-    """Return the student's mean cross-entropy over all positions, against labels and teacher, with the unlikelihood of disliked items, and their number."""
+    """Return the student's mean cross-entropy over all positions and their number.
+
+    The target mixes labels and teacher; disliked items add their unlikelihood.
+    """
     rows_BL, items_BL = targets.read(batch.tokens, batch.labels)
     return position_loss(
         student(rows_BL),

@@ -1,12 +1,13 @@
-"""Cuts sequences into windows and windows into batches with little padding. Pure: randomness is an argument.
+"""Cuts sequences into windows and packs windows into batches with little padding. Pure: randomness is an argument.
 
-A batch holds windows of about one length. Its tokens begin with BOS; the label at each position is the next item; positions
-past a window's end carry `IGNORED` and come after all real ones, so causal attention never reads them.
+A batch holds windows of similar length. Its tokens begin with BOS; the label at each position is the next item; padding
+carries `IGNORED` and follows all real positions, so causal attention never reads it.
 
-A disliked item is scored from the history before it, and is in no window as an item that others are predicted from. Where an item is one token, the position of the next item is
-that of the dislike too, and a window with a dislike after its last item is a position longer. An item of several tokens is predicted from its own first ones, so its
-dislike is a row of its own: the history, then the item, and no labels. So that such rows cost no more than the others do, an epoch has one for each window, drawn
-by weight among its dislikes, which counts what they all count.
+A disliked item is scored from the history before it and never appears in a window as an item that others are predicted
+from. Where an item is one token, the position that predicts the next item also scores the dislike, and a window with a
+dislike after its last item is one position longer. Where an item has several tokens, its later tokens are predicted
+from its earlier ones, so a dislike needs its own row: the history, then the item, without labels. To bound the cost, an
+epoch has one such row per window, drawn among the window's dislikes by weight and weighted by their sum.
 """
 
 import hashlib
@@ -26,27 +27,28 @@ IGNORED = -1
 
 @dataclass(frozen=True, slots=True)
 class Disliked:
-    """What the rows of a batch are learned against: item indices, the number of items of the row before each, and weights, 0 where a row has fewer. All are (B, M)."""
+    """Dislikes of a batch's rows, each (B, M): item index, number of the row's items before it, weight (0: padding)."""
 
     items: Tensor
     places: Tensor
     weights: Tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Disliked":
-        """Return what this makes of each tensor."""
+        """Return a copy with `change` applied to each tensor."""
         return Disliked(*(change(getattr(self, one.name)) for one in fields(self)))
 
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the row, the place, the item and the weight of each dislike, (U,) each."""
+        """Return row, position, item and weight of each dislike, (U,) each."""
         at = self.weights.nonzero(as_tuple=True)
         return at[0], self.places[at], self.items[at], self.weights[at]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from.
+    """Tokens and labels (B, L) int64. A label is the next token, or IGNORED; `is_label` (B, L) marks learned labels.
 
-    `weights` (B, L) are those of the labels in the loss; None: all are 1. `lengths` are the rows' positions without padding, on the host whatever the device. `digest` is that of its content where several processes compare theirs.
+    `weights` (B, L) weigh the labels in the loss (None: all 1). `lengths` are the rows' lengths without padding, kept
+    on the host. `digest` hashes the content when several processes compare their batches.
     """
 
     tokens: Tensor
@@ -58,7 +60,7 @@ class Batch:
     disliked: Disliked | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on this device. To a GPU it goes from pinned memory, without waiting for the copy."""
+        """Return the batch on this device. Copies to a GPU are asynchronous, from pinned memory."""
 
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -66,14 +68,14 @@ class Batch:
         return self.each(moved)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return the batch with what this makes of each tensor; lengths and digest stay."""
+        """Return the batch with `change` applied to each tensor; lengths and digest stay."""
         weights = None if self.weights is None else change(self.weights)
         disliked = None if self.disliked is None else self.disliked.each(change)
         tokens, labels, is_label = (change(part) for part in (self.tokens, self.labels, self.is_label))
         return Batch(tokens, labels, is_label, self.lengths, self.digest, weights, disliked)
 
     def signed(self) -> "Batch":
-        """Return the batch, which is on the host, with the digest of its content."""
+        """Return the batch, which is on the host, with a digest of its content."""
         parts: list[bytes] = []
 
         def add(part: Tensor) -> Tensor:
@@ -85,13 +87,15 @@ class Batch:
 
 
 MakeBatch = Callable[[], Batch]
-"""Lays one batch out. It draws nothing, so it may run at any time and in any thread."""
+"""A planned batch that builds its tensors on call. Building draws nothing, so it may run at any time and in any
+thread."""
 
 
 def cut_windows(sequences: Sequence[Labelled], max_items: int, rng: np.random.Generator) -> list[Labelled]:
-    """Cut each sequence into windows of at most `max_items` from its end, of which half of the time the newest is up to half as long.
+    """Cut each sequence into windows of at most `max_items` from its end.
 
-    The moving cuts put each item at other positions in other epochs, and every epoch holds the newest. A single item that remains at the beginning is dropped.
+    Half of the time, the newest window is shorter by up to half. The random cut places each item at different positions
+    in different epochs; every epoch contains the newest items. A single item that remains at the start is dropped.
     """
     windows = []
     for sequence in sequences:
@@ -108,7 +112,7 @@ def cut_windows(sequences: Sequence[Labelled], max_items: int, rng: np.random.Ge
 def batch_windows(
     windows: Sequence[Labelled], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
 ) -> list[MakeBatch]:
-    """Return what makes batches of at most `max_tokens` positions each (one window at least), in random order."""
+    """Return batches to build, of at most `max_tokens` positions each (at least one window), in random order."""
     if catalogue.depth > 1:
         windows = [row for window in windows for row in _rows_of_window(window, rng)]
     groups = group_by_length([_num_positions(window, catalogue.depth) for window in windows], max_tokens, rng)
@@ -119,7 +123,7 @@ def batch_windows(
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Generator) -> list[list[int]]:
-    """Put indices of about equal length together, so that no group's size times its longest exceeds `max_tokens`."""
+    """Group indices of similar length such that size times longest length stays within `max_tokens`."""
     shuffled = rng.permutation(len(lengths))
     by_length = shuffled[np.argsort(np.asarray(lengths)[shuffled], kind="stable")]
     groups: list[list[int]] = []
@@ -132,7 +136,7 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Gene
 
 
 def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    """Split a batch by its rows into at most this many parts."""
+    """Split a batch by rows into at most `num_parts` parts."""
     size = -(-len(batch.tokens) // num_parts)
     for start in range(0, len(batch.tokens), size):
         yield rows_of(batch, slice(start, start + size))
@@ -149,7 +153,7 @@ def number_of(content: bytes) -> int:
 
 
 def make_batch(windows: Sequence[Labelled], catalogue: Catalogue) -> Batch:
-    """Lay windows of item indices out as tokens, padded to the longest. Items of weight 0 are no labels."""
+    """Lay windows of item indices out as tokens, padded to the longest. Items of weight 0 are not labels."""
     lengths = tuple(_num_positions(window, catalogue.depth) for window in windows)
     tokens = np.full((len(windows), max(lengths)), BOS_TOKEN, dtype=np.int64)
     labels = np.full_like(tokens, IGNORED)
@@ -171,13 +175,13 @@ def make_batch(windows: Sequence[Labelled], catalogue: Catalogue) -> Batch:
 
 
 def _num_positions(window: Labelled, depth: int) -> int:
-    """Return the number of a window's positions: one more than its items' where a dislike comes after all of them."""
+    """Return the number of a window's positions: one more than its items' if a dislike follows all of them."""
     dislikes = dislikes_in(window)
     return len(window) * depth + (dislikes is not None and int(dislikes.places.max()) == len(window))
 
 
 def _rows_of_window(window: Labelled, rng: np.random.Generator) -> Iterator[Labelled]:
-    """Yield the window without its dislikes, then one of them as a row of its own."""
+    """Yield the window without its dislikes, then one of its dislikes as a separate row."""
     dislikes = dislikes_in(window)
     if dislikes is None:
         yield window
@@ -192,7 +196,7 @@ def _rows_of_window(window: Labelled, rng: np.random.Generator) -> Iterator[Labe
 
 
 def _disliked(of_rows: Sequence[Dislikes | None]) -> Disliked | None:
-    """Lay the dislikes of rows out; None without any."""
+    """Lay out the dislikes of the rows; None if there are none."""
     most = max(0 if dislikes is None else len(dislikes) for dislikes in of_rows)
     if not most:
         return None

@@ -1,8 +1,9 @@
-"""Keeps the whole state of an unfinished fit on disk, so that a killed run goes on where it was.
+"""Saves the complete state of an unfinished fit, so that a killed run resumes where it stopped.
 
-One file a checkpoint: tensors as safetensors, everything else as JSON in its header, and the SHA-256 of both beside it. Never pickle. A file
-is flushed before it gets its name, so a kill or a full disk leaves the one before it; two are kept, and a damaged one is passed over. Where no
-process has the whole state, a checkpoint is a folder (`shard_files.py`). What the state consists of is `fitting.py`'s business.
+A checkpoint is one file: tensors as safetensors, JSON values in its header, with the SHA-256 of both next to it. Never
+pickle. A file is flushed before it is renamed, so a kill or a full disk leaves the previous checkpoint intact; the
+newest two are kept, and a damaged one is skipped. If no process has the whole state, a checkpoint is a folder
+(`shard_files.py`). `fitting.py` defines the state.
 """
 
 import hashlib
@@ -28,24 +29,28 @@ _NUM_KEPT = 2
 _SUFFIX, PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
 Like = Callable[[str], Tensor | None]
-"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole, and ELSEWHERE for one that this process has no part of."""
+"""Returns a tensor with the layout of the named tensor; None if every process holds it whole, ELSEWHERE if this process
+holds no part of it."""
 ELSEWHERE = torch.empty(0, device="meta")
 
 
 def nothing_alike(_name: str) -> None:
-    """Return None: a Like of one process."""
+    """Return None: the `Like` of a single process."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitState:
-    """What a fit needs to go on: tensors by name, and JSON values."""
+    """Saved state of a fit: tensors by name, and JSON values."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one fit in its folder, written every `every_s` seconds. `stage` is the name in errors, `reporting` where the fit is reported."""
+    """Checkpoints of one fit in its folder, written every `every_s` seconds.
+
+    `stage` names the stage in errors; `reporting` says where the fit is reported.
+    """
 
     def __init__(self, folder: Path, stage: str, every_s: float, reporting: Reporting | None = None) -> None:
         self.folder, self.stage, self._every_s = folder, stage, every_s
@@ -53,35 +58,35 @@ class Checkpoints:
         self._saved_at_s = time.monotonic()
 
     def of(self, part: str) -> "Checkpoints":
-        """Return the checkpoints of one fit of a stage that has several."""
+        """Return the checkpoints of one of a stage's several fits."""
         return Checkpoints(self.folder / part, self.stage, self._every_s, self.reporting.of(part))
 
     def is_due(self) -> bool:
-        """Whether the time has come for the next checkpoint."""
+        """Whether the next checkpoint is due."""
         return time.monotonic() - self._saved_at_s >= self._every_s
 
     def next_path(self) -> Path:
-        """Return the path of the next checkpoint, without its suffix, below a folder that exists."""
+        """Return the path of the next checkpoint without its suffix; create its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max((int(path.stem) for path in self._files()), default=0) + 1
         return self.folder / f"{number:09d}"
 
     def note_saved(self) -> None:
-        """Count the time to the next checkpoint from now."""
+        """Restart the interval until the next checkpoint."""
         self._saved_at_s = time.monotonic()
 
     def prune(self) -> None:
-        """Remove all but the newest two."""
+        """Remove all but the newest two checkpoints."""
         for old in self._files()[_NUM_KEPT:]:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def discard_partial(self) -> None:
-        """Remove what a killed process left of a checkpoint: a file, or a folder where the ranks wrote their parts."""
+        """Remove partial checkpoints of a killed process: a file, or a folder of rank files."""
         for left in self.folder.glob(f"*{PARTIAL}"):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
     def save(self, state: FitState) -> None:
-        """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, with the files before it untouched."""
+        """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, keeping the older files."""
         path = self.next_path().with_suffix(_SUFFIX)
         partial = path.with_suffix(PARTIAL)
         try:
@@ -96,11 +101,11 @@ class Checkpoints:
         self.note_saved()
 
     def newest_name(self) -> str | None:
-        """Return the name of the newest checkpoint, whole or not; None without one."""
+        """Return the name of the newest checkpoint, intact or not; None if there is none."""
         return next((path.name for path in self._files()), None)
 
     def newest_whole_name(self) -> str | None:
-        """Return the name of the checkpoint from which a fit goes on; None where it starts over. Reads them."""
+        """Return the name of the newest checkpoint that can be read; None if the fit starts from scratch."""
         for path in self._files():
             with suppress(CheckpointError):
                 if path.is_dir():
@@ -113,9 +118,9 @@ class Checkpoints:
         return None
 
     def newest(self, like: Like = nothing_alike, watch: Watch = UNWATCHED) -> FitState | None:
-        """Return the newest checkpoint that is whole; None without one. `watch` is told of each damaged one.
+        """Return the newest intact checkpoint; None if there is none. Damaged ones are reported to `watch`.
 
-        Of a folder, tensors are read as those that `like` returns for their names are laid out over the processes, all of which call this.
+        Tensors of a folder are read in the layout that `like` returns for their names; all processes must call this.
         """
         for path in self._files():
             try:
@@ -134,7 +139,7 @@ class Checkpoints:
         return sorted(found, key=lambda path: path.stem, reverse=True)
 
     def not_written(self, path: Path, error: Exception) -> StageFailed:
-        """Return the error of a checkpoint that cannot be written."""
+        """Return the error for a checkpoint that cannot be written."""
         kept = self.newest_whole_name()
         last = f"the next run goes on from {kept}" if kept else "the next run starts over"
         why = f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
@@ -148,7 +153,7 @@ def _write(state: FitState, path: Path) -> None:
 
 
 def _read(path: Path) -> FitState:
-    """Read a checkpoint onto the CPU. Raises CheckpointError when it is not what was written."""
+    """Read a checkpoint onto the CPU. Raises CheckpointError if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}

@@ -1,6 +1,7 @@
-"""The optimizer of a fit: AdamW with warm-up, cosine decay, clipped gradients and an exponential (Polyak) average of the weights.
+"""The optimizer of a fit: AdamW with warm-up, cosine decay, gradient clipping and a Polyak average of the weights.
 
-The average is what gets validated and kept; of a fit that begins with a trained model, the mean of the average and that model's weights. Knows no epochs, data or files.
+The exponential average is validated and kept. A fit that starts from a trained model keeps the mean of the average and
+that model's weights. Knows no epochs, data or files.
 """
 
 import math
@@ -20,7 +21,7 @@ _MAX_GRAD_NORM = 1.0
 
 
 class UnusableLoss(Exception):
-    """A loss or gradient that would spoil the weights; they are as they were before this step."""
+    """A non-finite or implausible loss or gradient; the weights are as they were before this step."""
 
     def __init__(self, why: str, loss: float) -> None:
         super().__init__(why)
@@ -29,7 +30,7 @@ class UnusableLoss(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescentOptions:
-    """`warm_up` is a share of all steps; `average` is the decay of the weights' average in (0, 1)."""
+    """`warm_up` is a fraction of all steps; `average` is the decay of the weights' average, in (0, 1)."""
 
     learning_rate: float
     weight_decay: float
@@ -40,9 +41,10 @@ class DescentOptions:
 class Descent:
     """Owns the optimizer and the averaged weights of one model.
 
-    `start_shares`, a tensor in [0, 1] a parameter that broadcasts to it, are the shares of the model's present weights in those that `averaged` loads; none if not given.
-    `num_labels`, `grad_norm` and `rate`, the learning rate, are those of the last step, of all processes of the `group`.
-    `numbers` are those of the parameters in states and in `start_shares`, where others have more of them.
+    `start_shares` has a tensor in [0, 1] per parameter that broadcasts to it: the fraction of the initial weights that
+    `averaged` mixes back in (None: 0). `num_labels`, `grad_norm` and `rate` (the learning rate) describe the last step
+    over all processes of `group`. `numbers` are the parameters' indices in states and `start_shares` where the whole
+    model has more of them.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Descent:
     ) -> float:
         """Do one optimizer step, update the average, and return the mean loss.
 
-        `losses` are the mean loss and number of labels of each part of the batch, or of this process's rows of it; `progress` in [0, 1) is the
-        share of the whole descent that is done; `unit` is the group's for the batch. Raises UnusableLoss, in all processes, before any weight changes.
+        `losses` are the mean loss and number of labels of each part of the batch, or of this process's rows of it.
+        `progress` in [0, 1) is the completed fraction of all steps; `unit` is the group's unit for the batch. Raises
+        UnusableLoss in all processes before any weight changes.
         """
         self.rate = self._options.learning_rate * rate_at(progress, self._options.warm_up)
         for group in self._optimizer.param_groups:
@@ -106,10 +109,13 @@ class Descent:
         return loss
 
     def _backward(self, losses: Iterable[tuple[Tensor, int]], unit: int | None) -> list[Share]:
-        """Add up the gradients of all parts and processes, each by its share of the labels, and return each process's loss. The first part counts 1 until the number of all is known."""
+        """Accumulate the gradients of all parts and processes, weighted by labels; return each process's loss.
+
+        The first part has weight 1 until the total number of labels is known.
+        """
         total, num_labels, is_alone = 0.0, 0, unit is None
         for mean, number in losses:
-            if not number and is_alone:  # a part of which nothing is learned has no mean
+            if not number and is_alone:  # a part without labels has no mean
                 continue
             unit = unit or number
             with named("backward"):
@@ -118,7 +124,7 @@ class Descent:
             num_labels += number
         shares = self._group.shares(Share(total, num_labels))
         self.num_labels = sum(share.num_labels for share in shares)
-        counted = (unit or 1) * len(shares)  # what the mean over all processes counts as one
+        counted = (unit or 1) * len(shares)  # weight 1 in the mean over all processes
         if self.num_labels and self.num_labels != counted:
             grads = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, counted / self.num_labels)
@@ -126,7 +132,7 @@ class Descent:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Load the averaged weights, mixed with those of the start, into the model inside this block."""
+        """Load the averaged weights, mixed with the initial weights, into the model inside this block."""
         held = [parameter.detach().clone() for parameter in self._parameters]
         self._load(self._average)
         if self._start_shares:
@@ -138,14 +144,14 @@ class Descent:
             self._load(held)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the whole state beside the model's weights, by name."""
+        """Return the whole state, except the model's weights, by name."""
         named = {f"average.{number}": value for number, value in zip(self._by_number, self._average, strict=True)}
         for number, parameter in self._by_number.items():
             named |= {f"{key}.{number}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
         return named | {"num_steps": torch.tensor(self._num_steps)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a state that `tensors` returned."""
+        """Load a state that `tensors` returned."""
         self._num_steps = int(tensors["num_steps"])
         self._optimizer.state.clear()
         averages = dict(zip(self._by_number, self._average, strict=True))
@@ -158,7 +164,7 @@ class Descent:
                 self._optimizer.state[parameter][kind] = value.to(parameter.device)
 
     def like(self, name: str) -> Tensor | None:
-        """Return the parameter whose layout a tensor of this name has; None for one that has none, ELSEWHERE for one of other processes."""
+        """Return the parameter with the named tensor's layout; None if it has none, ELSEWHERE if not held here."""
         kind, _, number = name.partition(".")
         if not number:
             return None
@@ -172,7 +178,7 @@ class Descent:
 
 
 def rate_at(progress: float, warm_up: float) -> float:
-    """Return the share of the learning rate at this progress in [0, 1]: linear up, then half a cosine down to 0."""
+    """Return the learning-rate factor at this progress in [0, 1]: linear warm-up, then half a cosine down to 0."""
     if progress < warm_up:
         return (progress + 1e-3) / warm_up if warm_up else 1.0
     return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))

@@ -1,4 +1,4 @@
-"""Where the offline models are computed: one option decides for training and evaluation alike."""
+"""Device of the offline models: one option for training and evaluation."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from services.errors import ConfigError
 
 
 class Device(StrEnum):
-    """`auto` is the GPU where there is one. On a GPU products are computed in bf16 under fp32 weights."""
+    """`auto` selects the GPU if there is one. On a GPU, matrix products run in bf16 with fp32 weights."""
 
     AUTO = "auto"
     CPU = "cpu"

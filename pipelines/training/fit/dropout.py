@@ -1,4 +1,4 @@
-"""Dropout in training alone: the models that serve have none."""
+"""Dropout that exists only during training; served models have none."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pipelines.training.fit.parallel import ALONE, Group
 
 @contextmanager
 def dropout_after(modules: Iterable[nn.Module], probability: float, group: Group = ALONE) -> Iterator[None]:
-    """Inside this block, apply dropout to these modules' outputs while they are in training mode."""
+    """Apply dropout to these modules' outputs inside this block while they are in training mode."""
 
     def drop(place: int, module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
         return group.dropped(output, probability, place) if module.training else output

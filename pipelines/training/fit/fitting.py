@@ -1,8 +1,8 @@
-"""The loop that fits any of our models: epochs of batches, validated now and then, the best weights kept.
+"""The training loop of all our models: epochs of batches, periodic validation, best weights kept.
 
-The whole state is saved while the fit runs (`checkpoints.py`). A killed fit goes on from there to the same weights, bit for bit, and a
-batch whose loss or gradient is unusable is left out after a return to the last checkpoint. This file does not know the model, the loss or
-the metric: they are arguments.
+The complete state is saved during the fit (`checkpoints.py`). A killed fit resumes to the same weights, bit for bit. A
+batch with an unusable loss or gradient is skipped after a return to the last checkpoint. Model, loss and metric are
+arguments.
 """
 
 import time
@@ -30,23 +30,23 @@ from services.errors import StageFailed
 
 _MAX_SKIPPED = 3
 _SPIKE = 3.0
-"""A loss of more than this many times the uniform one is a spike: the model is far worse than one that knows nothing."""
+"""A loss above this multiple of the uniform loss is a spike: the model is far worse than random."""
 
 TIMES = ("data", "step", "others", "checkpoint", "validation")
 _BETWEEN = ("checkpoint", "validation")
-"""Whose memory is not that of steps."""
+"""Phases whose memory does not count as memory of steps."""
 _LONG_WAIT, _LONG_FIT_S = 0.2, 1.0
-"""The share of all steps that waiting for their batches should not exceed, in a fit of more than this."""
+"""Maximum fraction of step time spent waiting for batches, in a fit of more than `_LONG_FIT_S`."""
 
 OnValidation = Callable[[int, float], None]
-"""Called with the epoch and its score; what it raises ends the fit."""
+"""Called with the epoch and its score; an exception raised here ends the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """The number of epochs, how often to validate, and the optimizer's options.
+    """Number of epochs, validation interval, and the optimizer's options.
 
-    `num_parts` is the number of parts into which a batch is split, whose gradients are added up: less memory for the same step.
+    `num_parts` is the number of parts of each batch whose gradients are accumulated: less memory for the same step.
     """
 
     epochs: int
@@ -57,9 +57,11 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to learn: what makes the epoch's batches (drawn with `rng`, which making them leaves alone), the loss of one, and the validation score.
+    """Functions for the epoch's batches, the loss and the validation score.
 
-    `uniform_loss` is the loss of a model that scores everything alike; `flops` are those of a step over a batch with so many labels.
+    `batches` draws with `rng`; building a batch draws nothing.
+    `uniform_loss` is the loss of a model that scores all items alike; `flops` returns the FLOPs of a step over a batch
+    with this many labels.
     """
 
     batches: Callable[[], Sequence[MakeBatch]]
@@ -70,27 +72,27 @@ class Task:
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
     on_fitted: Callable[[nn.Module], None] | None = None
-    """Called by all processes with what was trained, of which each may have a part, when it has the best weights."""
+    """Called by all processes with the trained model, or their parts of it, whenever it has the best weights so far."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """How far a fit has come: the next batch of the running epoch, and what was noted on the way. JSON values only."""
+    """Progress of a fit: the next batch of the running epoch, and the records so far. JSON values only."""
 
     rng: dict[str, Any]
-    """The state of the task's generator at the beginning of the epoch."""
+    """State of the task's generator at the start of the epoch."""
     epoch: int = 1
     batch: int = 0
     total_loss: float = 0.0
     num_steps: int = 0
-    """The optimizer's steps within the epoch."""
+    """Optimizer steps within the epoch."""
     num_tokens: int = 0
     """Positions of all steps so far, without padding."""
     flops: int = 0
     seconds: float = 0.0
-    """Time in steps: not in validations, checkpoints or the making of batches."""
+    """Seconds spent in steps, excluding validation, checkpoints and the building of batches."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
-    """Seconds of this process by what they went to, of all epochs."""
+    """Seconds of this process by activity, over all epochs."""
     losses: LossCurve = field(default_factory=LossCurve)
     best_score: float = -1.0
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -104,11 +106,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The curve of a fit by epoch and step, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time.
+    """Validation curve by epoch and step, skipped batches, and totals of the steps.
 
-    `times` are seconds by what they went to: data, step, others (waiting for other processes between passes), checkpoint, validation. `losses` are those
-    of training by step. `step_bytes` is the most memory that this process's steps took, with the model's weights, None where it cannot be measured;
-    `peak_bytes` that of the process, whatever took it.
+    Totals are positions without padding, FLOPs if counted, and seconds. `times` are seconds by activity: data, step,
+    others (waiting for other processes between passes), checkpoint, validation. `losses` are training losses by step.
+    `step_bytes` is the peak memory of this process's steps including the model's weights (None: not measurable);
+    `peak_bytes` is the peak of the whole process.
     """
 
     curve: list[dict[str, Any]]
@@ -132,10 +135,11 @@ def fit(
     group: Group = ALONE,
     watch: Watch = UNWATCHED,
 ) -> Fitted:
-    """Fit in place; the model ends in inference mode with the averaged weights that validated best. `start_shares` of those it begins with are in them (Descent).
+    """Fit in place; the model ends in inference mode with the averaged weights that validated best.
 
-    All processes of the `group` call this with the same arguments, and end with the same weights. Raises StageFailed when a fourth batch is unusable,
-    a checkpoint cannot be written, or a process has another batch than the others.
+    The weights are mixed by `start_shares` (Descent). All processes of `group` call this with the same arguments and
+    end with the same weights. Raises StageFailed on the fourth unusable batch, if a checkpoint cannot be written, or if
+    a process has a different batch.
     """
     with kept_memory():
         running = _Fit(model, task, options, checkpoints, progress, start_shares, group, watch)
@@ -176,9 +180,9 @@ class _Fit:
         self.at = Position(rng=_state_of(task.rng))
 
     def begin(self) -> None:
-        """Go on from the newest checkpoint; without one, write the first."""
+        """Resume from the newest checkpoint; write the first if there is none."""
         saved = self._checkpoints.newest(self._likes(), self._watch)
-        self._group.wait()  # until all have looked
+        self._group.wait()  # until all processes have looked for checkpoints
         if saved is None:
             self._save()
             return
@@ -187,7 +191,7 @@ class _Fit:
         self._watch.note("fit_resumed", is_warning=False, **where)
 
     def do_epoch(self) -> None:
-        """Do the rest of the epoch, then validate if it is time. Raises UnusableLoss."""
+        """Run the rest of the epoch, then validate if due. Raises UnusableLoss."""
         self._task.rng.bit_generator.state = self.at.rng
         makes = self._task.batches()
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
@@ -212,7 +216,7 @@ class _Fit:
         self._end_epoch()
 
     def skip(self, unusable: UnusableLoss) -> None:
-        """Return to the last checkpoint and leave this batch out from then on. Raises StageFailed when it is one too many."""
+        """Return to the last checkpoint and skip this batch from then on. Raises StageFailed on the fourth."""
         skipping: dict[str, Any] = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss)}
         skipping["why"] = str(unusable)
         skipped = [*self.at.skipped, skipping]
@@ -243,9 +247,9 @@ class _Fit:
         self._model.eval()
 
     def fitted(self) -> Fitted:
-        """Return how the fit went."""
+        """Return the outcome of the fit."""
         at, step_bytes = self.at, self._memory.bytes
-        if step_bytes is not None and self.trained is self._model:  # its weights were there before
+        if step_bytes is not None and self.trained is self._model:  # the weights were allocated earlier
             step_bytes += sum(value.numel() * value.element_size() for value in self._model.parameters())
         return Fitted(
             curve=at.curve,
@@ -264,7 +268,7 @@ class _Fit:
         return _SPIKE * self._task.uniform_loss
 
     def _refuse_other_batches(self, batch: Batch) -> None:
-        """Raise StageFailed, in all processes, if one is about to learn from another batch, or with other random numbers, than the others."""
+        """Raise StageFailed in all processes if any is about to use a different batch or different random numbers."""
         if differing := self._group.differing((self.at.epoch, self.at.batch), batch, self._task.rng):
             raise StageFailed(
                 self._checkpoints.stage,
@@ -347,7 +351,7 @@ class _Fit:
             (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
     def _likes(self) -> Like:
-        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole, ELSEWHERE for one of others."""
+        """Return a `Like` over the model's and optimizer's tensors."""
         weights = self.trained.state_dict()
 
         def like(name: str) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""How a model and its batches are laid out over the ranks: the words of `--parallel`. Pure."""
+"""Parses `--parallel`: how a model and its batches are laid out over the ranks. Pure."""
 
 import re
 
@@ -12,7 +12,7 @@ _OFFERED = ({"ddp"}, {"fsdp"}, {"hsdp"}, {"tp"}, {"pp"}, {"ddp", "tp"}, {"fsdp",
 
 
 def layout_of(words: str, workers: int) -> Layout:
-    """Return the layout of `--parallel` over so many workers. Raises ConfigError naming the option."""
+    """Return the layout of `--parallel` for this number of workers. Raises ConfigError naming the option."""
     if words == AUTO:
         return Layout(data=workers)
     sizes: dict[str, int] = {}
@@ -47,7 +47,7 @@ def layout_of(words: str, workers: int) -> Layout:
 
 
 def words_of(layout: Layout) -> str | None:
-    """Return the words of a layout; None for one that is not offered."""
+    """Return the `--parallel` value of a layout; None if it is not offered."""
     is_hybrid = layout.shard > 1 and layout.data > 1
     parts = {
         f"pp{layout.pipeline}": layout.pipeline > 1,

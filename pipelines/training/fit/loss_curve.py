@@ -1,4 +1,7 @@
-"""The training loss of a fit by step, in bounded memory: each point is the mean of `every` steps, which doubles whenever there are too many points. Pure."""
+"""Training loss of a fit by step in bounded memory. Pure.
+
+Each point is the mean of `every` steps; `every` doubles whenever there are too many points.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +10,7 @@ MAX_POINTS = 1_000
 
 @dataclass(slots=True)
 class LossCurve:
-    """`means` are those of `every` steps each, in order; `total` is the sum of the `number` steps since. JSON values only."""
+    """`means` cover `every` steps each, in order; `total` is the sum of the `number` steps since. JSON values only."""
 
     every: int = 1
     means: list[float] = field(default_factory=list)
@@ -16,7 +19,7 @@ class LossCurve:
 
     @property
     def num_steps(self) -> int:
-        """All steps so far."""
+        """Number of all steps so far."""
         return len(self.means) * self.every + self.number
 
     def add(self, loss: float) -> None:
@@ -32,6 +35,6 @@ class LossCurve:
             self.every *= 2
 
     def points(self) -> list[tuple[int, float]]:
-        """Return (last step, mean loss) of each point, with what is left at the end as the last one."""
+        """Return (last step, mean loss) of each point; the last point holds the remaining steps."""
         whole = [((place + 1) * self.every, mean) for place, mean in enumerate(self.means)]
         return [*whole, (self.num_steps, self.total / self.number)] if self.number else whole

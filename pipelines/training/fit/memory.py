@@ -1,7 +1,9 @@
-"""The memory of a fit: how much its steps take at most, and what keeps it from going back to the kernel between them.
+"""Memory of a fit: peak memory of its steps, and allocator settings that avoid page faults between steps.
 
-Memory that is freed and needed again at once, as by each step, stays with the process. glibc returns a block of over 32 MiB to the kernel when it is freed, and smaller ones at the end of its heap. The kernel then clears each page of the next one and enters
-it by a fault of its own, which takes longer than what is computed in it: of a student's step over 10^6 items more than half.
+A step frees memory that the next step needs again. glibc returns freed blocks of over 32 MiB, and smaller ones at the
+end of its heap, to the kernel. The kernel then clears each page of the next allocation and maps it by a page fault,
+which takes longer than the computation in it: more than half of a student's step over 10^6 items. Inside `kept_memory`
+such memory stays with the process.
 """
 
 import ctypes
@@ -12,16 +14,16 @@ from pathlib import Path
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Of malloc.h: how much free memory the heap's end may have, and how many blocks may be outside of the heap."""
+"""mallopt options (malloc.h): free memory kept at the end of the heap, and the number of blocks outside of the heap."""
 _NO_TRIMMING = -1
 _STATUS, _CLEAR_REFS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs"), "5"
-"""Of proc(5): VmRSS, its peak VmHWM, and what resets that."""
+"""Fields of proc(5): VmRSS and its peak VmHWM; writing `_RESET_PEAK` to clear_refs resets the peak."""
 _USUAL_TRIM_BYTES, _USUAL_MMAP_MAX = 1 << 26, 1 << 16
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Inside this block freed memory is kept; at its end what is free is returned. No effect where the C library is not glibc."""
+    """Keep freed memory inside this block and return it at the end. No effect if the C library is not glibc."""
     glibc = ctypes.CDLL(None)
     if not hasattr(glibc, "mallopt") or not hasattr(glibc, "malloc_trim"):
         yield
@@ -37,16 +39,17 @@ def kept_memory() -> Iterator[None]:
 
 
 class PeakMemory:
-    """The most memory that one kind of work has taken of this process, above what was taken when this was made; other work lies between `note` and `begin`.
+    """Peak memory of one kind of work, above the memory at construction; other work runs between `note` and `begin`.
 
-    On a GPU that is what tensors took, by torch's allocator; else resident memory by Linux, whose peak can be reset. `bytes` stays None elsewhere.
+    On a GPU this is the memory of tensors by torch's allocator; otherwise resident memory on Linux, where the peak can
+    be reset. `bytes` stays None elsewhere.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.bytes: int | None = None
         self.of_process = 0
-        """The process's own peak, of all work."""
+        """Peak of the process over all work."""
         self._before = self._now()
         self.begin()
 
@@ -58,7 +61,7 @@ class PeakMemory:
             return
         try:
             _CLEAR_REFS.write_text(_RESET_PEAK)
-        except OSError:  # not Linux, or a container that hides it
+        except OSError:  # not Linux, or a container without access to it
             self._before = None
 
     def note(self) -> None:
@@ -80,7 +83,7 @@ class PeakMemory:
 
 
 def _of_status(name: str) -> int | None:
-    """Return a number of Linux's account of this process, in bytes."""
+    """Return a field of this process's status under Linux, in bytes."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

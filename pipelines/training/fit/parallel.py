@@ -1,15 +1,18 @@
-"""The processes that fit one model together: what each learns from, and what they tell each other. One process by default.
+"""The processes that fit one model together: which rows each learns from, and how they communicate.
 
-    Group    one process: nothing is sent, and every method is what a single process does
-    Ranks    several, each with a copy of the model (`DistributedDataParallel`) and its share of the rows of each batch
+One process by default.
 
-All ranks lay out the same batches and draw the same random numbers, whatever their number, and each learns from its rows. So a step over two
-ranks is one process's, within the rounding of sums, and a fit may go on with another number of ranks. Whatever decides (the verdict on a loss, a
-checkpoint that is due) is exchanged first, so that all ranks decide alike and none waits for one that has left.
+    Group    one process: sends nothing; each method has its single-process behavior
+    Ranks    several processes: each has a model copy (`DistributedDataParallel`) and a part of each batch's rows
 
-Methods that send must be called by all ranks in the same order. Knows no epochs, data, files, or how ranks are started.
+All ranks build the same batches and draw the same random numbers, independent of world size; each learns from its rows.
+A step over two ranks therefore equals a single process's step within the rounding of sums, and a fit may resume with
+another number of ranks. Inputs of decisions (whether a loss is usable, whether a checkpoint is due) are exchanged
+first, so that all ranks decide alike and no rank waits for another that has left.
 
-Shape suffixes: B rows of a batch, R those of this rank, N numbers of a row.
+All ranks must call the methods that send in the same order. Knows no epochs, data, files, or how ranks are started.
+
+Shape suffixes: B rows of a batch, R rows of this rank, N numbers of a row.
 """
 
 import json
@@ -44,15 +47,15 @@ if TYPE_CHECKING:
     from pipelines.training.fit.shard_files import ShardWriter
 
 Loss = tuple[Tensor, int]
-"""The mean loss of a batch's labels, and their number."""
+"""Mean loss of a batch's labels, and their number."""
 LossFunction = Callable[[nn.Module, Batch], Loss]
 
 _LONGEST_WAIT = timedelta(hours=6)
-"""For what rank 0 does alone, such as a validation."""
+"""Timeout for work that only rank 0 does, such as a validation."""
 BUCKET_MB = 25.0
-"""torch's own size of the buckets in which DDP sends gradients, in MiB."""
+"""torch's default size of DDP's gradient buckets, in MiB."""
 _UNCOMPRESSED_STEPS = 100
-"""Before PowerSGD begins: early gradients are of a higher rank."""
+"""Steps before PowerSGD begins: early gradients have a higher rank."""
 _AGREED = ("the step", "the batch", "the random numbers")
 
 
@@ -66,7 +69,10 @@ class Share:
 
 
 class Compression(StrEnum):
-    """The numbers that gradients are averaged in by DDP: fp32, two bytes each, or factors of rank 1 with the error kept for the next step (Vogels et al. 2019)."""
+    """How DDP sends gradients: fp32, two bytes per number, or rank-1 factors with error feedback.
+
+    PowerSGD: Vogels et al. 2019.
+    """
 
     NONE = "none"
     BF16 = "bf16"
@@ -76,10 +82,11 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a step is computed, wherever that is.
+    """How a step is computed, on one process or many.
 
-    `is_bf16`: whether products are in bf16 under fp32 weights; None: on a GPU. `recompute`: what is computed again in the backward pass (`recompute.py`).
-    `bucket_mb` and `compression` are those of gradients that DDP averages.
+    `is_bf16`: whether matrix products run in bf16 with fp32 weights; None: on a GPU. `recompute`: activations
+    recomputed in the backward pass (`recompute.py`). `bucket_mb` and `compression` apply to gradients that DDP
+    averages.
     """
 
     is_bf16: bool | None = None
@@ -92,7 +99,7 @@ PLAIN = Method()
 
 
 class LossOf(nn.Module):
-    """The loss of a model as a module of its own: all parameters are then used below one `forward`, whose beginning and end a wrapper sees."""
+    """A model's loss as a module: all parameters are used below one `forward`, which a wrapper can observe."""
 
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         super().__init__()
@@ -104,18 +111,18 @@ class LossOf(nn.Module):
 
 
 class Group:
-    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
+    """A single process. `accumulation` multiplies the number of parts into which each batch is split."""
 
     rank, size = 0, 1
     is_divided = False
-    """Whether each process has a part of the model alone."""
+    """Whether each process holds only a part of the model."""
 
     def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
         self.method, self.accumulation = method, accumulation
 
     @property
     def layout(self) -> Layout:
-        """How the processes are laid out."""
+        """Layout of the processes."""
         return Layout(data=self.size)
 
     @property
@@ -124,54 +131,57 @@ class Group:
         return self.rank == 0
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Return this process's own device of the chosen kind."""
+        """Return this process's device of the chosen kind."""
         return chosen
 
     def uses_bf16(self, device: torch.device) -> bool:
-        """Whether products on this device are computed in bf16 under fp32 weights."""
+        """Whether matrix products on this device run in bf16 with fp32 weights."""
         return device.type == "cuda" if self.method.is_bf16 is None else self.method.is_bf16
 
     def copy(self, model: nn.Module) -> nn.Module:
-        """Return the model that is trained: this one, or a copy of which each process will have a part."""
+        """Return the model to train: the given model, or a copy to be sharded over the processes."""
         return model
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
-        """Return the module that computes the loss of this process's rows, and whose backward pass leaves the mean gradient of all processes."""
+        """Return a module that computes the loss of this process's rows.
+
+        Its backward pass yields the mean gradient of all processes.
+        """
         return LossOf(model, loss)
 
     def signed(self, make: MakeBatch) -> MakeBatch:
-        """Return what makes the same batch, with what is needed to compare it with the other processes'."""
+        """Return a builder of the same batch with the data needed to compare it across processes."""
         return make
 
     def differing(self, _step: tuple[int, int], _batch: Batch, _rng: np.random.Generator) -> str:
-        """Return which ranks are about to learn from something else than the others, and how that differs; empty if none is."""
+        """Return which ranks are about to use different inputs, and the difference; empty if none."""
         return ""
 
     def own(self, batch: Batch) -> Batch:
-        """Return this process's rows of a batch. Those of `dropped` are of the same batch from now on."""
+        """Return this process's rows of a batch. Later rows of `dropped` belong to the same batch."""
         return batch
 
     def unit(self, _batch: Batch) -> int | None:
-        """Return the number of labels that gradients of all processes are counted in; None: of the first part of the batch."""
+        """Return the label count that scales the gradients of all processes; None: that of the batch's first part."""
         return None
 
     def sending(self, _wrapped: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return the context of one part's forward and backward pass: gradients are sent after the last part alone."""
+        """Return the context of one part's forward and backward pass; gradients are sent only after the last part."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of what the wrapped module returned, times a number."""
+        """Backpropagate from the wrapped module's output, already multiplied by a factor."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def numbers(self, trained: nn.Module, _model: nn.Module) -> list[int]:
-        """Return the place of each parameter that is trained here among those of the model that was given."""
+        """Return the index of each parameter trained here among the given model's parameters."""
         return list(range(len(list(trained.parameters()))))
 
     def drops(self, modules: Sequence[nn.Module], probability: float) -> None:
-        """Note after which modules of the model that will be given there is dropout."""
+        """Record the modules of the given model that have dropout."""
 
     def dropped(self, values: Tensor, probability: float, _place: int) -> Tensor:
-        """Return the values of this process's rows after dropout, which is the one in this place of the model."""
+        """Return the values of this process's rows after the model's dropout at this index."""
         return functional.dropout(values, probability)
 
     def shares(self, own: Share) -> list[Share]:
@@ -179,45 +189,49 @@ class Group:
         return [own]
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Scale the gradients down to a norm of at most this, and return it as it was."""
+        """Clip the gradients to this norm; return the norm before clipping."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def whole(self, _trained: nn.Module, _model: nn.Module) -> AbstractContextManager[None]:
-        """Return the context in which the model that was given has the weights of what is trained, and can be used by rank 0."""
+        """Return a context that loads the trained weights into the given model, for use by rank 0."""
         return nullcontext()
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:
-        """Let the model that was given end with the weights of what was trained."""
+        """Copy the trained weights into the given model at the end."""
 
     def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
-        """Write a decoder that is trained in parts in Hugging Face's layout: each process a file, without the whole anywhere."""
+        """Write a sharded decoder in Hugging Face's layout, one file per process, without gathering the whole."""
         raise NotImplementedError("one process has the whole")
 
     def placed(self, value: Tensor, like: Tensor) -> Tensor:
-        """Return a whole tensor as another one is laid out over the processes."""
+        """Return a whole tensor in another tensor's layout over the processes."""
         return value.to(like.device)
 
     def shard_writer(self, _checkpoints: Checkpoints) -> "ShardWriter | None":
-        """Return what writes a state that no process has whole; None where rank 0 has it."""
+        """Return a writer of a state that no process holds whole; None if rank 0 holds it."""
         return None
 
     def is_true_of_main(self, own: bool) -> bool:
-        """Return rank 0's answer where all have to know it, else the process's own."""
+        """Return rank 0's value if all processes must know it, otherwise the process's own."""
         return own
 
     def from_main(self, compute: Callable[[], float]) -> float:
-        """Return what rank 0 computes, however long that takes."""
+        """Return rank 0's result of `compute`, however long it takes."""
         return compute()
 
     def wait(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has arrived."""
 
 
 ALONE = Group()
 
 
 class Ranks(Group):
-    """Several processes, of which this is one; it learns from the `share`th of `num_shares` parts of each batch. torch's default process group has begun; one that is waited for longer than `timeout_s` within a step is given up."""
+    """One of several processes; it learns from part `share` of `num_shares` of each batch.
+
+    torch's default process group must be initialised. A process that does not answer within `timeout_s` of a step is
+    given up.
+    """
 
     def __init__(self, timeout_s: float, method: Method = PLAIN, *, accumulation: int = 1, local_rank: int = 0) -> None:
         super().__init__(method, accumulation=accumulation)
@@ -229,23 +243,26 @@ class Ranks(Group):
         self._num_rows = 0
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Return this rank's own device of the chosen kind."""
+        """Return this rank's device of the chosen kind."""
         return torch.device("cuda", self._local_rank) if chosen.type == "cuda" else chosen
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
-        """Return the module whose gradients are averaged over all ranks, in buckets, while the backward pass still runs."""
+        """Return a module that averages gradients over all ranks, in buckets, during the backward pass."""
         return averaged_by_ddp(LossOf(model, loss), self.method)
 
     def signed(self, make: MakeBatch) -> MakeBatch:
-        """Return what makes the same batch with its digest."""
+        """Return a builder of the same batch with its digest."""
         return lambda: make().signed()
 
     def differing(self, step: tuple[int, int], batch: Batch, rng: np.random.Generator) -> str:
-        """Compare step, batch and random numbers of all ranks: a rank that has left out a batch, or has another seed or file, would else learn on unnoticed."""
+        """Compare step, batch and random numbers of all ranks.
+
+        Otherwise a rank with another seed, file or skipped batch would go unnoticed.
+        """
         drawn = json.dumps(rng.bit_generator.state).encode() + torch.get_rng_state().numpy().tobytes()
         own = [step[0] << 32 | step[1], batch.digest, number_of(drawn)]
         seen = [tuple(row) for row in self._gathered(torch.tensor(own)).tolist()]
-        (usual, _), *_ = Counter(seen).most_common()  # of equally many the one that comes first, so rank 0's
+        (usual, _), *_ = Counter(seen).most_common()  # among equally frequent rows the first, so rank 0's
         return "; ".join(
             f"rank {rank} has other values of {' and '.join(what for what, *two in zip(_AGREED, row, usual, strict=True) if two[0] != two[1])}"
             for rank, row in enumerate(seen)
@@ -253,7 +270,10 @@ class Ranks(Group):
         )
 
     def own(self, batch: Batch) -> Batch:
-        """Return every `num_shares`th row: about equally long ones. A rank for which none is left gets the first row, without labels."""
+        """Return every `num_shares`th row, so that lengths are similar.
+
+        A rank without rows gets the first row, without labels.
+        """
         self._num_rows = len(batch.tokens)
         if self.share < self._num_rows:
             return rows_of(batch, slice(self.share, None, self.num_shares))
@@ -270,8 +290,8 @@ class Ranks(Group):
         return nullcontext() if is_last else wrapped.no_sync()
 
     def dropped(self, values: Tensor, probability: float, _place: int) -> Tensor:
-        """Draw dropout for all rows of the batch, as a single process does, and apply that of this rank's."""
-        if not probability:  # for which one process draws nothing
+        """Draw dropout for all rows of the batch, as a single process does, and apply this rank's rows of it."""
+        if not probability:  # a single process draws nothing for these
             return values
         own_RN = values.reshape(len(range(self.share, self._num_rows, self.num_shares)) or 1, -1)
         kept_BN = torch.empty((self._num_rows, own_RN.shape[1]), dtype=values.dtype, device=values.device)
@@ -286,19 +306,22 @@ class Ranks(Group):
         return [Share(total, int(number), rank) for rank, (total, number) in gathered]
 
     def from_main(self, compute: Callable[[], float]) -> float:
-        """Return what rank 0 computes, however long that takes."""
+        """Return rank 0's result, however long it takes."""
         sent = torch.tensor([compute() if self.is_main else 0.0], dtype=torch.float64)
         dist.broadcast(sent, 0, group=self._patient)
         return float(sent)
 
     def wait(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has arrived."""
         dist.barrier(group=self._patient)
 
     def _save_parts(
         self, config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, part: int, num_parts: int
     ) -> None:
-        """Write this rank's file of a decoder, the `part`th from 0, none if it has no tensors, and their index when all have done so."""
+        """Write this rank's file of a decoder (number `part`, from 0; none without tensors).
+
+        Write the index when all are done.
+        """
         if tensors:
             save_part(config, tensors, folder, part + 1, num_parts)
         self.wait()
@@ -306,7 +329,7 @@ class Ranks(Group):
             save_index(config, folder, num_parts)
 
     def _gathered(self, own_N: Tensor) -> Tensor:
-        """Return every rank's numbers, a row each."""
+        """Return every rank's numbers, one row per rank."""
         rows = [torch.empty_like(own_N) for _ in range(self.size)]
         with named("communication"):
             dist.all_gather(rows, own_N, group=self._control)
@@ -314,7 +337,10 @@ class Ranks(Group):
 
 
 def averaged_by_ddp(module: nn.Module, method: Method, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Return the module whose gradients are averaged over the ranks of a group (all if not given), in buckets, while the backward pass still runs. Raises ConfigError for numbers that the device's library does not add up."""
+    """Return a module that averages gradients over a group's ranks (None: all), in buckets, during the backward pass.
+
+    Raises ConfigError for a compression that the device's library cannot sum.
+    """
     if method.compression == Compression.BF16 and next(module.parameters()).device.type != "cuda":
         raise ConfigError("--compression: DDP sends bf16 on GPUs alone; give fp16 or powersgd on a CPU")
     wrapped = DistributedDataParallel(
@@ -334,15 +360,15 @@ def averaged_by_ddp(module: nn.Module, method: Method, group: dist.ProcessGroup 
 
 
 def unusable_share(shares: Sequence[Share], max_loss: float) -> str:
-    """Return which ranks' loss is not plausible, for a message; empty for a single process."""
+    """Return which ranks' losses are implausible, for a message; empty for a single process."""
     means = [(share.total / max(1, share.num_labels), share.rank) for share in shares]
     bad = [f"{mean:g} on rank {rank}" for mean, rank in means if not mean <= max_loss]
     return f" ({', '.join(bad)})" if len(shares) > 1 and bad else ""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a tensor that is laid out over several, as a view; else the tensor itself."""
+    """Return this process's part of a tensor sharded over several, as a view; otherwise the tensor itself."""
     to_local: Callable[[], Tensor] | None = getattr(
         tensor, "to_local", None
-    )  # torch's DTensor has it, which one process need not import
+    )  # torch's DTensor has it; a single process need not import DTensor
     return tensor if to_local is None else to_local()

@@ -1,12 +1,14 @@
-"""Ranks of which each has a run of a decoder's layers, one behind the other: pipeline parallelism by torch's 1F1B schedule, each stage copied by DDP where there are more ranks.
+"""Pipeline parallelism: each rank holds a run of a decoder's layers, scheduled by torch's 1F1B.
 
-A part of a batch goes through the stages in micro-batches, up to four for each stage, of which no rank keeps more activations than there are stages from it to the last. The
-loss runs on the last stage, as it is: the decoder that it calls goes on from what the stage before has sent. Rows of items that are input and output stand on the first and
-the last stage, and their gradients are summed. Dropout and samples are those of the whole part, so losses are one process's.
+With more ranks than stages, DDP replicates each stage. A part of a batch passes through the stages in micro-batches, up
+to four per stage; a rank keeps the activations of at most as many as there are stages from it to the last. The loss
+runs unchanged on the last stage: the decoder that it calls continues from the previous stage's output. Tied rows of
+input and output embeddings exist on the first and the last stage, and their gradients are summed. Dropout and samples
+are drawn for the whole part, so losses equal a single process's.
 
-The model that is given stays whole, on the host where there are GPUs, as in `sharded.py`. Knows no loss.
+The given model stays whole, on the host if there are GPUs, as in `sharded.py`. Knows no loss.
 
-Shape suffixes: B rows of a part, R those of this rank, T tokens of a micro-batch, D hidden, N numbers of a row.
+Shape suffixes: B rows of a part, R rows of this rank, T tokens of a micro-batch, D hidden, N numbers of a row.
 """
 
 import copy
@@ -37,7 +39,10 @@ from services.errors import ConfigError
 
 
 class Stage(Decoder):
-    """One stage's layers of a decoder, under the whole one's names, with the embedding on the first stage and the final norm and the head's rows on the last."""
+    """One stage's layers of a decoder, named as in the whole decoder.
+
+    The first stage has the embedding; the last stage has the final norm and the head's rows.
+    """
 
     def __init__(self, whole: Decoder, stage: int, num_stages: int) -> None:
         nn.Module.__init__(self)
@@ -56,7 +61,10 @@ class Stage(Decoder):
                 self.head = whole.head
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Return what the next stage goes on from, (T, D); on the last stage the hidden states. Raises ConfigError where a loss asks for more than its batch."""
+        """Return the input of the next stage, (T, D); on the last stage the hidden states.
+
+        Raises ConfigError if a loss runs the decoder on anything but its batch.
+        """
         x_TD = self.embedding(token_ids_T) if self.is_first else self._entered(token_ids_T)
         cos_TK, sin_TK = rotary_angles(positions_T, self.config.head_dim, self.config.rope, x_TD.dtype)
         for index in self._own:
@@ -75,7 +83,11 @@ class Stage(Decoder):
 
 @dataclass(slots=True)
 class _Part:
-    """A part of a batch on its way: its micro-batches, which of them is computed now, what dropout keeps by its place in the model, and the state of the random numbers before the loss."""
+    """A part of a batch in flight.
+
+    It holds its micro-batches, the current micro-batch, dropout masks by index in the model, and the random state
+    before the loss.
+    """
 
     micro_batches: list[Batch]
     kept_RN: dict[int, Tensor]
@@ -86,7 +98,7 @@ class _Part:
 
 
 class Pipeline(Ranks):
-    """Ranks of a mesh (pipeline, data). Those of one pipeline learn from the same rows."""
+    """Ranks of a mesh (pipeline, data). The ranks of one pipeline learn from the same rows."""
 
     is_divided = True
 
@@ -116,11 +128,11 @@ class Pipeline(Ranks):
 
     @property
     def layout(self) -> Layout:
-        """How the processes are laid out, with the most micro-batches of a part."""
+        """Layout of the processes, with the maximum number of micro-batches of a part."""
         return self._layout
 
     def copy(self, model: nn.Module) -> Stage:
-        """Return a copy of this rank's stage of the model, which itself moves to the host. Raises ConfigError."""
+        """Return a copy of this rank's stage; the model itself moves to the host. Raises ConfigError."""
         if not isinstance(model, Decoder):
             raise ConfigError("--parallel: a pipeline is for decoders; give ddp or fsdp")
         num_layers = model.config.num_hidden_layers
@@ -137,33 +149,33 @@ class Pipeline(Ranks):
         return trained
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
-        """Return the module that takes this rank's rows through the pipeline, forward and backward."""
+        """Return a module that takes this rank's rows through the pipeline, forward and backward."""
         assert isinstance(model, Stage)
         return _Piped(self, model, loss)
 
     def numbers(self, trained: nn.Module, model: nn.Module) -> list[int]:
-        """Return the place of each of this stage's parameters among those of the whole model."""
+        """Return the index of each of this stage's parameters among the whole model's."""
         places = {name: number for number, (name, _) in enumerate(model.named_parameters())}
         return [places[name] for name, _ in trained.named_parameters()]
 
     def unit(self, batch: Batch) -> int:
-        """Return the batch's number of positions, and keep it for the losses on their way."""
+        """Return the batch's number of positions, and keep it for the losses in flight."""
         self._unit = super().unit(batch)
         return self._unit
 
     def sending(self, _wrapped: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return the context of one part: its gradients are averaged over the copies of a stage at its end."""
+        """Return the context of one part; at its end, gradients are averaged over the copies of a stage."""
         return nullcontext()
 
     def backward(self, _loss: Tensor) -> None:
         """Do nothing: the schedule has computed the gradients."""
 
     def drops(self, modules: Sequence[nn.Module], probability: float) -> None:
-        """Note after which modules of the whole model there is dropout."""
+        """Record the modules of the whole model that have dropout."""
         self._dropping, self._dropout = list(modules), probability
 
     def dropped(self, values: Tensor, probability: float, place: int) -> Tensor:
-        """Apply to a micro-batch its rows of the dropout that was drawn for the whole part."""
+        """Apply the part's dropout mask to the rows of a micro-batch."""
         if not probability:
             return values
         size = len(self._part.micro_batches[0].tokens)
@@ -171,7 +183,10 @@ class Pipeline(Ranks):
         return (values.view(size, -1) * kept_RN.to(values.dtype).div_(1 - probability)).view_as(values)
 
     def go_through(self, submodule: nn.Module, stage: Stage, batch: Batch) -> Loss:
-        """Take a part through the pipeline, and leave its gradients. Return the mean loss and the number of labels on the last stage, 0 of both elsewhere."""
+        """Take a part through the pipeline and accumulate its gradients.
+
+        Return the mean loss and the number of labels on the last stage, zeros on other stages.
+        """
         device = batch.tokens.device
         micro_batches = micro_batches_of(batch, self._num_stages)
         kept_RN = self._drawn(batch, sum(len(one.tokens) for one in micro_batches), stage)
@@ -200,28 +215,28 @@ class Pipeline(Ranks):
         return torch.tensor(total / max(1, number)), number
 
     def loss_of(self, stage: Stage, loss: LossFunction, entering: Sequence[Tensor]) -> Tensor:
-        """Return what leaves the stage for the micro-batch that is computed now: for the next stage, or the loss in the batch's units."""
+        """Return the stage's output for the current micro-batch: hidden states, or the loss in the batch's units."""
         part = self._part
         batch = part.micro_batches[part.current]
         (stage.entering_TD,) = entering or (None,)
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.uses_bf16(batch.tokens.device)):
             if not stage.is_last:
                 return hidden_states(stage, batch.tokens)
-            torch.set_rng_state(part.random)  # of one loss over the whole part
+            torch.set_rng_state(part.random)  # loss over the whole part
             mean, number = loss(stage, batch)
         part.losses.append((mean.detach(), number))
         return mean * (number / part.unit)
 
     def averaged(self, module: nn.Module) -> nn.Module:
-        """Return the module whose gradients are averaged over the copies of this stage, if there are any."""
+        """Return a module that averages gradients over the copies of this stage, if there are any."""
         return averaged_by_ddp(module, self.method, self._copies) if self.num_shares > 1 else module
 
     def shares(self, own: Share) -> list[Share]:
-        """Return each share's part of the step, which the last stage knows."""
+        """Return each share's part of the step, as known by the last stage."""
         return super().shares(own)[self._last_rank :]
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Sum the gradients of rows that stand on two stages, scale all down to a norm of at most this, and return it as it was."""
+        """Sum the gradients of rows shared by two stages, clip to this norm, and return the norm before clipping."""
         found = [
             (parameter.grad, is_shared)
             for parameter, is_shared in zip(parameters, self._is_shared, strict=True)
@@ -238,7 +253,10 @@ class Pipeline(Ranks):
 
     @contextmanager
     def whole(self, trained: nn.Module, model: nn.Module) -> Iterator[None]:
-        """Bring the weights of all stages into the whole model, which is on rank 0's device inside this block, and on the host outside."""
+        """Gather the weights of all stages into the whole model.
+
+        Inside this block the model is on rank 0's device, otherwise on the host.
+        """
         self._bring(trained, model)
         if self.is_main:
             model.to(next(trained.parameters()).device)
@@ -248,16 +266,16 @@ class Pipeline(Ranks):
             model.to("cpu")
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:
-        """Bring the weights of all stages into the whole model, and move it back to the device."""
+        """Gather the weights of all stages into the whole model, and move it back to the device."""
         self._bring(trained, model)
         model.to(next(trained.parameters()).device)
 
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
-        """Return what writes a state of which each stage has a part."""
+        """Return a writer of the state's stages."""
         return ShardWriter(checkpoints, is_main=self.is_main)
 
     def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
-        """Write a file a stage."""
+        """Write one file per stage."""
         num_layers = config.num_hidden_layers
         own = {
             name: tensor
@@ -271,7 +289,10 @@ class Pipeline(Ranks):
         return bool(self.from_main(lambda: float(own)))
 
     def _drawn(self, batch: Batch, num_rows: int, stage: Stage) -> dict[int, Tensor]:
-        """Draw dropout for the whole part in all places, as a single process does, and return this rank's rows of it in the places that its stage has. Rows that fill up are kept."""
+        """Draw dropout for the whole part at all indices, as a single process does.
+
+        Return this rank's rows for its stage. Padding rows are kept.
+        """
         drawn: dict[int, Tensor] = {}
         if not self._dropout or not stage.training:
             return drawn
@@ -296,7 +317,7 @@ class Pipeline(Ranks):
 
 
 class _Piped(nn.Module):
-    """A stage with its losses, as a module that takes a part of a batch through the whole pipeline."""
+    """A stage and its losses as a module that takes a part of a batch through the whole pipeline."""
 
     def __init__(self, group: Pipeline, stage: Stage, loss: LossFunction) -> None:
         super().__init__()
@@ -304,12 +325,12 @@ class _Piped(nn.Module):
         self._step = group.averaged(_StageStep(group, stage, loss))
 
     def forward(self, batch: Batch) -> Loss:
-        """Return the mean loss and the number of labels, which the last stage knows, and leave gradients."""
+        """Return the mean loss and the number of labels, known by the last stage, and accumulate gradients."""
         return self._group.go_through(self._step, self._stage, batch)
 
 
 class _StageStep(nn.Module):
-    """What a stage computes of a micro-batch; all its parameters are used below one `forward`."""
+    """A stage's computation for one micro-batch; all its parameters are used below one `forward`."""
 
     def __init__(self, group: Pipeline, stage: Stage, loss: LossFunction) -> None:
         super().__init__()
@@ -317,17 +338,17 @@ class _StageStep(nn.Module):
         self._group, self._loss = group, loss
 
     def forward(self, *entering: Tensor) -> Tensor:
-        """Return what leaves the stage."""
+        """Return the output of the stage."""
         return self._group.loss_of(self.stage, self._loss, entering)
 
 
 class _Chunks(PipelineStage):
-    """torch's stage, which notes the micro-batch that is computed: what is computed again in a backward pass needs the same dropout."""
+    """torch's stage, recording the current micro-batch: recomputation in the backward pass needs the same dropout."""
 
     part: _Part
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Compute a micro-batch. Raises what the stage raised, as it was."""
+        """Compute a micro-batch. Raises the stage's own exception."""
         self.part.current = fwd_chunk_id
         try:
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
@@ -341,7 +362,7 @@ class _Chunks(PipelineStage):
 
 
 def layers_of(num_layers: int, stage: int, num_stages: int) -> range:
-    """Return the layers of a stage: equally many, but for the last one, which may have fewer."""
+    """Return the layers of a stage: equal numbers, except that the last stage may have fewer."""
     size = -(-num_layers // num_stages)
     return range(stage * size, min(num_layers, (stage + 1) * size))
 
@@ -355,7 +376,7 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 
 
 def micro_batches_of(batch: Batch, num_stages: int) -> list[Batch]:
-    """Return equally large parts of a batch, at least one for each stage, filled up with rows without labels."""
+    """Return equal parts of a batch, at least one per stage, padded with rows without labels."""
     num_rows = len(batch.tokens)
     size = -(-num_rows // (MICRO_BATCHES * num_stages))
     number = max(num_stages, -(-num_rows // size))
@@ -370,6 +391,6 @@ def micro_batches_of(batch: Batch, num_stages: int) -> list[Batch]:
 
 
 def _own_group(groups: list[list[int]], timeout: timedelta) -> Any:
-    """Begin a process group for each of these lists of ranks, and return the one that this rank is in; None for no other rank."""
+    """Create a process group for each of these lists of ranks; return this rank's group, None if it is in none."""
     made = {tuple(ranks): dist.new_group(ranks, timeout) for ranks in groups if len(ranks) > 1}
     return next((group for ranks, group in made.items() if dist.get_rank() in ranks), None)

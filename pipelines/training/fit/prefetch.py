@@ -1,6 +1,6 @@
-"""Makes an epoch's batches ready for their steps: where the steps run on another device than the processor, in a thread while it works.
+"""Builds an epoch's batches ahead of their steps, in a thread if the steps run on a GPU.
 
-Making a batch draws nothing, so batches, their order and the state of every generator are the same however they are made.
+Building a batch draws nothing, so batches, their order and the state of every generator do not depend on prefetching.
 """
 
 from collections import deque
@@ -16,15 +16,17 @@ _NUM_AHEAD = 2
 
 
 def is_worth_it(device: torch.device) -> bool:
-    """Whether batches for this device are made ahead: on the CPU a thread would take its time from the step's."""
+    """Whether batches for this device are prefetched; on the CPU a thread would compete with the step."""
     return device.type != "cpu"
 
 
 @contextmanager
 def ready_batches(makes: Sequence[MakeBatch], device: torch.device) -> Iterator[Iterator[Batch]]:
-    """Inside this block, iterate over the batches on the device, in order. What making one raises is raised where it would be taken.
+    """Iterate over the batches on the device, in order, inside this block.
 
-    The thread makes at most two batches more than were taken, and has ended when the block ends.
+    Building errors are raised by the iterator.
+
+    The thread builds at most two batches ahead and has ended when the block ends.
     """
     if not is_worth_it(device):
         yield (_ready(make, device) for make in makes)

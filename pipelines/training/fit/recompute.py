@@ -1,6 +1,7 @@
-"""Activations that are computed again in the backward pass instead of being kept: less memory for the same gradients, bit for bit.
+"""Activation recomputation (checkpointing) in the backward pass: less memory for the same gradients, bit for bit.
 
-`full` keeps only a block's input and computes a third more; `selective` also keeps the outputs of products and attention, and repeats the cheap rest.
+`full` keeps only a block's input and computes a third more; `selective` also keeps the outputs of matrix products and
+attention, and recomputes the cheap rest.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ _KEPT = (
     "_scaled_dot_product_attention_math_for_mps", "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace",
     "_efficient_attention_forward", "_cudnn_attention_forward",
 )  # fmt: skip
-"""Operations of torch that are products or attention, whichever of them a device and a version of torch choose. Absent ones are skipped."""
+"""torch's matrix products and attention for all devices and versions of torch. Absent operations are skipped."""
 
 
 def kept_operations() -> list[Any]:
@@ -32,7 +33,7 @@ def kept_operations() -> list[Any]:
 
 
 class Recompute(StrEnum):
-    """What of a block is computed again."""
+    """Activations of a block that are recomputed."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -40,13 +41,13 @@ class Recompute(StrEnum):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the elements of the model's lists of modules: a decoder's layers, a student's hops."""
+    """Return the elements of the model's module lists: a decoder's layers, a student's hops."""
     return [block for module in model.children() if isinstance(module, nn.ModuleList) for block in module]
 
 
 @contextmanager
 def recomputed(model: nn.Module, how: str) -> Iterator[None]:
-    """Inside this block, the model's blocks keep no more of their forward passes than this."""
+    """Recompute activations of the model's blocks as `how` says, inside this block."""
     blocks = [] if how == Recompute.NONE else blocks_of(model)
     kept: dict[str, Any] = (
         {"context_fn": partial(create_selective_checkpoint_contexts, kept_operations())}
@@ -63,7 +64,7 @@ def recomputed(model: nn.Module, how: str) -> Iterator[None]:
 
 
 class _Block(nn.Module):
-    """Attention of four heads of 64 numbers, and a feed-forward part."""
+    """Attention of four heads of size 64, and a feed-forward part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +78,10 @@ class _Block(nn.Module):
 
 
 def flops_factor(how: str, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOPs that this recomputation executes over those without it.
+    """Return the ratio of FLOPs executed with this recomputation to FLOPs without it.
 
-    A third more for `full`; for `selective` counted by torch over a small block on this device, whose attention is the one that training gets there.
+    `full` adds a third; `selective` is counted by torch over a small block on this device, with the attention that
+    training uses there.
     """
     if how != Recompute.SELECTIVE:
         return 4 / 3 if how == Recompute.FULL else 1.0

@@ -1,11 +1,12 @@
-"""Checkpoints of which each rank writes its part: torch's distributed checkpoint in a folder, written while the fit goes on.
+"""Sharded checkpoints: each rank writes its part into a folder (torch's distributed checkpoint) during the fit.
 
     000000007.shards/
-        .metadata, __0_0.distcp, __1_0.distcp   torch's: any number of ranks in any layout reads what it needs
+        .metadata, __0_0.distcp, __1_0.distcp   torch's: any number of ranks in any layout reads its part
         state.json                              the JSON values, and the SHA-256 of each of torch's files
 
-`state.json` is written last, before the folder gets its name. A folder without it, or with a file whose hash differs, is passed over. Torch's own files
-are pickled in part: their hashes are compared before one is opened, but who can write the folder can run code, as with the rest of the state folder.
+`state.json` is written last, before the folder is renamed to its final name. A folder without it, or with a file whose
+hash differs, is skipped. torch's own files are partly pickled: hashes are compared before a file is opened, but anyone
+who can write to the folder can run code, as with the rest of the state folder.
 """
 
 import hashlib
@@ -44,15 +45,21 @@ class _Writing:
 
 
 class ShardWriter:
-    """Writes one checkpoint at a time in the background. All ranks call it in the same order; rank 0 names what is whole."""
+    """Writes one checkpoint at a time in the background. All ranks call it in the same order.
+
+    Rank 0 renames a complete one.
+    """
 
     def __init__(self, checkpoints: Checkpoints, *, is_main: bool) -> None:
         self._checkpoints, self._is_main = checkpoints, is_main
-        self._group = dist.new_group(backend="gloo")  # its messages would else mix with the steps'
+        self._group = dist.new_group(backend="gloo")  # otherwise its messages mix with the steps' messages
         self._writing: _Writing | None = None
 
     def save(self, state: FitState) -> None:
-        """Begin to write a checkpoint, after the one before has been written: the state is copied first, and may then change. Raises StageFailed."""
+        """Wait for the previous checkpoint, copy the state and begin to write it; the state may then change.
+
+        Raises StageFailed.
+        """
         self.wait()
         path = self._checkpoints.next_path()
         partial = path.with_suffix(PARTIAL)
@@ -69,7 +76,10 @@ class ShardWriter:
         self._checkpoints.note_saved()
 
     def wait(self) -> None:
-        """Return when what was begun is written and named. Raises StageFailed, on all ranks, if it cannot be written."""
+        """Wait until the pending checkpoint is written and renamed.
+
+        Raises StageFailed on all ranks if writing fails.
+        """
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -85,7 +95,7 @@ class ShardWriter:
 
     @staticmethod
     def _named(writing: _Writing) -> OSError | None:
-        """Write what makes the folder whole, and give it its name. Return what prevents it."""
+        """Write `state.json` and rename the folder. Return the error, if any."""
         try:
             _name(writing)
         except OSError as error:
@@ -94,7 +104,7 @@ class ShardWriter:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return the values, after comparing every file's hash. Raises CheckpointError when it is not what was written."""
+    """Return the values after checking every file's hash. Raises CheckpointError if the checkpoint is damaged."""
     try:
         about = json.loads((folder / _STATE).read_text())
         changed = [name for name, written in about["sha256"].items() if file_sha256(folder / name) != written]
@@ -109,7 +119,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors, each laid out as `like` says, and the values. Raises CheckpointError when it is not what was written."""
+    """Return the tensors, each in the layout of `like`, and the values. Raises CheckpointError if damaged."""
     values = read_state(folder)
     reader = FileSystemReader(folder)
     tensors: dict[str, Tensor] = {}
@@ -129,7 +139,7 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def _reason(failed: BaseException | None) -> Exception:
-    """Return what a rank could not do, of torch's error with all ranks' in it."""
+    """Return each rank's failure from torch's combined error."""
     if isinstance(failed, CheckpointException):
         rank, (error, _) = next(iter(failed.failures.items()))
         return OSError(f"rank {rank}: {error}")
@@ -150,5 +160,5 @@ def _sha256(values: str) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch about its own calls
+        warnings.simplefilter("ignore")  # torch warns about its own calls
         yield

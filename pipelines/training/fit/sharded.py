@@ -1,11 +1,12 @@
-"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or one in the other.
+"""Sharded models: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or the two combined.
 
-There may be copies of what is sharded (HSDP), or of what is divided by tensor parallelism alone (DDP, whose average FSDP2 computes too).
+Shards may be replicated (HSDP), as may tensor-parallel parts (DDP, whose averages FSDP2 computes too).
 
-The model that is given stays whole, on the host where there are GPUs: it is what rank 0 validates and what is written in the end. A copy of it is
-trained. With bf16, the weights of layers are gathered and multiplied in bf16, and their gradients summed in fp32; masters and optimizer are fp32.
+The given model stays whole, on the host if there are GPUs: rank 0 validates it, and it is written at the end. A copy is
+trained. With bf16, layers gather and multiply weights in bf16 and sum gradients in fp32; master weights and optimizer
+are fp32.
 
-Shape suffixes: none; a sharded tensor is torch's DTensor, whose shape is the whole one's.
+Shape suffixes: none; a sharded tensor is torch's DTensor, whose shape is the global shape.
 """
 
 import copy
@@ -37,7 +38,7 @@ _BACK_TO_STREAM = {"output", "down"}
 
 
 class Shards(Ranks):
-    """Ranks of a mesh (data, shard, tensor). Those that differ along `tensor` alone learn from the same rows."""
+    """Ranks of a mesh (data, shard, tensor). Ranks that differ only along `tensor` learn from the same rows."""
 
     is_divided = True
 
@@ -52,12 +53,12 @@ class Shards(Ranks):
     ) -> None:
         super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
         self._layout = layout
-        self._mesh: DeviceMesh  # of the device of the model
+        self._mesh: DeviceMesh  # device of the model
         self.share, self.num_shares = self.rank // layout.tensor, layout.data * layout.shard
 
     @property
     def layout(self) -> Layout:
-        """How the processes are laid out."""
+        """Layout of the processes."""
         return self._layout
 
     def copy(self, model: nn.Module) -> nn.Module:
@@ -72,7 +73,7 @@ class Shards(Ranks):
         return trained
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
-        """Shard the model, in place, and return the module that computes the loss of this rank's rows."""
+        """Shard the model in place, and return a module that computes the loss of this rank's rows."""
         whole = LossOf(model, loss)
         if self._layout.tensor > 1:
             _split_products(model, self._mesh["tensor"])
@@ -86,7 +87,7 @@ class Shards(Ranks):
             )
             for block in blocks_of(model):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
-            fully_shard(whole, mesh=mesh)  # what losses read beside the layers stays fp32
+            fully_shard(whole, mesh=mesh)  # parameters that losses read outside of layers stay fp32
         return whole
 
     @contextmanager
@@ -97,18 +98,18 @@ class Shards(Ranks):
         yield
 
     def dropped(self, values: Tensor, probability: float, place: int) -> Tensor:
-        """Apply dropout to a product that was divided as to a whole one: the same on all ranks that share rows."""
+        """Apply dropout to a tensor-parallel product as to a whole one: the same mask on all ranks that share rows."""
         if not isinstance(values, DTensor):
             return super().dropped(values, probability, place)
         whole = values.redistribute(placements=[Replicate()]).to_local()
         return DTensor.from_local(super().dropped(whole, probability, place), values.device_mesh, [Replicate()])
 
     def shares(self, own: Share) -> list[Share]:
-        """Return each share's part of the step: ranks of one tensor group have the same."""
+        """Return each share's part of the step; ranks of one tensor group have the same."""
         return super().shares(own)[:: self._layout.tensor]
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Scale the gradients of all ranks down to a norm of at most this, and return it as it was."""
+        """Clip the gradients of all ranks to this norm; return the norm before clipping."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         alike: dict[Any, list[Tensor]] = defaultdict(list)
         for grad in grads:
@@ -120,7 +121,10 @@ class Shards(Ranks):
 
     @contextmanager
     def whole(self, trained: nn.Module, model: nn.Module) -> Iterator[None]:
-        """Gather the weights into the whole model, which is on rank 0's device inside this block, and on the host outside."""
+        """Gather the weights into the whole model.
+
+        Inside this block the model is on rank 0's device, otherwise on the host.
+        """
         _gather(trained, model)
         if self.is_main:
             model.to(next(trained.parameters()).device)
@@ -135,11 +139,11 @@ class Shards(Ranks):
         model.to(next(trained.parameters()).device)
 
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
-        """Return what writes a state of which each rank has a part."""
+        """Return a writer of the sharded state."""
         return ShardWriter(checkpoints, is_main=self.is_main)
 
     def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
-        """Write a file a rank, about equally large. Tensors are put together one at a time."""
+        """Write one file per rank, of similar sizes. Tensors are gathered one at a time."""
         held, own = [0] * self.size, dict[str, Tensor]()
         for name, tensor in trained.state_dict().items():
             writer = held.index(min(held))
@@ -154,7 +158,10 @@ class Shards(Ranks):
         return bool(self.from_main(lambda: float(own)))
 
     def placed(self, value: Tensor, like: Tensor) -> Tensor:
-        """Return a whole tensor as its rows are over the ranks of another: the same shape, or one that is alike along the first dimension or not at all."""
+        """Return a whole tensor sharded by rows like another tensor.
+
+        The other tensor has the same shape, or the tensor is constant along the first dimension or along none.
+        """
         if not isinstance(like, DTensor) or isinstance(value, DTensor):
             return value.to(like.device)
         if value.shape == like.shape:
@@ -175,7 +182,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _summed(laid_out: Any, parts: list[Tensor]) -> Tensor:
-    """Return the sum of squares of tensors of one layout, whose parts on this rank these are: one exchange for all of them."""
+    """Return the sum of squares of tensors with one layout from this rank's parts, in one exchange."""
     own = torch.stack(torch._foreach_norm(parts)).square().sum()
     if laid_out is None:
         return own
@@ -185,7 +192,10 @@ def _summed(laid_out: Any, parts: list[Tensor]) -> Tensor:
 
 
 def _split_products(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide each layer's products by the table: those that come from the residual stream by their outputs, those that go back to it by their inputs. Raises ConfigError."""
+    """Shard layers' products by the table: by outputs if they read the residual stream, by inputs if they write to it.
+
+    Raises ConfigError.
+    """
     if not isinstance(model, Decoder):
         raise ConfigError("--parallel: tensor parallelism is for decoders; give ddp or fsdp")
     config, size = model.config, mesh.size()

@@ -1,4 +1,4 @@
-"""What a fit reports while it runs: the seam between the loop and whoever logs it, shows it or sends it elsewhere (`reports/`). Knows none of them."""
+"""Events and measurements that a fit reports while it runs: the interface between the loop and `reports/`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,29 +8,32 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
-    """Where a fit is reported beside its stage's files. `run` names the fit: stage, key and part; what is empty or None is left out."""
+    """Where a fit is reported, in addition to its stage's files. `run` names the fit: stage, key and part.
+
+    Empty fields are omitted.
+    """
 
     run: str = ""
     tensorboard_dir: Path | None = None
-    """TensorBoard's files go into a folder below it by the name of the fit."""
+    """Parent folder of TensorBoard's files; each fit has a subfolder of its name."""
     mlflow_uri: str = ""
     """Address of an MLflow tracking server, http or https."""
     memory_snapshot_dir: Path | None = None
-    """Where what the GPU's allocator did is written, a file a fit and rank."""
+    """Folder for the GPU allocator's history, one file per fit and rank."""
 
     def of(self, part: str) -> "Reporting":
-        """Return that of one fit of several."""
+        """Return the reporting of one of several fits."""
         return replace(self, run=f"{self.run}/{part}")
 
 
 class Watch:
-    """Is called by one process's fit with what happens in it. This one does nothing."""
+    """Receives the events of one process's fit. This base class does nothing."""
 
     def note(self, event: str, *, is_warning: bool = True, **fields: Any) -> None:
-        """Take note of something that happens now and then."""
+        """Handle an occasional event."""
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the measurements of the fit's `step`th step, by name. Steps after a return to a checkpoint come again."""
+        """Record the measurements of step `step` by name. Steps after a return to a checkpoint are reported again."""
 
 
 UNWATCHED = Watch()

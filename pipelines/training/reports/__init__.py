@@ -1,1 +1,1 @@
-"""What a fit reports beside its files: the log, loss curves as pictures, TensorBoard, MLflow, and a GPU's allocations."""
+"""Reports of a fit: log, loss curves as pictures, TensorBoard, MLflow, and a GPU's allocations."""

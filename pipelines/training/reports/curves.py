@@ -1,4 +1,7 @@
-"""Loss curves: training loss and validation by step, as a PNG (matplotlib) and as text for a terminal (plotille), each of which is loaded when it draws."""
+"""Loss curves: training loss and validation by step, as PNG (matplotlib) and as terminal text (plotille).
+
+Both libraries load lazily.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -10,13 +13,16 @@ from pipelines.training.fit.loss_curve import LossCurve
 
 CURVES = "curves.png"
 _WIDTH, _HEIGHT = 24, 6
-"""Of one plot in the terminal, in characters."""
+"""Size of a terminal plot, in characters."""
 
 Points = Sequence[tuple[int, float]]
 
 
 def write_png(fits: Mapping[str, Fitted], path: Path) -> None:
-    """Draw the fits' training losses above their validation scores, by step. Raises OSError where the file cannot be written."""
+    """Draw the fits' training losses above their validation scores, by step.
+
+    Raises OSError if the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,7 +40,7 @@ def write_png(fits: Mapping[str, Fitted], path: Path) -> None:
 
 
 def as_text(about: Mapping[str, Any]) -> str:
-    """Return both curves of a fit beside each other: `about` has its `curve` and its `losses`, as training.json does."""
+    """Return both curves of a fit side by side; `about` has its `curve` and `losses`, as in training.json."""
     losses = LossCurve(**about["losses"]).points()
     left, right = _plot(losses, "training loss"), _plot(_validations(about["curve"]), "validation")
     width = max(map(len, left))
@@ -52,7 +58,7 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
 def _plot(points: Points, name: str) -> list[str]:
     from plotille import Figure
 
-    def label(value: float, chars: int, delta: float, left: bool = False) -> str:  # as plotille calls it
+    def label(value: float, chars: int, delta: float, left: bool = False) -> str:  # signature of plotille
         return f"{value:.4g}".ljust(chars) if left else f"{value:.4g}".rjust(chars)
 
     steps, values = _columns(points)

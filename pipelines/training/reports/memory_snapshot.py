@@ -1,4 +1,7 @@
-"""What a GPU's allocator did during a fit, for https://pytorch.org/memory_viz: each allocation with its stack, and what was held at the end."""
+"""A GPU allocator's history during a fit, for https://pytorch.org/memory_viz.
+
+It holds allocations with their stacks, and the memory held at the end.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +10,12 @@ from pathlib import Path
 import torch
 
 _MAX_ENTRIES = 100_000
-"""The newest allocations and frees that are kept: a few steps of a large model."""
+"""Maximum number of recorded allocations and frees: a few steps of a large model."""
 
 
 @contextmanager
 def recorded_memory(path: Path, device: torch.device) -> Iterator[None]:
-    """Record inside this block and write the snapshot at its end, also when memory was full."""
+    """Record inside this block and write the snapshot at its end, even after running out of memory."""
     torch.cuda.memory._record_memory_history(
         max_entries=_MAX_ENTRIES, device=device
     )  # torch documents both under these names

@@ -1,8 +1,9 @@
-"""One fit as a run of an MLflow tracking server, over its REST API 2.0: parameters, measurements by step, and how it ended.
+"""One fit as a run of an MLflow tracking server, over its REST API 2.0: parameters, measurements by step, and outcome.
 
-Measurements are sent by a thread, in batches. A server that does not answer is named once in the log and tried again now and then, while training goes
-on; what it has missed is sent when it is back, and lost if it is not until the end. The run's id lies beside the fit's checkpoints, so a fit that
-goes on after a kill goes on in the same run; steps since the checkpoint are then in it twice, with equal values.
+A thread sends measurements in batches. An unavailable server is logged once and retried periodically while training
+continues; pending measurements are sent when it recovers, and lost if it does not before the end. The run's ID is
+stored with the fit's checkpoints, so a fit that resumes after a kill continues its run; steps since the checkpoint then
+appear twice, with equal values.
 """
 
 import json
@@ -25,15 +26,15 @@ _EVERY_S, _AGAIN_S = 5.0, 30.0
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 """A server under load takes seconds for its first write; no step waits for it."""
 _MAX_METRICS, _MAX_PARAMETERS, _MAX_CHARS = 1_000, 100, 6_000
-"""What the API takes in one request, and in one parameter's value."""
+"""The API's limits on measurements per request and on the length of a parameter's value."""
 _MAX_WAITING = 200_000
-"""Measurements that wait for a server which does not answer."""
+"""Maximum number of measurements pending for an unavailable server."""
 _Unanswered = (httpx.HTTPError, ValueError, KeyError)
-"""No answer, a refusal, or one that is not MLflow's."""
+"""No answer, a refusal, or an answer that is not MLflow's."""
 
 
 class MlflowRun:
-    """A run of one fit. A context manager, whose end is the run's. `folder` is that of the fit's checkpoints."""
+    """A run of one fit, as a context manager that ends the run. `folder` is the folder of the fit's checkpoints."""
 
     def __init__(self, uri: str, name: str, parameters: Mapping[str, str], folder: Path) -> None:
         self._uri, self._name, self._parameters, self._saved = uri, name, parameters, folder / _SAVED
@@ -56,7 +57,7 @@ class MlflowRun:
         self._client.close()
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """Take one step's, to be sent within some seconds."""
+        """Queue the measurements of one step, to be sent within seconds."""
         now_ms = int(1_000 * time.time())
         for name, value in values.items():
             self._waiting.append({"key": name, "value": value, "timestamp": now_ms, "step": step})
@@ -64,7 +65,7 @@ class MlflowRun:
             self._send_soon()
 
     def flush(self, status: str | None = None) -> None:
-        """Return when what waits has been sent, or could not be; `status` ends the run."""
+        """Wait until the queue has been sent or sending has failed; `status` ends the run."""
         self._thread.submit(self._send, status).result()
 
     def _send_soon(self) -> None:
@@ -72,7 +73,7 @@ class MlflowRun:
         self._sending = self._thread.submit(self._send)
 
     def _send(self, status: str | None = None) -> None:
-        """Send what waits, then how the fit ended if it has."""
+        """Send the queue, then the outcome if the fit has ended."""
         try:
             if self._run_id is None:
                 self._run_id = self._begin()
@@ -91,7 +92,7 @@ class MlflowRun:
             self._has_failed = True
 
     def _begin(self) -> str:
-        """Return the id of the run that this fit had before, else of a new one."""
+        """Return the run ID of this fit's previous run, or a new run ID."""
         before = _read(self._saved)
         if before is not None and before["uri"] == self._uri:
             run_id: str = before["run_id"]
@@ -121,7 +122,7 @@ class MlflowRun:
 
 
 def end_left_run(folder: Path, *, is_interrupted: bool) -> None:
-    """End the run of a fit whose processes were ended before they could: as failed, or killed where the user interrupted it."""
+    """End the run of a fit whose processes were terminated: as failed, or killed if the user interrupted it."""
     left = _read(folder / _SAVED)
     if left is None:
         return

@@ -1,4 +1,4 @@
-"""TensorBoard's files of one fit, by torch's own writer; that needs the package `tensorboard`, the extra of this name."""
+"""TensorBoard's files of one fit, by torch's writer; requires the package `tensorboard`, the extra of the same name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardFiles:
-    """Writes measurements as scalars. A context manager. A fit that goes on from a checkpoint writes a further file, whose steps replace those that the ones before it have from there on."""
+    """Writes measurements as scalars, as a context manager.
+
+    A fit that resumes from a checkpoint writes another file; its steps replace the steps of earlier files from there
+    on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Watches one fit: logs what happens in it, and passes its measurements on to what was asked for."""
+"""Watches one fit: logs its events, and forwards its measurements to the configured sinks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,14 +17,14 @@ log = structlog.get_logger()
 
 
 class Sink(Protocol):
-    """Takes the measurements of one fit, by step and name."""
+    """Receives the measurements of one fit, by step and name."""
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """Take those of one step. Does not raise, nor wait for others."""
+        """Record the measurements of one step. Does not raise or block."""
 
 
 class Logged(Watch):
-    """Logs what happens, and passes measurements on."""
+    """Logs events and forwards measurements."""
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = sinks
@@ -43,9 +43,10 @@ class Logged(Watch):
 def watched(
     checkpoints: Checkpoints, parameters: Mapping[str, Any], device: torch.device, group: Group
 ) -> Iterator[Watch]:
-    """Return the context of one process's fit, in which it is reported as its checkpoints' `reporting` says: by rank 0, but for the memory of each GPU.
+    """Return the context that reports one process's fit as configured in its checkpoints' `reporting`.
 
-    `parameters` may be nested; they are reported with what lays the fit out.
+    Rank 0 reports, except that each GPU reports its memory. `parameters` may be nested; they are reported with the
+    fit's layout.
     """
     reporting = checkpoints.reporting
     with ExitStack() as stack:
@@ -75,7 +76,7 @@ def watched(
 
 @contextmanager
 def ended_where_left(checkpoints: Checkpoints) -> Iterator[None]:
-    """Return the context of a fit over several processes. What they could not report of its end, since they were ended before, is reported here."""
+    """Return the context of a fit over several processes. It reports the end of processes that were terminated."""
     try:
         yield
     except BaseException as error:
@@ -87,7 +88,7 @@ def ended_where_left(checkpoints: Checkpoints) -> Iterator[None]:
 
 
 def refuse_unreportable(reporting: Reporting, device: torch.device) -> None:
-    """Raise ConfigError, naming the option and the fix, for what cannot be reported from here."""
+    """Raise ConfigError naming the option and the fix for a report that is unavailable here."""
     if reporting.tensorboard_dir is not None and find_spec("tensorboard") is None:
         raise ConfigError(
             "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]', or leave the option out"

@@ -1,1 +1,1 @@
-"""What weights begin as."""
+"""Initial weights."""

@@ -1,7 +1,8 @@
-"""First rows of the decoder's tokens from who uses their items: items with the same users begin near each other.
+"""Initial embedding rows of the decoder's tokens from interactions: items with the same users start near each other.
 
-The vectors are the right singular vectors of users by items (pipelines.codes.embedding), on training events only. They are the factors of a
-matrix factorisation, so training begins where collaborative filtering ends, and needs less than half of the epochs that random rows need.
+The vectors are the right singular vectors of users by items (pipelines.codes.embedding), on training events only. They
+are the factors of a matrix factorisation, so training starts where collaborative filtering ends and needs less than
+half of the epochs of a random start.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,17 @@ from pipelines.data.labelled import Labelled, items_of
 from pipelines.training.start.text_rows import by_token
 
 _STD = 0.05
-"""Of a row's numbers where an item has very many events; .025 learns slower, .1 as fast."""
+"""Scale of a row whose item has very many events; .025 learns slower, .1 as fast."""
 _SEED = 0
-"""Of the vectors, which belong to the data: all seeds of training share them."""
+"""Seed of the vectors, which belong to the data: all training seeds share them."""
 
 
 @torch.no_grad()
 def start_from_use(decoder: Decoder, catalogue: Catalogue, sequences: Sequence[Labelled]) -> None:
-    """Set the rows of all tokens that these events name, the shorter the fewer they are: the users of few say little, and are soon learned by heart. Other rows stay random."""
+    """Set the rows of all tokens in these events. Rows with fewer events are shorter; other rows stay random.
+
+    A few users say little about an item and are soon memorised.
+    """
     size = decoder.config.hidden_size
     items = [items_of(sequence) for sequence in sequences]
     num_events_I, use_IU = item_use(items, len(catalogue.item_ids), size, _SEED)

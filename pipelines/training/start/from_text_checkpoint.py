@@ -1,8 +1,11 @@
-"""Starts a decoder from a text checkpoint whose vocabulary becomes the catalogue's codes: shape and layers are the checkpoint's, and rows come from what it has for the words of the items.
+"""Starts a decoder from a text checkpoint whose vocabulary is replaced by the catalogue's codes.
 
-An item's text is the mean of the checkpoint's rows of its tokens, centred over the items; a code's row is the mean of the items that have it. Special tokens, and codes of which no text says
-anything, start at random. All rows get length 1, so that scores begin with a deviation of 1 and a student may begin with them; what layers add to the residual stream is scaled by as much as rows were, so a
-layer sees what it saw. Input and output share the rows. The result is an ordinary decoder, and a warm start that fits takes all its weights over.
+Shape and layers are the checkpoint's; rows come from the checkpoint's rows for the words of the items. An item's vector
+is the mean of the checkpoint's rows of its text's tokens, centred over the items; a code's row is the mean over the
+items with that code. Special tokens, and codes without text, start at random. All rows get length 1, so that scores
+start with a standard deviation of 1 and a student may start with them. The outputs that layers add to the residual
+stream are scaled by the same factor as the rows, so a layer's inputs keep their proportions. Input and output share the
+rows. The result is an ordinary decoder, and a compatible warm start replaces all its weights.
 
 Shape suffixes: V tokens of the catalogue, W tokens of the text, I items, D hidden.
 """
@@ -29,15 +32,19 @@ from services.errors import CheckpointError, ConfigError
 _FIELD = "decoder.text_start"
 _TOKENIZER = "tokenizer.json"
 _ADDS = (".output.", ".down.")
-"""Names of the weights that make what a layer adds to the residual stream."""
+"""Names of the weights that produce a layer's additions to the residual stream."""
 _SAYS_NOTHING = 1e-3
-"""A code whose row is smaller than this share of the checkpoint's rows starts at random: its items have the mean text."""
+"""Codes with a row shorter than this fraction of the checkpoint's rows start at random: their items have the mean
+text."""
 
 
 def decoder_from_text(
     folder: Path, num_layers: int, catalogue: Catalogue, texts: Sequence[str], num_positions: int, seed: int
 ) -> Decoder:
-    """Return the decoder, with so many of the checkpoint's first layers (0: all). `texts` are the items'. Raises ConfigError naming the field."""
+    """Return the decoder with the checkpoint's first `num_layers` layers (0: all). `texts` are the items'.
+
+    Raises ConfigError naming the field.
+    """
     tokenizer, text = _read_tokenizer(folder), _read_decoder(folder)
     has = text.config.num_hidden_layers
     if num_layers > has:
@@ -53,7 +60,7 @@ def decoder_from_text(
         num_hidden_layers=num_layers or has,
         max_position_embeddings=num_positions,
         tie_word_embeddings=True,
-        window=None,  # training attends to the whole prompt, so serving has to
+        window=None,  # training attends to the whole prompt, so serving must too
     )
     torch.manual_seed(seed)
     decoder = Decoder(config)
@@ -69,7 +76,10 @@ def decoder_from_text(
 
 
 def checkpoint_hash(folder: str) -> str:
-    """Return a hash of what is read of a checkpoint; empty without a folder. Raises ConfigError for one that is absent."""
+    """Return a hash of the checkpoint's files that are read; empty without a folder.
+
+    Raises ConfigError if it is absent.
+    """
     if not folder:
         return ""
     _check(Path(folder))
@@ -78,7 +88,10 @@ def checkpoint_hash(folder: str) -> str:
 
 
 def _rows(catalogue: Catalogue, items_ID: np.ndarray) -> Tensor:
-    """Return the rows (V, D) of codes from their items', where NaN is an item without a text and 1 the length of the checkpoint's rows."""
+    """Return the rows (V, D) of codes from their items' rows.
+
+    Item rows are NaN without a text, and scaled so that the checkpoint's rows have length 1.
+    """
     rows_VD = functional.normalize(torch.randn(catalogue.vocab_size, items_ID.shape[1]))
     told_I = np.flatnonzero(~np.isnan(items_ID).any(axis=1))
     if len(told_I):
@@ -91,7 +104,7 @@ def _rows(catalogue: Catalogue, items_ID: np.ndarray) -> Tensor:
 
 
 def _item_rows(tokenizer: Tokenizer, texts: Sequence[str], table_WD: Tensor) -> np.ndarray:
-    """Return the mean row (I, D) of each text's tokens; NaN for a text without any."""
+    """Return the mean row (I, D) of each text's tokens; NaN for an empty text."""
     found = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
     tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in found])
     if tokens.max(initial=0) >= len(table_WD):
@@ -102,7 +115,7 @@ def _item_rows(tokenizer: Tokenizer, texts: Sequence[str], table_WD: Tensor) -> 
     lengths = np.array([len(ids) for ids in found])
     starts = np.concatenate(([0], lengths.cumsum()))
     has_token_IW = sparse.csr_array((np.ones(len(tokens)), tokens, starts), shape=(len(texts), len(table_WD)))
-    with np.errstate(invalid="ignore"):  # 0 / 0 of a text without tokens
+    with np.errstate(invalid="ignore"):  # 0 / 0 for a text without tokens
         means_ID: np.ndarray = (has_token_IW @ table_WD.double().numpy()) / lengths[:, None]
     return means_ID
 

@@ -1,8 +1,8 @@
-"""Rows of the student's embedding from codes: what the teacher's tokens say of an item, and what an item that nobody used inherits.
+"""Initial rows of the student's embedding from codes: the teacher's rows of an item's tokens, and rows of unused items.
 
-An unused item's row is the sum of one vector for each of its codes. These vectors are fitted by ridge regression to the rows of the items that
-were trained, so that new items are ranked without training. For codes of depth 1 the decoder's rows of new items, which come from text, take the
-place of codes.
+An unused item's row is the sum of one vector per code. The vectors are fitted by ridge regression to the rows of
+trained items, so that new items are ranked without training. For codes of depth 1, the decoder's text-based rows of new
+items replace codes.
 
 Shape suffixes: I items, S codes of all levels, D hidden.
 """
@@ -27,7 +27,7 @@ def token_of_row(catalogue: Catalogue, device: torch.device) -> Tensor:
 
 
 def encoded_rows(decoder: Decoder, catalogue: Catalogue) -> Tensor:
-    """Return a row for the beginning and each item: the sum of the decoder's embeddings of its tokens."""
+    """Return a row for the beginning of a history and each item: the sum of the decoder's embeddings of its tokens."""
     weight_SD = decoder.embedding.weight
     tokens = np.array(catalogue.tokens(range(len(catalogue.item_ids)))).reshape(-1, catalogue.depth)
     items_ID = weight_SD[torch.from_numpy(tokens).to(weight_SD.device)].sum(dim=1)
@@ -36,7 +36,7 @@ def encoded_rows(decoder: Decoder, catalogue: Catalogue) -> Tensor:
 
 @torch.no_grad()
 def fill_rows(student: StudentModel, catalogue: Catalogue, unused: np.ndarray) -> None:
-    """Set the rows of these items by their codes, from the rows of the others."""
+    """Set the rows of these items by their codes, fitted to the rows of all other items."""
     used = np.setdiff1d(np.arange(len(catalogue.item_ids)), unused)
     if not len(unused) or not len(used):
         return
@@ -51,7 +51,7 @@ def fill_rows(student: StudentModel, catalogue: Catalogue, unused: np.ndarray) -
 
 @torch.no_grad()
 def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogue, new_rows_ND: Tensor) -> Tensor:
-    """Return the student's rows of new items by their rows in the decoder: by the map that fits the items of `before` which training saw."""
+    """Return the student's rows of new items from their decoder rows, by a map fitted to trained items of `before`."""
     used = torch.from_numpy(np.flatnonzero(before.popularity > 0))
     encoded_IE, own_ID = encoded_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
     mapped_ND = new_rows_ND.double() @ ridge_map(encoded_IE, own_ID, _SMALL_RIDGE)

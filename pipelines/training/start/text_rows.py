@@ -1,11 +1,13 @@
-"""Rows of the decoder's tokens that are learned from text: a row is one of its own plus a linear map of its item's text vector.
+"""Decoder token rows that are learned from text: a row is its own vector plus a linear map of its item's text vector.
 
-The map is shared, so an item that few or no events name has a row from what its words say. Where codes are deeper than 1, a token's vector
-is the mean of its items'. Rows whose items no training event names have no part of their own. After training both parts are added up
-(`folded`), and what is saved is an ordinary decoder. The encoder of texts, the map and the trained items' own parts are saved beside it (`ItemText`), so that
-new items get rows without training: what the map makes of their text, and the own parts of the items with the nearest texts.
+The map is shared, so an item with few or no events has a row from its words. For codes deeper than 1, a token's text
+vector is the mean over its items. Rows of items without training events have no vector of their own. After training,
+both parts are added (`folded`), and the saved model is an ordinary decoder. The text encoder, the map and the trained
+items' own vectors are saved next to it (`ItemText`), so that new items get rows without training: the mapped text plus
+the own vectors of the items with the nearest texts.
 
-Shape suffixes: V tokens, I items, U items with a part of their own, N new items, D hidden, T size of the text vectors.
+Shape suffixes: V tokens, I items, U items with a vector of their own, N new items, D hidden, T size of the text
+vectors.
 """
 
 from collections.abc import Sequence
@@ -28,15 +30,19 @@ from services.errors import BundleCorrupt, ConfigError
 ITEM_TEXT = "item_text.safetensors"
 _RIDGE = 1.0
 _NEAREST, _TEMPERATURE = 10, 0.05
-"""How many items lend a new one their own parts, by the softmax of their cosines over this."""
+"""Number of items that lend a new item their own vectors, by a softmax of cosines over this temperature."""
 _CHUNK = 256
 _SEED = 0
-"""Of the text vectors, which belong to the data: all seeds of training share them."""
+"""Seed of the text vectors, which belong to the data: all training seeds share them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemText:
-    """What a text's row in the decoder is: the encoder of texts, the map (T, D) from their vectors, and the vectors (U, T) and own parts (U, D) of trained items."""
+    """The map from a text to its row in the decoder.
+
+    It has the encoder of texts, the map (T, D) from text vectors to rows, and the vectors (U, T) and own rows (U, D) of
+    trained items.
+    """
 
     encoder: TextEncoder
     map_TD: np.ndarray
@@ -51,7 +57,10 @@ class ItemText:
         return torch.from_numpy(text_NT @ self.map_TD + np.concatenate([self.own_UD[:0], *lent]))
 
     def _lent(self, text_NT: np.ndarray) -> np.ndarray:
-        """Return the mean own part of the items with the nearest texts, the nearer the more; 0 for a text with no word of theirs."""
+        """Return the mean own row of the items with the nearest texts, nearer ones weighted more.
+
+        0 for a text of unknown words.
+        """
         cosines_NU = text_NT @ self.trained_UT.T
         num = min(_NEAREST, len(self.own_UD))
         nearest = np.argpartition(-cosines_NU, num - 1, axis=1)[:, :num] if num else np.zeros((len(text_NT), 0), int)
@@ -69,7 +78,7 @@ class ItemText:
 
 
 def load_item_text(folder: Path) -> ItemText | None:
-    """Read what `save` wrote, a file without trained items too; None without the file. Raises BundleCorrupt."""
+    """Read a file written by `save`, also without trained items; None if it is missing. Raises BundleCorrupt."""
     path = folder / ITEM_TEXT
     if not path.exists():
         return None
@@ -84,7 +93,10 @@ def load_item_text(folder: Path) -> ItemText | None:
 
 
 class TextRows(nn.Module):
-    """Computes the rows of all tokens from their own (V, D). `text_VT` and `has_own_V1` are data, not learned, and not in any state."""
+    """Computes the rows of all tokens from their own vectors (V, D).
+
+    `text_VT` and `has_own_V1` are data: not learned, and not part of any state.
+    """
 
     text_VT: Tensor
     has_own_V1: Tensor
@@ -97,16 +109,15 @@ class TextRows(nn.Module):
 
     def forward(self, own_VD: Tensor) -> Tensor:
         """Return the rows (V, D)."""
-        with torch.autocast(own_VD.device.type, enabled=False):  # what is trained is what is saved
+        with torch.autocast(own_VD.device.type, enabled=False):  # train on values as they are saved
             return torch.addmm(own_VD * self.has_own_V1, self.text_VT, self.map_TD)
 
 
 def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size: int) -> TextEncoder:
-    """Let the decoder's rows, of input and output, be learned from text too, and return the encoder of the texts.
+    """Make the decoder's input and output rows learnable from text, and return the encoder of the texts.
 
-    Rows begin as they are, split into what text predicts of them and the rest.
-
-    Raises ConfigError where the items have no texts, or the output has rows of its own.
+    Rows keep their initial values, split into the part predicted from text and the rest. Raises ConfigError if the
+    items have no texts, or if the output has separate rows.
     """
     if len(texts) != len(catalogue.item_ids):
         raise ConfigError(
@@ -129,7 +140,7 @@ def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size:
 
 
 def learned_text(decoder: Decoder, encoder: TextEncoder) -> ItemText:
-    """Return what a decoder whose rows are learned from text by this encoder has learned, for new items."""
+    """Return the text map of a decoder whose rows are learned from text by this encoder, for new items."""
     (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
     own_VD = decoder.embedding.weight - rows.text_VT @ rows.map_TD
     trained = rows.has_own_V1[:, 0] > 0
@@ -139,7 +150,10 @@ def learned_text(decoder: Decoder, encoder: TextEncoder) -> ItemText:
 
 
 def folded(decoder: Decoder) -> Decoder:
-    """Return the decoder with plain rows, as it is saved and served: itself unless its rows are computed, else one that shares all other weights."""
+    """Return the decoder with plain rows, as saved and served; other weights are shared.
+
+    A plain decoder is returned as is.
+    """
     if not parametrize.is_parametrized(decoder.embedding):
         return decoder
     with torch.device("meta"):
@@ -150,7 +164,7 @@ def folded(decoder: Decoder) -> Decoder:
 
 
 def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
-    """Return which codes of all levels these items have: (I, S), 1 or 0."""
+    """Return the codes of these items over all levels as an indicator matrix (I, S)."""
     columns = np.array(catalogue.tokens(items)) - NUM_SPECIAL_TOKENS
     starts = np.arange(0, len(columns) + 1, catalogue.depth)
     shape = (len(items), sum(catalogue.level_sizes))
@@ -158,7 +172,7 @@ def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
 
 
 def by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's vector, the mean of its items' or 0 for special ones, and 1 where training events name it, else 0."""
+    """Return each token's text vector (its items' mean; 0: special token), and 1 if training events name it, else 0."""
     is_code_IS = is_code(catalogue, np.arange(len(vectors_IT)))
     num_items_S1 = is_code_IS.sum(axis=0).reshape(-1, 1)
     is_used_S1 = (is_code_IS.T @ catalogue.popularity > 0).reshape(-1, 1)
@@ -170,6 +184,6 @@ def by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, 
 def ridge_map(inputs_NE: Tensor, outputs_ND: Tensor, ridge: float) -> Tensor:
     """Return the map (E, D) from inputs to outputs by ridge regression."""
     ridge_EE = ridge * torch.eye(inputs_NE.shape[1], dtype=inputs_NE.dtype, device=inputs_NE.device)
-    # contiguous, as checkpoints keep it: the fused optimizer takes a parameter and its averages in one layout
+    # contiguous, as in checkpoints: the fused optimizer needs a parameter and its averages in one layout
     solved_ED: Tensor = torch.linalg.solve(inputs_NE.T @ inputs_NE + ridge_EE, inputs_NE.T @ outputs_ND).contiguous()
     return solved_ED

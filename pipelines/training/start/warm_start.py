@@ -1,9 +1,12 @@
-"""Starts a training from trained weights: rows of tokens and items are matched by item id, all other weights are taken over.
+"""Warm start from trained weights: token and item rows are matched by item ID, all other weights are copied.
 
-A nightly training starts from the pair that the gate judged in the last whole training: what serves has learned the labels that the next gate judges by, and night after night from the night before, the same events would be
-learned ever more often, and by heart. A new item starts from the mean of the known rows, plus its own random start, so that no two are alike. A quarter of the epochs follows, at a high rate, which learns the new
-events and harms what was learned before; the mean of the start and the end has both ("model soup", Wortsman et al. 2022, arXiv:2203.05482). What does not fit, or is too old, is
-refused whole, and the training then starts from random weights. A refit (pipelines.publication.refit) starts from the pair that was judged a moment ago.
+A nightly training starts from the pair that the gate judged in the last whole training. The serving weights have
+learned the labels that the next gate judges by, and chaining nightly starts would learn the same events ever more
+often, until they are memorised. A new item starts from the mean of the known rows plus its own random start, so that no
+two are equal. A quarter of the epochs follows at a high rate, which learns the new events and harms older knowledge;
+the mean of start and end keeps both ("model soup", Wortsman et al. 2022, arXiv:2203.05482). Weights that do not fit or
+are too old are rejected as a whole, and the training starts from random weights. A refit (pipelines.publication.refit)
+starts from the pair that was just judged.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,21 +29,26 @@ log = structlog.get_logger()
 
 _BY_ROW = ("embedding.weight", "head.weight")
 _OWN_ROWS = "embedding.parametrizations.weight.original"
-"""The same, of a decoder whose rows are learned from text too (text_rows)."""
+"""Name of the row parameter in a decoder whose rows are also learned from text (text_rows)."""
 NUM_CASES = 2_000
-"""How many cases validate: there is one validation, which chooses nothing."""
+"""Number of validation cases: there is one validation, which chooses nothing."""
 MAX_NEW_SHARE = 0.025
-"""Of all events: with more new ones the mean with the start lags behind them, and a whole training is better (benchmarks.quality warm-start)."""
+"""Maximum fraction of new events: beyond it the mean with the start lags behind, and a whole training is better
+(benchmarks.quality warm-start)."""
 
 Read = Callable[[Path], nn.Module]
 """Reads the model of a bundle's folder. May raise CheckpointError."""
 RowsBefore = Callable[[Catalogue, Catalogue], np.ndarray]
-"""(the bundle's catalogue, the present one) -> the older row of each row, -1 for a new one. May raise CheckpointError."""
+"""(the bundle's catalogue, the present catalogue) -> the older row of each row, -1 if new. May raise
+CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onward:
-    """How a fit goes on from trained weights: its epochs and learning rate as factors of the recipe's, and the share of the start in the result."""
+    """How a fit continues from trained weights.
+
+    It has factors on the recipe's epochs and learning rate, and the fraction of the initial weights in the result.
+    """
 
     epochs: float
     rate: float
@@ -48,19 +56,23 @@ class Onward:
 
 
 NIGHTLY = Onward(epochs=0.25, rate=2.0, start_share=0.5)
-"""New events are seen in a quarter of the epochs, so they need larger steps. At half of the rate less is kept (benchmarks.quality warm-start)."""
+"""New events are seen in a quarter of the epochs, so they need larger steps. At half of the rate less is kept
+(benchmarks.quality warm-start)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """How a fit goes on from the weights that it begins with: its schedule, the share of the start in the result, and which rows (V,) of the model are new."""
+    """How a fit continues from loaded weights.
+
+    It has the schedule, the fraction of the initial weights in the result, and the new rows (V,).
+    """
 
     options: FitOptions
     start_share: float
     is_new_V: Tensor
 
     def start_shares(self, model: nn.Module) -> list[Tensor]:
-        """Return each parameter's share of the start in the mean: 0 for new rows, which began as random numbers."""
+        """Return each parameter's fraction of the initial weights in the mean: 0 for new rows, started at random."""
         share = torch.full((), self.start_share)
         by_row_V1 = torch.where(self.is_new_V, 0.0, share).unsqueeze(1)
         return [
@@ -71,7 +83,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """The folder of the pair to start from, as bundles have it, the version of its bundle, and how to go on."""
+    """The pair to start from, in a bundle's layout, the version of its bundle, and the schedule."""
 
     folder: Path
     version: str
@@ -80,9 +92,9 @@ class WarmStart:
     def begin(
         self, stage: str, fresh: nn.Module, catalogue: Catalogue, options: FitOptions, read: Read, rows: RowsBefore
     ) -> Begun | None:
-        """Load the pair's weights into this model, which has fresh ones, and return what suffices then.
+        """Load the pair's weights into this model, which has fresh weights, and return how to continue.
 
-        What does not fit is logged, None is returned, and the model stays as it is.
+        If they do not fit, log it, return None, and leave the model unchanged.
         """
         try:
             before = load_catalogue(self.folder / "catalogue.parquet")
@@ -95,7 +107,7 @@ class WarmStart:
 
 
 def verified_live(store: BundleStore) -> Bundle | None:
-    """Return the live bundle, every file of it verified. Log why and return None if there is none that is whole."""
+    """Return the verified live bundle. Log the reason and return None if there is none intact."""
     try:
         live = store.live()
         live.verify()
@@ -106,7 +118,10 @@ def verified_live(store: BundleStore) -> Bundle | None:
 
 
 def last_whole_training(store: BundleStore, live: Bundle, events: Path) -> WarmStart | None:
-    """Return the judged pair of the live bundle, or of what that started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
+    """Return the judged pair of the live bundle, or of its whole training, as a start for training on these events.
+
+    The pair is verified. Log the reason and return None if it is unreadable or too old.
+    """
     try:
         whole = live
         if live.started_from is not None:
@@ -120,14 +135,14 @@ def last_whole_training(store: BundleStore, live: Bundle, events: Path) -> WarmS
 
 
 def shortened(options: FitOptions, onward: Onward) -> FitOptions:
-    """Return the schedule of a fit that starts warm, with one validation at its end."""
+    """Return the schedule of a warm-started fit, with one validation at its end."""
     epochs = max(1, int(options.epochs * onward.epochs))
     rate = options.descent.learning_rate * onward.rate
     return replace(options, epochs=epochs, validate_every=epochs, descent=replace(options.descent, learning_rate=rate))
 
 
 def _check_age(bundle: Bundle, events: Path) -> None:
-    """Raise CheckpointError when too many events are new to the bundle: later than its newest one, or of an item that it lacks."""
+    """Raise CheckpointError if too many events are new to the bundle: after its newest event, or of an unknown item."""
     newest_us = bundle.manifest.get("data", {}).get("newest_event_us")
     if newest_us is None:
         raise CheckpointError(f"{bundle.version}: its manifest has no newest event")
@@ -141,19 +156,22 @@ def _check_age(bundle: Bundle, events: Path) -> None:
 
 
 def _items_before(before: Catalogue, now: Catalogue) -> np.ndarray:
-    """Return each item's index in the older catalogue, -1 for a new one."""
+    """Return each item's index in the older catalogue, -1 for a new item."""
     known = before.index_of
     return np.array([known.get(item_id, -1) for item_id in now.item_ids], dtype=np.int64)
 
 
 def rows_before(before: Catalogue, now: Catalogue) -> np.ndarray:
-    """Return the student's older row of each of its rows, -1 for a new one: the beginning of a history, then items."""
+    """Return the older row of each of the student's rows, -1 if new: the beginning of a history, then items."""
     items = _items_before(before, now)
     return np.concatenate(([0], np.where(items < 0, -1, items + 1)))
 
 
 def tokens_before(before: Catalogue, now: Catalogue) -> np.ndarray:
-    """Return each token's older token, -1 for a new one. Codes deeper than 1 are shared by items, so their book must be the same."""
+    """Return each token's older token, -1 if new.
+
+    Codes deeper than 1 are shared by items, so their book must be equal.
+    """
     if before.depth != now.depth or (now.depth > 1 and before.level_sizes != now.level_sizes):
         raise CheckpointError(f"its codes have levels of {before.level_sizes}, and these have {now.level_sizes}")
     old_items = _items_before(before, now)

@@ -1,1 +1,1 @@
-"""What is learned: losses, and the targets of decoder and student."""
+"""Losses, and the training targets of decoder and student."""

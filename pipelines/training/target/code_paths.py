@@ -1,8 +1,10 @@
-"""The loss of an item's path of codes: at each level a softmax over the codes that items have below the label's prefix, and no others.
+"""The loss of an item's code path: at each level a softmax over the codes that items have below the label's prefix.
 
-That is how the engine's beams score items, so the shares of all items add up to 1, and nothing has to be learned of paths that no item has.
+The engine's beams score items the same way, so the probabilities of all items sum to 1, and paths without an item need
+not be learned.
 
-Shape suffixes: B windows, L positions, N items of a window, T items learned from, U disliked items, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level, X levels.
+Shape suffixes: B windows, L positions, N items of a window, T learned items, U disliked items, C items of a chunk, D
+hidden, V tokens, P prefixes, S codes of a level, X levels.
 """
 
 from collections.abc import Sequence
@@ -23,18 +25,21 @@ from services.llm.engine.beam.trie import ItemCodes, Trie
 
 @dataclass(frozen=True, slots=True)
 class OtherCodes:
-    """The codes that no item has below each label's prefix."""
+    """Mask of the codes that no item has below each label's prefix."""
 
     child_PS: Tensor
     prefix_T: Tensor
 
     def penalty(self, rows: slice) -> Tensor:
-        """Return (C, S) for these labels: 0, or far below 0 where no item is."""
+        """Return (C, S) for these labels: 0, or a large negative number for codes without an item."""
         return (self.child_PS[self.prefix_T[rows]] < 0) * -PENALTY
 
 
 class CodePaths:
-    """A catalogue's paths by level, as the engine's trie numbers them: `child_PS[level]` is the node of a prefix with one code more, -1 where no item has one."""
+    """A catalogue's paths by level, numbered as in the engine's trie.
+
+    `child_PS[level]` is the node of a prefix extended by one code, -1 if no item has it.
+    """
 
     def __init__(self, catalogue: Catalogue, device: torch.device) -> None:
         self.first_tokens, self.level_sizes = catalogue.token_offsets, catalogue.level_sizes
@@ -50,10 +55,11 @@ class CodePaths:
     def loss(
         self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None, *, mask_seen: bool
     ) -> Loss:
-        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number. A disliked item counts as so many codes too.
+        """Return the mean cross-entropy of all levels' codes, each among the codes below its prefix, and their number.
 
-        With `mask_seen` only items new to their history are learned. Seen ones stay in the softmax, as in the engine, whose masks change no score.
-        With a teacher the target at each level is a mixture of the label's code and the teacher's shares.
+        A disliked item counts as many codes as it has levels. With `mask_seen`, only items new to their history are
+        learned; seen items stay in the softmax, as in the engine, whose masks change no score. With a teacher, the
+        target at each level mixes the label's code with the teacher's probabilities.
         """
         depth = len(self.level_sizes)
         labels_BNX = batch.labels.reshape(len(batch.labels), -1, depth)
@@ -82,7 +88,10 @@ class CodePaths:
         return mean_of_both(of_labels, unlikelihood(odds_UX, weight_U), depth * len(item_U))
 
     def _log_odds(self, hidden_UXD: Tensor, head_VD: Tensor, item_U: Tensor) -> Tensor:
-        """Return the log odds (U, X) of each of these items' codes among those below the codes before it. Rows hold the item itself, so that each code is predicted from the ones before it."""
+        """Return the log odds (U, X) of each item's codes among the codes below their prefixes.
+
+        Rows contain the item itself, so that each code is predicted from the previous codes.
+        """
         codes_UX, prefix_U, odds = self._codes_IX[item_U], torch.zeros_like(item_U), []
         for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
             others, codes_U = OtherCodes(self.child_PS[level], prefix_U), codes_UX[:, level]

@@ -1,4 +1,4 @@
-"""The loss of a batch of positions: which of them are learned from or against, which items take part at each, and over how many items the softmax goes.
+"""The loss of a batch of positions: which labels and dislikes count, and over which items each softmax runs.
 
 Shape suffixes: B histories, L positions, T chosen positions, U disliked items, D hidden of the model, V items.
 """
@@ -32,10 +32,11 @@ def position_loss(
     weights_BL: Tensor | None = None,
     disliked: Disliked | None = None,
 ) -> Loss:
-    """Return the mean loss over the positions learned from and the disliked items, and their number: the labels' cross-entropy, and the dislikes' unlikelihood.
+    """Return the mean loss over labels (cross-entropy) and disliked items (unlikelihood), and their number.
 
-    A label is an item index, negative for none. With `mask_seen` only labels new to their history are learned, among the unseen items.
-    `weights_BL` are those of the labels, None for all 1. The hidden states or lists of `teacher` are (B, L, ...) here; it changes nothing of dislikes.
+    A label is an item index, negative for none. With `mask_seen`, only labels new to their history are learned, among
+    the unseen items. `weights_BL` weigh the labels (None: all 1). The hidden states or lists of `teacher` are (B, L,
+    ...); it does not affect dislikes.
     """
     chosen_BL = next_unseen(labels_BL, is_label_BL) if mask_seen else (labels_BL >= 0) & is_label_BL
     hidden_TD, labels_T = hidden_BLD[chosen_BL], labels_BL[chosen_BL]

@@ -1,11 +1,11 @@
-"""Softmax cross-entropy over a sample of the catalogue, for catalogues whose whole softmax takes most of a step.
+"""Softmax cross-entropy over a sample of the catalogue, for catalogues whose full softmax dominates a step.
 
-Each item is drawn on its own, with its own probability q. In the sum over items a drawn one counts 1/q times, that is, log q is taken off its
-score (the logQ correction), so the sum's expectation is the sum over the whole catalogue. The label is always in the sum, once. If every q is 1
-the loss is the whole softmax's.
+Each item is drawn independently with its own probability q. A drawn item is weighted by 1/q in the partition sum, that
+is, log q is subtracted from its score (the logQ correction), so the expected sum is the sum over the whole catalogue.
+The label is always in the sum, once. If every q is 1, the loss equals the full softmax.
 
-Shape suffixes: B histories, L positions, T tokens, S drawn items, D hidden of the model, E hidden of the teacher, V items,
-N items that the teacher named.
+Shape suffixes: B histories, L positions, T tokens, S drawn items, D hidden of the model, E hidden of the teacher, V
+items, N items in the teacher's list.
 """
 
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from torch.nn import functional
 from pipelines.training.target.softmax import PENALTY, SeenItems, TargetItems, Teacher
 
 _FLATTENING = 0.5
-"""The power of an item's count of training events that its probability is proportional to."""
+"""Exponent of an item's count of training events in its sampling probability."""
 _ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The drawn items, ascending, and the logarithm of each one's probability to be drawn."""
+    """The drawn items, ascending, and the log of each item's sampling probability."""
 
     items_S: Tensor
     log_q_S: Tensor
 
     def columns(self, items_BL: Tensor) -> Tensor:
-        """Return the place of each item in the sample, -1 for one that is not in it and for what is no item."""
+        """Return the position of each item in the sample, -1 for items outside of it and for negative indices."""
         places_BL = torch.searchsorted(self.items_S, items_BL.contiguous())
-        known_S1 = functional.pad(self.items_S, (0, 1), value=-1)  # where an item after the last one is placed
+        known_S1 = functional.pad(self.items_S, (0, 1), value=-1)  # insertion position after the last item
         return torch.where((known_S1[places_BL] == items_BL) & (items_BL >= 0), places_BL, -1)
 
 
 class ItemSampler:
-    """Draws samples of about `size` items with torch's generator of the CPU, whose state checkpoints hold."""
+    """Draws samples of about `size` items with torch's CPU generator, whose state checkpoints hold."""
 
     def __init__(self, popularity_V: np.ndarray, size: int) -> None:
         self.rate_V = torch.from_numpy(rates(popularity_V, size)).float()
@@ -49,10 +49,13 @@ class ItemSampler:
 
 
 def rates(popularity_V: np.ndarray, size: int) -> np.ndarray:
-    """Return each item's probability to be drawn: at most 1, of sum `size` (or the number of items), larger for frequent items."""
+    """Return each item's sampling probability: at most 1, larger for frequent items.
+
+    The sum is `size`, or the number of items.
+    """
     weight_V = (popularity_V + 1.0) ** _FLATTENING
     rate_V = np.zeros(len(weight_V))
-    for _ in range(_ROUNDS):  # what is cut at 1 is given to the others
+    for _ in range(_ROUNDS):  # probability cut at 1 is redistributed
         is_free_V = rate_V < 1
         if not is_free_V.any():
             break
@@ -70,7 +73,10 @@ def sampled_loss(
     teacher: Teacher | TargetItems | None = None,
     weights_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's, each by its weight; `seen` is over the sample's columns."""
+    """Return the weighted mean cross-entropy (a scalar) against the labels, mixed with the teacher's distribution.
+
+    `seen` indexes the sample's columns.
+    """
     with torch.autocast(hidden_TD.device.type, enabled=False):  # differences of scores need fp32
         left_out_TS = (sample.items_S == labels_T.unsqueeze(1)) * -PENALTY - sample.log_q_S
         if seen is not None:
@@ -89,6 +95,6 @@ def sampled_loss(
 
 
 def _scores(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, sample: Sample, left_out_TS: Tensor) -> Tensor:
-    """Return (T, 1 + S): the label's score, then the corrected ones of the drawn items."""
+    """Return (T, 1 + S): the label's score, then the corrected scores of the drawn items."""
     own_T1 = (hidden_TD * head_VD[labels_T]).sum(1, keepdim=True)
     return torch.cat([own_T1, torch.addmm(left_out_TS, hidden_TD, head_VD[sample.items_S].T)], dim=1)

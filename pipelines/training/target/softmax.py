@@ -1,12 +1,12 @@
-"""Softmax cross-entropy over the whole catalogue that never holds all logits, forward and backward in one sweep.
+"""Softmax cross-entropy over the whole catalogue without materialising all logits, forward and backward in one pass.
 
-Plain cross-entropy over T tokens and V items keeps several (T, V) matrices alive and spends most of its time allocating fresh memory for
-them. Here logits exist for one chunk of rows that stays in the processor's cache: scores, softmax and both gradients are computed from it
-at once. The target may be a mixture of the label and a teacher's distribution. Items that a history holds already may be masked at each
-position, since serving would not show them.
+Plain cross-entropy over T tokens and V items keeps several (T, V) matrices alive and spends most of its time allocating
+fresh memory for them. Here logits exist for one chunk of rows that stays in the CPU cache: scores, softmax and both
+gradients are computed from it at once. The target may mix the label with a teacher's distribution. Items already in a
+history may be masked at each position, since serving would not show them.
 
-Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V items,
-N items that the teacher named.
+Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V
+items, N items in the teacher's list.
 """
 
 from collections.abc import Iterator
@@ -17,45 +17,52 @@ import torch
 from torch import Tensor
 
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
-"""The most rows of a chunk, and the most scores in it: 4 MiB, so that a large catalogue's stay in the cache too."""
+"""Maximum rows of a chunk, and maximum scores in it: 4 MiB, so that chunks of a large catalogue stay in the cache
+too."""
 _TINY = 1e-38
 PENALTY = 1e4
-"""Taken off the score of a masked item per position of distance: finite, so that 0 times it is 0."""
+"""Subtracted from a masked item's score per position of distance: finite, so that 0 times it is 0."""
 
 
 class LeftOut(Protocol):
-    """What takes no part in the softmax of each token."""
+    """Mask of the items excluded from each token's softmax."""
 
     def penalty(self, rows: slice) -> Tensor:
-        """Return (C, V) for these tokens: 0, or far below 0 where left out."""
+        """Return (C, V) for these tokens: 0, or a large negative number for excluded items."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenItems:
-    """The items that each token's history holds: those whose first position in its row is before the token's own."""
+    """The items in each token's history: those whose first position in its row precedes the token's own."""
 
     first_place_BV: Tensor
     row_T: Tensor
     place_T: Tensor
 
     def penalty(self, rows: slice) -> Tensor:
-        """Return (C, V) for these tokens: 0, or far below 0 where seen. Arithmetic, since comparing and filling takes longer."""
+        """Return (C, V) for these tokens: 0, or a large negative number for seen items.
+
+        Arithmetic is faster than compare-and-fill.
+        """
         first_CV = self.first_place_BV.index_select(0, self.row_T[rows])
         return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(PENALTY)
 
 
 class SoftTarget(Protocol):
-    """What a teacher says of each token."""
+    """A teacher's part of each token's target."""
 
     def share(self, rows: slice, penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
-        """Return (C, V): the teacher's part of the target of these tokens, whose sums are at most 1. What is left is the label's."""
+        """Return (C, V): the teacher's part of the target of these tokens, with row sums of at most 1.
+
+        The label has the rest.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """The model to imitate: its hidden states for the same tokens and its output matrix.
 
-    `weight` is the share of the teacher's distribution in the target; the label has the rest.
+    `weight` is the weight of the teacher's distribution in the target; the label has the rest.
     """
 
     hidden_TE: Tensor
@@ -63,7 +70,7 @@ class Teacher:
     weight: float
 
     def at(self, chosen_BL: Tensor) -> "Teacher":
-        """Return the teacher at these positions, where its hidden states are (B, L, E)."""
+        """Return the teacher at these positions; its hidden states are (B, L, E)."""
         return replace(self, hidden_TE=self.hidden_TE[chosen_BL])
 
     def share(self, rows: slice, penalty_CV: Tensor | None, _scores_CV: Tensor) -> Tensor:
@@ -74,13 +81,13 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class TargetItems:
-    """The items that the teacher's beams found for each token, and their part of the target: sums of 0 where it was not asked."""
+    """The items in the teacher's beams for each token, and their part of the target; rows without a search sum to 0."""
 
     items_TN: Tensor
     shares_TN: Tensor
 
     def at(self, chosen_BL: Tensor) -> "TargetItems":
-        """Return the target at these positions, where the lists are (B, L, N)."""
+        """Return the target at these positions; the lists are (B, L, N)."""
         return TargetItems(self.items_TN[chosen_BL], self.shares_TN[chosen_BL])
 
     def share(self, rows: slice, _penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
@@ -97,14 +104,17 @@ def catalogue_loss(
     teacher: SoftTarget | None = None,
     weights_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's, each by its weight. No label is left out."""
+    """Return the weighted mean cross-entropy (a scalar) of softmax(hidden @ head.T) against labels and teacher.
+
+    Labels are never excluded.
+    """
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
         loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, left_out, teacher, weights_T)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while the chunk's probabilities are at hand; backward only scales them."""
+    """Computes the gradients in the forward pass from the chunk's probabilities; backward only scales them."""
 
     @staticmethod
     def forward(
@@ -138,7 +148,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def chunks(num_tokens: int, num_items: int) -> Iterator[slice]:
-    """Yield slices of tokens whose scores of so many items are few enough to be held at once."""
+    """Yield slices of tokens whose scores over this many items fit into a chunk."""
     size = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // num_items))
     yield from (slice(start, start + size) for start in range(0, num_tokens, size))
 
@@ -178,20 +188,27 @@ def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
 def next_unseen(labels_BL: Tensor, is_label_BL: Tensor) -> Tensor:
     """Return the positions (B, L) bool whose label, an item index, is new to its history.
 
-    Negative labels are none, and those that are not to be learned from are seen all the same. Repeats are not learned from: serving would never show them.
+    Negative labels are skipped; labels that are not learned still count as seen. Repeats are not learned, because
+    serving would never show them.
     """
     is_same_BLL = labels_BL.unsqueeze(2) == labels_BL.unsqueeze(1)
     return (labels_BL >= 0) & is_label_BL & ~is_same_BLL.tril(-1).any(2)
 
 
 def seen_before(columns_BL: Tensor, chosen_BL: Tensor, num_columns: int) -> SeenItems:
-    """Return the columns seen before each chosen position. A position's own column is that of its label, negative for none."""
+    """Return the columns seen before each chosen position.
+
+    A position's column is that of its label, negative for none.
+    """
     row_T, _ = chosen_BL.nonzero(as_tuple=True)
     return SeenItems(first_places(columns_BL, num_columns), row_T, _places(columns_BL)[chosen_BL])
 
 
 def first_places(labels_BL: Tensor, num_items: int) -> Tensor:
-    """Return the position (B, V) at which each item first is the label, L for those that never are. Negative labels are none."""
+    """Return the position (B, V) at which each item is first the label, L for items that never are.
+
+    Negative labels are skipped.
+    """
     length = labels_BL.shape[1]
     places_BL = _places(labels_BL).masked_fill(labels_BL < 0, length)
     never_BV = torch.full((len(labels_BL), num_items), float(length), device=labels_BL.device)

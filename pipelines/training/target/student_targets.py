@@ -1,7 +1,8 @@
-"""What the student learns at each position: the items of the data, and the decoder's distribution over items.
+"""The student's target at each position: the label, mixed with the decoder's distribution over items.
 
-For codes of depth 1 the decoder's output matrix gives that distribution directly, over all items. For deeper codes it is what the decoder's
-beams find, searched once before the training, for at most `_MAX_SEARCHED` positions; at the others the label is the whole target.
+For codes of depth 1, the decoder's output matrix gives that distribution directly, over all items. For deeper codes it
+is the result of the decoder's beam search, run once before training for at most `_MAX_SEARCHED` positions; at other
+positions the label is the whole target.
 
 Shape suffixes: B windows, L positions, T tokens, D hidden, N items of a list, P positions of all sequences together.
 """
@@ -28,14 +29,14 @@ _LIST_LEN = 32
 
 
 class LabelTargets:
-    """The labels alone. A batch's tokens are the student's input rows."""
+    """Targets that are only the labels. A batch's tokens are the student's input rows."""
 
     def __init__(self, catalogue: Catalogue, sequences: Sequence[Labelled]) -> None:
         self.sequences: Sequence[Labelled] = sequences
         self.encoding = single_level(catalogue, len(catalogue.item_ids))
 
     def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the student's input rows and the items to learn, IGNORED where there is none."""
+        """Return the student's input rows and the items to learn, IGNORED for none."""
         return tokens_BL, torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
 
     def of_batch(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TargetItems | None:
@@ -90,7 +91,7 @@ class BeamTargets:
         self._list_of_P[torch.from_numpy(searched).to(device)] = torch.arange(1, 1 + len(searched), device=device)
 
     def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the student's input rows and the items to learn, IGNORED where there is none."""
+        """Return the student's input rows and the items to learn, IGNORED for none."""
         rows_BL = torch.where(tokens_BL == BOS_TOKEN, START, self._items_P[(tokens_BL - 1).clamp(min=0)] + 1)
         return rows_BL, torch.where(labels_BL == IGNORED, IGNORED, self._items_P[(labels_BL - 1).clamp(min=0)])
 
@@ -109,7 +110,10 @@ def new_targets(
     *,
     mask_seen: bool,
 ) -> LabelTargets | BeamTargets:
-    """Return the targets of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
+    """Return the targets of this decoder. `weight` is its weight in the target.
+
+    At 0, or without a decoder, the labels.
+    """
     if decoder is None or weight == 0:
         return LabelTargets(catalogue, sequences)
     decoder.eval()
@@ -121,7 +125,7 @@ def new_targets(
 def _search(
     decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], weight: float, *, mask_seen: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the items and shares of each history's list, (1 + histories, N). List 0 is empty."""
+    """Return the items and weights of each history's list, (1 + histories, N). List 0 is empty."""
     width, depth = min(_LIST_LEN, len(catalogue.item_ids)), catalogue.depth
     items_HN = np.zeros((1 + len(histories), width), dtype=np.int64)
     shares_HN = np.zeros((1 + len(histories), width), dtype=np.float32)

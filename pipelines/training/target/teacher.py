@@ -1,12 +1,14 @@
-"""The teacher of a decoder whose items have several codes: a decoder with one token an item, trained before it from the same events.
+"""The teacher of a decoder with multi-code items: a decoder with one token per item, trained first on the same events.
 
     teacher/decoder/             Hugging Face layout
-    teacher/catalogue.parquet    the same items, a token each
+    teacher/catalogue.parquet    the same items, one token each
 
-A row an item holds what codes shared by items do not, so it ranks better, and its distribution over the items says more than a single label. At
-each level the target is a mixture of the label's code and of the teacher's shares of the codes below the label's prefix.
+A row per item holds information that shared codes do not, so the teacher ranks better, and its distribution over items
+is more informative than a single label. At each level the target mixes the label's code with the teacher's
+probabilities of the codes below the label's prefix.
 
-Shape suffixes: B windows, N items of a window, T items learned from, C of them in a chunk, I items, E hidden of the teacher, P prefixes, S codes of a level.
+Shape suffixes: B windows, N items of a window, T learned items, C of them in a chunk, I items, E hidden of the teacher,
+P prefixes, S codes of a level.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ _CHUNK_SCORES = 1 << 22
 
 
 def single_level(catalogue: Catalogue, size: int) -> Catalogue:
-    """Return a catalogue under which the tokens of a window of numbers below `size` are 1 + these."""
+    """Return a catalogue whose windows of numbers below `size` have the tokens 1 + number."""
     return replace(catalogue, codes=np.arange(size, dtype=np.int32).reshape(-1, 1), level_sizes=(size,))
 
 
@@ -38,7 +40,7 @@ def save_teacher(decoder: Decoder, catalogue: Catalogue, folder: Path) -> None:
 
 
 def load_teacher(trained: Path, device: torch.device) -> tuple[Decoder, Catalogue] | None:
-    """Read the teacher that a training left beside its decoder; None if it had none."""
+    """Read the teacher stored with a decoder; None if it had none."""
     folder = trained / TEACHER
     if not folder.exists():
         return None
@@ -47,7 +49,7 @@ def load_teacher(trained: Path, device: torch.device) -> tuple[Decoder, Catalogu
 
 @dataclass(frozen=True, slots=True)
 class TargetCodes:
-    """The teacher's part of the target of each token, by code of one level: the sums are its weight."""
+    """The teacher's part of each token's target, by code of one level; row sums are the teacher's weight."""
 
     shares_TS: Tensor
 
@@ -57,9 +59,11 @@ class TargetCodes:
 
 
 class ItemTeacher:
-    """Returns the shares of codes at each level. Items are in the order of their paths, so those below a prefix are a range, and its share a difference of running sums.
+    """Returns the teacher's probabilities of codes at each level.
 
-    `child_PS` is as in CodePaths. Of items that share all codes the first stands for all where they are in a history.
+    Items are sorted by path, so the items below a prefix are a range, and their probability is a difference of running
+    sums. `child_PS` is as in CodePaths. Items that share all codes are represented by the first
+    of them in a history.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class ItemTeacher:
         hidden_TE = hidden_states(self._decoder, tokens_BN).view(*tokens_BN.shape, -1)[chosen_BN]
         seen = seen_before(places_BN, chosen_BN, len(self._token_I)) if self._mask_seen else None
         codes_TX, size = codes_BNX[chosen_BN], max(1, _CHUNK_SCORES // len(self._token_I))
-        with torch.autocast(hidden_TE.device.type, enabled=False):  # shares of rare items need fp32
+        with torch.autocast(hidden_TE.device.type, enabled=False):  # probabilities of rare items need fp32
             chunks = [
                 self._shares(hidden_TE, seen, codes_TX, slice(start, start + size))
                 for start in range(0, max(1, len(codes_TX)), size)
@@ -98,7 +102,7 @@ class ItemTeacher:
         return [TargetCodes(torch.cat(level)) for level in zip(*chunks, strict=True)]
 
     def _places(self, codes_BNX: Tensor) -> Tensor:
-        """Return each item's place in the order of paths, -1 for none."""
+        """Return each item's position in path order, -1 for none."""
         prefix_BN = torch.zeros_like(codes_BNX[..., 0])
         for child_PS, code_BN in zip(self._child_PS[:-1], codes_BNX.unbind(-1), strict=False):
             prefix_BN = child_PS[prefix_BN, code_BN.clamp(min=0)].clamp(min=0).long()

@@ -1,1 +1,1 @@
-"""How the processes of one fit are started, watched, and started again."""
+"""Starts, watches and restarts the processes of one fit."""

@@ -1,6 +1,7 @@
-"""Starts all ranks again at the last checkpoint for as long as that helps: whoever starts them, on one machine or many.
+"""Restarts all ranks from the last checkpoint while that helps, on one machine or many.
 
-What the user can mend is raised. A full memory is met with twice as many parts of each batch, on all ranks. Three starts in a row from one and the same checkpoint are enough.
+Errors that the user can fix are raised. After an out-of-memory error, all ranks restart with twice as many parts per
+batch. Three consecutive starts from the same checkpoint are the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ _MAX_ACCUMULATION = 64
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How a rank has left: its last message, or None and what was seen of it instead."""
+    """How a rank ended: its last message, or None and the observed reason."""
 
     rank: int
     ended: Ended | None
@@ -29,15 +30,15 @@ class Left:
 
 
 Run = Callable[[int], Sequence[Left]]
-"""Starts all ranks with this factor on the number of parts of a batch, and returns how each has left, by rank."""
+"""Starts all ranks with this factor on the number of parts of a batch, and returns how each ended, by rank."""
 
 
 Needs = Callable[[int], str]
-"""Describes the memory that a rank's steps are predicted to take with this factor."""
+"""Describes the predicted memory of a rank's steps with this factor."""
 
 
 def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) -> Any:
-    """Return what rank 0's work returned. Raises what a rank raised of TailraceError, and StageFailed for a fit that does not get on."""
+    """Return the result of rank 0's work. Raises a rank's TailraceError, and StageFailed for a fit without progress."""
     num_fruitless, accumulation = 0, 1
     while True:
         before = checkpoints.newest_name()
@@ -63,7 +64,7 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
 
 
 def verdict(left: Sequence[Left]) -> tuple[Ending, str]:
-    """Return how the fit ended, and why: what a rank found wrong goes before what others then missed. Pure."""
+    """Return how the fit ended, and why: a rank's own error takes precedence over a lost peer. Pure."""
     for how in (Ending.REFUSED, Ending.BROKEN):
         for one in left:
             if one.ended is not None and one.ended.how == how:

@@ -1,7 +1,7 @@
-"""Starts the ranks of one machine and watches them. One that dies or does not answer ends all.
+"""Starts and watches the ranks of one machine. If a rank dies or hangs, all are terminated.
 
-A rank that is killed is noticed by its end, one that hangs by the timeout of those that wait for it. What hangs, or was paused, prints its stack
-before it is ended.
+A killed rank is detected by its exit, a hung rank by the timeout of the ranks that wait for it. A hung or paused rank
+prints its stack before it is terminated.
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ from pipelines.training.workers.team import Team
 log = structlog.get_logger()
 
 _GRACE_S = 10.0
-"""For the others to notice that a rank has left: gloo does within 0.1 s, NCCL within its watchdog's interval."""
+"""Seconds for other ranks to notice a lost rank: gloo takes 0.1 s, NCCL its watchdog's interval."""
 _DUMP_S = 1.0
 
 
@@ -44,12 +44,12 @@ class _Rank:
 def fit_locally(
     work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
 ) -> Any:
-    """Return what rank 0's work returned. Raises as `fit_again`."""
+    """Return the result of rank 0's work. Raises as `fit_again`."""
     return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints, needs)
 
 
 def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:
-    """Start all ranks and return how they have left."""
+    """Start all ranks and return how they ended."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= team.workers
     seats = [
@@ -92,7 +92,7 @@ def _started(seats: list[Seat], work: Callable[..., Any]) -> Iterator[list[_Rank
 
 
 def _watch(ranks: list[_Rank], progress: Progress) -> None:
-    """Return when all have ended. After the first that did not end well the others have a few seconds."""
+    """Wait until all ranks have ended. After the first failure, the remaining ranks have a few seconds."""
     ends_at_s: float | None = None
     open_ranks = {rank.receiving: rank for rank in ranks}
     while open_ranks:
@@ -128,7 +128,7 @@ def _is_done(rank: _Rank) -> bool:
 
 
 def _end(ranks: list[_Rank]) -> None:
-    """Let what hangs print its stack, paused or not, and end it."""
+    """Make hung ranks print their stacks, paused or not, and terminate them."""
     for rank in ranks:
         rank.is_hung = True
         log.warning("worker_hung", rank=rank.number, pid=rank.process.pid)

@@ -1,7 +1,7 @@
-"""Starts the ranks as workers of Ray Train, on the machines of a Ray cluster that trains and serves nothing else.
+"""Starts the ranks as workers of Ray Train, on a Ray cluster that is used only for training.
 
-Ray places the workers, lets them meet and ends all when one fails; the state folder is on a volume that all machines mount. Ranks report over a queue
-in the cluster, since a worker that has failed returns nothing.
+Ray places the workers, connects them and ends all if one fails; the state folder is on a volume that all machines
+mount. Ranks report over a queue in the cluster, because a failed worker returns nothing.
 """
 
 import threading
@@ -34,7 +34,7 @@ class _Job:
 def fit_on_ray(
     work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
 ) -> Any:
-    """Return what rank 0's work returned. Raises as `fit_again`."""
+    """Return the result of rank 0's work. Raises as `fit_again`."""
     import ray
 
     own: dict[str, Any] = {
@@ -99,7 +99,7 @@ def _run(
 
 
 def _listen(queue: "Queue", ended: dict[int, Ended], progress: Progress) -> None:
-    """Show progress and keep the ranks' last words until None comes."""
+    """Show progress and keep the ranks' last messages until None arrives."""
     while (message := queue.get()) is not None:
         rank, said = message
         if isinstance(said, Shown):
@@ -109,7 +109,7 @@ def _listen(queue: "Queue", ended: dict[int, Ended], progress: Progress) -> None
 
 
 def _work(config: dict[str, Any]) -> None:
-    """Work as one rank: what Ray Train runs in each worker."""
+    """Run as one rank: the function that Ray Train runs in each worker."""
     from ray import train
 
     job: _Job = config["job"]

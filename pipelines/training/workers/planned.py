@@ -1,4 +1,4 @@
-"""`--parallel auto`: of the layouts that the trainer offers, the one that the planner finds fastest on these GPUs. Pure."""
+"""`--parallel auto`: picks the trainer's layout that the planner predicts to be fastest on these GPUs. Pure."""
 
 from dataclasses import replace
 
@@ -15,11 +15,14 @@ from pipelines.training.workers.team import Team
 log = structlog.get_logger()
 
 _MANY = 100
-"""Layouts to look through, of which some products are not offered."""
+"""Layouts to consider; some of their products are not offered."""
 
 
 def planned(team: Team, config: DecoderConfig, gpus: Gpus, batch_tokens: int, length: int) -> Team:
-    """Return the team with its layout, and with what is computed again where memory asks for it. Without a layout that fits it stays as it is, and the planner says why (`tailrace plan model`)."""
+    """Return the team with its layout, and with recomputation if memory requires it.
+
+    If no layout fits, the team is unchanged; `tailrace plan model` shows why.
+    """
     rows = max(1, batch_tokens // length // gpus.number) * gpus.number
     for layout in best_layouts(shape_of(config, "decoder"), gpus, rows, length, _MANY):
         words = words_of(layout)

@@ -1,6 +1,7 @@
-"""What one rank does from its first line to its last: joins the others, works, and reports how it ended.
+"""The lifecycle of one rank: join the other ranks, work, and report how it ended.
 
-Errors are sorted here, where they are seen first: what the user can mend ends the fit, a lost peer and a full memory let it begin again.
+Errors are classified here: an error that the user can fix ends the fit; a lost peer or an out-of-memory error restarts
+it.
 """
 
 import ctypes
@@ -24,13 +25,13 @@ from services.errors import TailraceError
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_START = timedelta(minutes=5)
-"""For the ranks to find each other: a rank imports torch first."""
+"""Timeout for ranks to find each other; a rank imports torch first."""
 SHOW_STACK = signal.SIGUSR1
-"""Lets a rank print the stacks of all its threads, whatever it does at that moment."""
+"""Signal that makes a rank print the stacks of all its threads, even while blocked."""
 
 
 class Ending(StrEnum):
-    """How a rank ended. The first that any rank has, in this order, is why the fit has ended."""
+    """How a rank ended. The first of these, in this order, that any rank has is the fit's reason to end."""
 
     REFUSED = "refused"
     BROKEN = "broken"
@@ -50,14 +51,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's last message: what it returned, or what was wrong."""
+    """A rank's last message: its result, or its error."""
 
     how: Ending
     result: Any = None
     why: str = ""
 
     def error(self) -> TailraceError:
-        """Return the error of a rank that refused."""
+        """Return the error of a rank that was rejected."""
         kind, arguments, fields = self.result
         error: TailraceError = kind.__new__(kind)
         error.args = arguments
@@ -67,7 +68,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Which rank a process is, where the others meet, and how it works."""
+    """A process's rank, the rendezvous address, and how it works."""
 
     rank: int
     size: int
@@ -81,9 +82,12 @@ class Seat:
 
 
 def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
-    """Work as this rank of one machine and send how it ended; the process then exits with 0 if it is done. It dies with the one that started it."""
+    """Run as this rank of one machine and send how it ended; the process exits with 0 if it is done.
+
+    It dies with the process that started it.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the ranks ends them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started the ranks terminates them
 
     def joined() -> Ranks:
         timeout = timedelta(seconds=seat.timeout_s)
@@ -104,7 +108,10 @@ def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
 def work_at(
     seat: Seat, joined: Callable[[], Ranks], work: Callable[..., Any], send: Callable[[Shown | Ended], None]
 ) -> Ended:
-    """Work as this rank, send progress and how it ended, and return the latter. `joined` returns the group once all ranks are there."""
+    """Run as this rank; send progress and how it ended, and return the latter.
+
+    `joined` returns the group once all ranks have joined.
+    """
     faulthandler.register(SHOW_STACK, all_threads=True)
     torch.set_num_threads(seat.num_threads)
 
@@ -117,7 +124,7 @@ def work_at(
 
 
 def group_of(seat: Seat) -> Ranks:
-    """Return the group of this rank's layout; torch's default process group has begun."""
+    """Return the group of this rank's layout; torch's default process group is initialised."""
     accumulation, local_rank = seat.accumulation, seat.rank
     if seat.layout.pipeline > 1:
         from pipelines.training.fit.pipelined import Pipeline

@@ -1,4 +1,4 @@
-"""Over how many processes a model is fitted, and who starts them: nobody for one, this process for those of one machine, Ray Train for those of several."""
+"""The number of processes that fit a model, and where they start: this process, this machine, or Ray Train."""
 
 import socket
 from collections.abc import Callable
@@ -20,24 +20,28 @@ _PRECISIONS = (AUTO, "fp32", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """`workers` processes, over which the model is laid out as `parallel` says; one that does not answer the others for `timeout_s` is ended, and all begin again at the last checkpoint."""
+    """`workers` processes in the layout `parallel`.
+
+    A process that does not answer within `timeout_s` is terminated, and all restart from the last checkpoint.
+    """
 
     workers: int = 1
     parallel: str = AUTO
     precision: str = AUTO
-    """`fp32`, `bf16` (products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
+    """`fp32`, `bf16` (matrix products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
     recompute: str = Recompute.NONE
-    """What of a layer is computed again in the backward pass instead of being kept."""
+    """Activations of a layer that are recomputed in the backward pass."""
     bucket_mb: float = BUCKET_MB
-    """Size in MiB of the buckets in which DDP averages gradients."""
+    """Size of DDP's gradient buckets in MiB."""
     compression: str = Compression.NONE
-    """The numbers in which DDP averages gradients (`parallel.Compression`). PowerSGD's kept errors are in no checkpoint."""
+    """How DDP encodes gradients (`parallel.Compression`). Checkpoints do not contain PowerSGD's error feedback."""
     timeout_s: float = 600.0
     ray: str = ""
-    """Address of a Ray cluster of training's own whose machines the workers are started on, `local` for one that ends with the fit; empty: this machine, without Ray."""
+    """Address of a Ray cluster used only for training, or `local` for a cluster that ends with the fit; empty: this
+    machine, without Ray."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be started. Raises ConfigError naming the option."""
+        """Reject options that cannot be started. Raises ConfigError naming the option."""
         if self.workers < 1:
             raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
         if self.precision not in _PRECISIONS:
@@ -59,7 +63,7 @@ class Team:
             )
 
     def notes(self, num_cores: int, num_gpus: int) -> list[str]:
-        """Return a sentence for each option that does not do here what it says elsewhere."""
+        """Return a sentence for each option that has no effect or another effect here."""
         notes = []
         if self.workers == 1 and self.parallel != AUTO:
             notes.append(f"--parallel {self.parallel}: one worker has the whole model; --workers 2 or more divide it")
@@ -72,7 +76,7 @@ class Team:
         return notes
 
     def check_ray(self) -> None:
-        """Raise ConfigError at once where nothing listens at the cluster's address, which Ray itself would wait for."""
+        """Raise ConfigError at once if nothing listens at the cluster's address; Ray itself would wait."""
         host, _, port = self.ray.removeprefix("ray://").rpartition(":")
         if self.workers == 1 or not host or not port.isdigit():
             return
@@ -90,7 +94,7 @@ class Team:
 
     @property
     def is_free(self) -> bool:
-        """Whether the layout of several workers is the planner's to choose: unless options of DDP are given."""
+        """Whether the planner chooses the layout of several workers: unless options of DDP are given."""
         return self.workers > 1 and self.parallel == AUTO and not self._is_tuned
 
     @property
@@ -99,7 +103,7 @@ class Team:
 
     @property
     def of_student(self) -> "Team":
-        """The team of a model that has no table of products to divide, and is small."""
+        """The team for a small model without a table of products to shard."""
         return replace(self, parallel=AUTO)
 
     @property
@@ -119,11 +123,10 @@ class Team:
         progress: Progress,
         needs: Callable[[int], str] | None = None,
     ) -> Any:
-        """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
+        """Return the result of `work(progress=..., group=...)`, run here or in each process; rank 0's result counts.
 
-        `needs` describes what memory steps are predicted to take with a factor on the number of parts of a batch.
-
-        Raises what it raises of TailraceError, or StageFailed.
+        It is pickled if there are several processes. `needs` describes the predicted memory of steps with a factor on
+        the number of parts of a batch. Raises its TailraceErrors, or StageFailed.
         """
         if self.workers == 1:
             return work(progress=progress, group=Group(self.method))
