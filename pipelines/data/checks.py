@@ -55,9 +55,10 @@ class CheckOptions:
 
 
 def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:
-    """Return the facts of these tables (JSON values). Events later than the newest in the live bundle's `before` are new.
+    """Return the facts of these tables (JSON values). Events later than the newest of `before` are new.
 
-    The newest event is the newest up to now: an event in the future would otherwise leave no event new.
+    `before` holds the live bundle's facts. Its newest event is the newest up to its time: an event in the future would
+    otherwise leave no event new.
     """
     summary = json.loads((ingested / "ingest.json").read_text())
     events = pl.read_parquet(ingested / "events.parquet")

@@ -384,7 +384,7 @@ def _fields(line: str, separator: str, escape: str | None = None) -> tuple[str, 
 
 
 def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """Return the header's separator, by known names, then by lines with the same number of fields, then by preference."""
+    """Return the header's separator, by known names, then by lines of the same number of fields, then by preference."""
     probed = [line for line in lines if line.strip()]
     best, best_score = ",", (-1, -1.0)
     for separator in SEPARATORS:

@@ -67,7 +67,7 @@ class IdColumn:
 
 
 def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
-    """Return ids, whole floating-point numbers as integers; in a column of numbers, ids with lost digits are missing."""
+    """Return ids, whole floating-point numbers as integers; in a column of numbers, ids with lost digits are null."""
     is_whole = words.str.contains(_WHOLE).fill_null(value=False)
     found = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
     if not (column.reads_scientific and column.num_floats):

@@ -44,7 +44,7 @@ def table_options(
     flag: Sequence[str] | None = None,
     kind: str = "",
 ) -> TableOptions:
-    """Return the options of a command line. `kind` applies to headers without a kind. Raises ConfigError with the option."""
+    """Return the options of a command line. `kind` applies to headers without a kind. Raises ConfigError."""
     return TableOptions(
         names=dict(_pair("--column", text, "sku=item_id") for text in column or ()),
         skipped=frozenset(skip or ()),
