@@ -45,9 +45,9 @@ from pipelines.profiler.trace import Event, Kind, Trace
 LONG_GAP_US = 1_000.0
 """A launch takes 5 to 50 us, Python between two launches rarely over 200; reads, sleeps, queues take milliseconds."""
 DISPATCH_US = 8.0
-"""Fixed cost of a torch operation on a CPU, profiler included: 2 to 8 us. This much of each counts as dispatch."""
+"""An operation with 20 or more calls is tiny if at most this fraction (and two) exceed ten times `DISPATCH_US`."""
 _MANY, _RARE = 20, 0.003
-"""An operation with 20 or more calls may have this fraction (and two) over ten times `DISPATCH_US` and still be tiny."""
+"""A long gap is a wait if at least this fraction of the gaps between the same two operations is long."""
 _OFTEN = 0.34
 """A long gap is a wait if at least this fraction of the gaps between the same two operations is long."""
 _MOST = 0.5

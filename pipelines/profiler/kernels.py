@@ -154,7 +154,7 @@ _INNER_NAMES = 3
 
 
 def _spoken_name(name: str) -> str:
-    """Return a function's own name without template arguments and parameters; a wrapper's arguments add their first names."""
+    """Return a function's name without template arguments and parameters; wrappers add their arguments' names."""
     plain = _demangled(name.replace("(anonymous namespace)::", "").removeprefix("void ").removesuffix(".kd"))
     own = re.split(r"[<(]", plain, maxsplit=1)[0]
     if _WRAPPER.search(own) is None:
@@ -167,7 +167,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def _demangled(name: str) -> str:
-    """Return the identifiers of an Itanium-mangled name, the first template argument after `<`; other names unchanged."""
+    """Return the identifiers of an Itanium-mangled name, first template argument after `<`; other names unchanged."""
     if not name.startswith("_Z"):
         return name
     words: list[str] = []

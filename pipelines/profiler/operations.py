@@ -83,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """All calls of an operation. `share` is of the span; `roofline_share` is None if shapes, limits or work are unknown."""
+    """All calls of an operation. `share` is of the span; `roofline_share` is None if it cannot be computed."""
 
     name: str
     calls: int
