@@ -56,11 +56,10 @@ class IngressPlan:
         - Statistics and metrics listen on loopback, and only the owner may use the admin socket.
         - Events that may have been recorded are not sent a second time.
         - While no gateway is up, the standby answers instead of Ray's fallback proxy, which would hold requests until a
-        gateway
-          is back; `/healthz` fails, so that the edge asks the standby itself.
+          gateway is back; `/healthz` fails, so that the edge asks the standby itself.
         - If one gateway is on this node and others are elsewhere, requests go to the local gateway while it is up: a
-        node whose
-          network is cut closes no connection, and would hold requests that another node's ingress sends there.
+          node whose network is cut closes no connection, and would hold requests that another node's ingress sends
+          there.
         - Without a standby, callers get our error, not a bare 500.
         """
         if config.startswith(_MARK):

@@ -172,7 +172,7 @@ def edge_part(settings: Settings) -> Part:
 
 
 def stack_parts(settings: Settings) -> tuple[Part, ...]:
-    """Return the parts in starting order. Raises EnvironmentFault if a binary is missing, ConfigError for duplicate ports."""
+    """Return the parts in starting order. Raises EnvironmentFault for a missing binary, ConfigError for equal ports."""
     parts = (
         valkey_part(settings),
         broker_part(settings),

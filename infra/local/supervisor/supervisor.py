@@ -74,7 +74,10 @@ class Supervisor:
         self._record()
 
     def bring_up(self, parts: tuple[Part, ...]) -> None:
-        """Start these parts and wait until they are healthy. Raises EnvironmentFault with a failed part's last log lines."""
+        """Start these parts and wait until they are healthy.
+
+        Raises EnvironmentFault with a failed part's last log lines.
+        """
         for part in parts:
             self._running[part.name] = _Running(part)
         waiting = [self._running[part.name] for part in parts]
