@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def write_stale(files: Mapping[str, str]) -> int:
     """Write the files that differ and list them, by path below the repository's root.
 
-    With --check on the command line, nothing is written; returns 1 if a file differs.
+    With --check on the command line, only compare; return 1 if a file differs.
     """
     stale = {
         path: text for path, text in files.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text

@@ -6,7 +6,7 @@
     requirements-torch.lock  torch and the dependencies of its CUDA wheel, by version only: the index decides which
                              build of torch is installed, and each build has different hashes
 
-For Linux on x86-64; a package's hashes are those of all platforms.
+For Linux on x86-64; a package's hashes cover all platforms.
 """
 
 import re

@@ -94,7 +94,7 @@ async def _cost(state_dir: Path, send: Send, options: argparse.Namespace, idle: 
 
 
 async def _require(tier: str, send: Send) -> None:
-    """Check that the tier to which these requests are attributed still answers them."""
+    """Check that the tier assigned to these requests still answers them."""
     outcomes = [await send(number) for number in range(_NUM_CHECKED)]
     share = sum(outcome.tier == tier for outcome in outcomes) / _NUM_CHECKED
     if share < _MIN_SHARE:

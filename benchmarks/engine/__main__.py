@@ -1,7 +1,7 @@
 """The engine compared with others: the same weights, prompts and lengths, in one run.
 
-    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME
-    ...]
+    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda]
+                                [--case NAME ...]
 
 Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported,
 so that a noisy machine affects all alike. `make bench-peers` installs the peers; a missing peer is listed as absent. On

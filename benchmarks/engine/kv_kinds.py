@@ -3,8 +3,8 @@
     python -m benchmarks.engine kv-kinds --bundle PATH --json OUT
 
 `--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of its state folder. Each user's
-ten best items, masked, are compared with those of `model`. All runs use fp32 on plain torch, so only the KV data type
-differs.
+ten best items, masked, are compared with the `model` data type's. All runs use fp32 on plain torch, so only the KV data
+type differs.
 """
 
 from collections.abc import Iterable

@@ -87,7 +87,7 @@ def run_all(wanted: Sequence[Step], out: Path, scratch: Path, *, scale: float) -
 
 
 def run_stage(stage: Sequence[Step], scratch: Path, *, scale: float, left_s: float) -> Iterator[Ended]:
-    """Run steps concurrently; yield each as it ends or reaches its limit. None of their processes survives."""
+    """Run steps concurrently; yield each as it ends or reaches its limit. All their processes are ended."""
     began_s = time.monotonic()
     running = {step: _started(step, scratch, interpreted=scale != 1) for step in stage}
     try:

@@ -48,7 +48,7 @@ class Audience:
                 return None
 
     def mixed(self, number: int) -> RequestFields:
-        """Return request `number` of a mix in which every tier has work, taking the tiers in turn."""
+        """Return request `number` of a mix that gives every tier work, taking the tiers in turn."""
         present = [asks for tier in TIERS if (asks := self.asks(tier)) is not None]
         return present[number % len(present)](number // len(present))
 

@@ -1,4 +1,4 @@
-"""A separate feature store for a run, so that its users' histories do not mix with those of a running stack."""
+"""A separate feature store for a run, so that its users' histories do not mix with a running stack's."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A soak: mixed load through all doors for a long time, with recurring faults, and a final account of everything.
 
-    python -m benchmarks.soak --json OUT [--minutes 30] [--fault NAME ...] [--state FOLDER] [--text CHECKPOINT] [--logs
-    FOLDER]
+    python -m benchmarks.soak --json OUT [--minutes 30] [--fault NAME ...] [--state FOLDER] [--text CHECKPOINT]
+                              [--logs FOLDER]
 
 Starts a separate stack with a copy of the given state, its store and broker behind proxies. Faults come one after
 another in a seeded random order. Every five seconds each process's memory, descriptors and threads, the files and the

@@ -22,7 +22,7 @@ from tailrace_client import TailraceError
 DEADLINES_MS = {Priority.HIGH: 200, Priority.NORMAL: 500, Priority.LOW: 100}
 EVENT_DEADLINE_MS = 3_000.0
 TEXT_DEADLINE_MS = 5_000
-"""Deadlines by which the rows judge requests; the stack's own deadline of texts is longer."""
+"""Deadlines of the rows' fractions in time; the stack's own deadline of texts is longer."""
 _PRIORITIES = (*[Priority.HIGH] * 5, *[Priority.NORMAL] * 2, Priority.LOW)
 _KINDS = (*["recommend"] * 18, *["event"] * 6, "text")
 _STRIDE = 7
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def deadline_ms(self) -> float:
-        """Return the deadline by which its row judges it."""
+        """Return its row's deadline."""
         deadlines = {"event": EVENT_DEADLINE_MS, "text": float(TEXT_DEADLINE_MS)}
         return deadlines.get(self.kind, float(DEADLINES_MS[self.priority]))
 

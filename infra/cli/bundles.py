@@ -79,7 +79,7 @@ def show(version: Version) -> None:
 
 @bundles_app.command()
 def history(name: Name = "default") -> None:
-    """List the moves of a name, newest last: versions promoted or withdrawn, when and by whom."""
+    """List the moves of a name, newest last: versions promoted or withdrawn, with time and user."""
     for move in _store(name)[0].record().history:
         out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
 

@@ -9,7 +9,7 @@ import typer
 from services.errors import NotFound
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""For commands whose options, including `--help`, are those of the benchmark behind them."""
+"""For commands that pass their options, including `--help`, to the benchmark behind them."""
 BENCHMARKS = {
     "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity, `serve lists` compares batches, similar and popular items",
     "freshness": "how soon an event shows in an answer of the running stack",

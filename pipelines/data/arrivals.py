@@ -1,4 +1,4 @@
-"""All events in the order in which histories hold them: recorded events by time, then live-log events by arrival.
+"""All events in the order of histories: recorded events by time, then live-log events by arrival.
 
 The stream worker's own aggregate decides which logged events are duplicates and which time a user's row has after each
 event. A history read as of a row's time is therefore the history that was served then, including late events,

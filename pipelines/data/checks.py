@@ -5,8 +5,8 @@
 
 The clean tables are written in any case. A fact beyond its bound stops the publication, because something upstream of
 this pipeline has probably changed. Drift is the population stability index (PSI) of the fractions of new and old
-events: sum((new - old) * ln(new / old)). By a usual rule of thumb, a PSI below 0.1 is no change and above 0.25 a large
-change (Siddiqi, Credit Risk Scorecards, 2006).
+events: sum((new - old) * ln(new / old)). By a usual rule of thumb, a PSI below 0.1 means no change and above 0.25 a
+large change (Siddiqi, Credit Risk Scorecards, 2006).
 """
 
 import json
@@ -32,7 +32,7 @@ class CheckOptions:
     """Bounds of the checks.
 
     Args:
-        min_volume_share: Smallest ratio of events, users and items to those of the live bundle.
+        min_volume_share: Smallest ratio of events, users and items to the live bundle's.
         max_unusable_share: Largest fraction of unusable rows or rows with an unknown item, for recorded and live events
             each.
         max_drift: The largest PSI of new events.

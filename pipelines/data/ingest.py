@@ -173,7 +173,7 @@ def describe_found(ingested: Path) -> list[str]:
 
 
 def set_aside(ingested: Path) -> list[str]:
-    """Return a sentence for each reason for which rows were set aside: count, reason and an example row."""
+    """Return a sentence for each reason of rejected rows: count, reason and an example row."""
     return _rejections(_read_summary(ingested)["rejected"])
 
 

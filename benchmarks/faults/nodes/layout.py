@@ -5,9 +5,9 @@
                                                       └─ node2   ...
 
 CPUs are shared evenly between busy machines (by control groups, if the kernel has them), so that a starting machine
-does not slow the others. The bridge is in `front`, so it cannot be reached from outside, and two layouts on one machine
-never meet. A machine's processes see its folder at `Layout.seen_as`: the same path on every machine, with different
-content.
+does not slow other machines. The bridge is in `front`, so it cannot be reached from outside, and two layouts on one
+machine never meet. A machine's processes see its folder at `Layout.seen_as`: the same path on every machine, with
+different content.
 """
 
 import ctypes

@@ -183,7 +183,7 @@ def pipeline_part(name: str) -> Part:
 
 
 def items_part(items: Sequence[str]) -> Part:
-    """Return the import of a shop's items, which become the first bundle if none is live."""
+    """Return the import of a shop's items, which become the first bundle without a live bundle."""
     command = (sys.executable, "-m", "infra.cli.main", "import", "items", *items, "--first-bundle")
     return Part(name="items", command=command)
 

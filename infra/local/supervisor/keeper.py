@@ -5,7 +5,7 @@
 The keeper dies with its parent (the kernel sends it SIGTERM), and the command dies with the keeper (SIGKILL). When the
 command ends, the keeper adopts and kills the processes that the command started. Only then does the keeper exit, with
 the command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread; it
-imports nothing of Tailrace and starts in milliseconds.
+does not import Tailrace and starts in milliseconds.
 """
 
 import ctypes

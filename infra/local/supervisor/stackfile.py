@@ -1,6 +1,6 @@
 """The record of a running stack, `<state>/run/stack.json`, its ports, the one-stack-per-folder lock, and process marks.
 
-The supervisor holds the lock as long as it lives, which distinguishes its record from that of a crashed stack.
+The supervisor holds the lock until it ends, which distinguishes its record from that of a crashed stack.
 """
 
 import fcntl
