@@ -1,1 +1,1 @@
-"""Every claim of speed or quality: its command and its last results."""
+"""Measurements behind every claim of speed or quality: their commands and last results."""

@@ -2,12 +2,13 @@
 
     python -m benchmarks.erasure --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
 
-    one    a new user's event is visible, the user is erased, and answers are requested until an answer has no event of the user
-    many   new users with an event each are erased as fast as the door accepts; then their receipts are read until all are done
-           online, and done in every store
+    one    a new user's event is visible, the user is erased, and answers are requested until an answer has no event of
+           the user
+    many   new users with an event each are erased as fast as the door accepts; then their receipts are read until all
+           are done online, and done in every store
 
-Times count from the acknowledgement of the erasure, for `many` of the last erasure. The background load is benchmarks.freshness'.
-Uses the running stack; `--up` starts one and stops it afterwards.
+Times count from the acknowledgement of the erasure, for `many` of the last erasure. The background load is
+benchmarks.freshness'. Uses the running stack; `--up` starts one and stops it afterwards.
 """
 
 import argparse
@@ -102,7 +103,7 @@ async def _record(rest: RestClient, user_ids: list[str], item_id: str) -> None:
 
 
 async def _erase(rest: RestClient, user_id: str) -> str:
-    """Erase a user and return the erasure's id; tried again while the door refuses."""
+    """Erase a user and return the erasure's id; retried while the gateway refuses."""
     for _ in range(50):
         status, body = await rest.call(b"DELETE", f"/v1/users/{user_id}".encode(), b"")
         if status == 202:
@@ -118,7 +119,7 @@ async def _receipt(rest: RestClient, erasure_id: str) -> dict[str, Any]:
 
 
 async def _side_by_side(ids: Iterable[str], call: Callable[[str], Awaitable[Any]]) -> list[Any]:
-    """Call for each id, some at once, and return the results in order."""
+    """Call for each id, several concurrently, and return the results in order."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(found: str) -> Any:

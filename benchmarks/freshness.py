@@ -2,10 +2,10 @@
 
     python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--url HOST:PORT] [--up]
 
-Each event belongs to a new user: POST the event, then request recommendations until the answer's `newest_event_time_ms` is
-the event's. Time counts from the acknowledgement. The background load is open-loop:
-recommendations for known users at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one and
-stops it afterwards.
+Each event belongs to a new user: POST the event, then request recommendations until the answer's `newest_event_time_ms`
+is the event's. Time counts from the acknowledgement. The background load is open-loop:
+recommendations for known users at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one
+and stops it afterwards.
 """
 
 import argparse
@@ -56,7 +56,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _sight(rest: RestClient, item_id: str) -> float:
-    """Send one event of a new user; return the seconds until an answer includes it. Exits if it is refused or never visible."""
+    """Send one event of a new user; return the seconds until an answer includes it. Exits if that never happens."""
     user_id, event_time_ms = f"fresh-{uuid.uuid4().hex}", time.time_ns() // 1_000_000
     event = {"user_id": user_id, "item_id": item_id, "event_time_ms": event_time_ms, "event_id": user_id}
     status, body = await rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
@@ -67,7 +67,7 @@ async def _sight(rest: RestClient, item_id: str) -> float:
 
 
 async def answered(rest: RestClient, user_id: str, is_enough: Callable[[int | None], bool]) -> float:
-    """Request recommendations until an answer's newest event is as it should be; return when that was. Exits after a minute."""
+    """Request recommendations until an answer's newest event is as expected; return the time. Exits after a minute."""
     began_s, ask = time.perf_counter(), json.dumps({"user_id": user_id, "k": 1}).encode()
     while time.perf_counter() - began_s < _GIVE_UP_S:
         status, body = await rest.call(b"POST", b"/v1/recommendations", ask)

@@ -1,9 +1,9 @@
-"""Whether the profiler names planted bottlenecks: traces of known kind, recorded by plain torch in processes of their own.
+"""Whether the profiler names planted bottlenecks: traces of known kind, recorded by plain torch in separate processes.
 
     python -m benchmarks.profile --json OUT [--styles plain steps]
 
-A plant is named if the verdict is its kind. One without a bottleneck is accused if the verdict is any other than none. Each variant of
-`tests/support/profiler/plants.py` is recorded in each style; of two ranks the first one's trace counts.
+A plant is named if the verdict is its kind. A healthy plant is accused if the verdict names any bottleneck. Each
+variant of `tests/support/profiler/plants.py` is recorded in each style; of two ranks, the first rank's trace counts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _NONE = "none"
 
 
 def main() -> None:
-    """Record, judge, print a line each, write the counts."""
+    """Record, evaluate, print a line each, write the counts."""
     options, rows = _options(), []
     for kind, variant in _variants():
         for row in _judged(kind, variant, options.styles):
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many plants there are and how many were named, how many healthy ones there are and how many were accused."""
+    """Return the number of plants and of named plants, and the number of healthy and of accused plants."""
     planted = [row for row in rows if row["kind"] != _NONE]
     healthy = [row for row in rows if row["kind"] == _NONE]
     return {

@@ -1,10 +1,10 @@
-"""The cost of filters and rules: a request with and without them, the rule stage only, and an expression over a million items.
+"""The cost of filters and rules: a request with and without them, the rule stage only, and expressions over many items.
 
     python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000]
 
-Requests without rules, with a surface's rules and with the same rules in the body alternate, one at a time over REST, for each
-tier of a stack that the benchmark starts. The stage and the expressions run without a stack: 200 candidates under all rules at
-once, and columns of `--items` items.
+Requests without rules, with a surface's rules and with the same rules in the body alternate, one at a time over REST,
+for each tier of a stack that the benchmark starts. The stage and the expressions run without a stack: 200 candidates
+under all rules at once, and columns of `--items` items.
 """
 
 import asyncio
@@ -141,7 +141,7 @@ def measure_stage() -> dict[str, float]:
 
 
 def measure_expressions(num_items: int) -> dict[str, float]:
-    """Time expressions of four conditions over a catalogue: never seen, kept, and after a change of one item."""
+    """Time expressions of four conditions over a catalogue: first use, cached, and after a change of one item."""
     scene = _Scene.of(num_items)
     clauses = [_expression(limit) for limit in range(NUM_EXPRESSIONS)]
     compiled_ms = [_median_ms(partial(scene.expressions.mask, clause), 1) for clause in clauses]
@@ -172,7 +172,7 @@ def _expression(limit: int) -> Clause:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """Items with a price, a brand, a flag and a time, most of them, and a vector each."""
+    """Items with a vector each, and mostly a price, a brand, a flag and a time."""
 
     items: ItemLayout
     expressions: Expressions

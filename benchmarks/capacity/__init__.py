@@ -1,1 +1,1 @@
-"""What one request and one event cost."""
+"""The cost of one request and one event."""

@@ -85,7 +85,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
 
 
 async def _cost(state_dir: Path, send: Send, options: argparse.Namespace, idle: Usage) -> dict[str, float]:
-    """Return the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
+    """Return the CPU milliseconds of one call in each group of processes, minus the idle consumption."""
     num_calls = max(1, round(options.rate * options.seconds))
     with used_by(find_groups(state_dir)) as usage:
         await run_load(send, options.rate, num_calls)
@@ -94,7 +94,7 @@ async def _cost(state_dir: Path, send: Send, options: argparse.Namespace, idle: 
 
 
 async def _require(tier: str, send: Send) -> None:
-    """Check that the tier which these requests are attributed to still answers them."""
+    """Check that the tier assigned to these requests still answers them."""
     outcomes = [await send(number) for number in range(_NUM_CHECKED)]
     share = sum(outcome.tier == tier for outcome in outcomes) / _NUM_CHECKED
     if share < _MIN_SHARE:

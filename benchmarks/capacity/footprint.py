@@ -24,13 +24,13 @@ from services.stream.offline_log import OfflineLog
 _ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("edge", "haproxy"))
 _MAX_KEYS = 2_000
 _KINDS = ((BUNDLE_VERSION.name.encode(), "list"), (USER_ID.name.encode(), "history"))
-"""What a key of each kind contains, the more special first: a list's key names its user too."""
+"""Parts of a key's name by kind, more specific kinds first: a list's key also contains its user."""
 
 Groups = dict[str, list[psutil.Process]]
 
 
 def find_groups(state_dir: Path) -> Groups:
-    """Sort the processes of this folder's stack by role: its parts, and within serve the replicas, the edge and Ray."""
+    """Group the processes of this folder's stack by role: its parts, and within serve replicas, edge and Ray."""
     record = StackFile(state_dir).read()
     groups: Groups = {}
     for name, part in record.parts.items() if record else ():
@@ -41,19 +41,19 @@ def find_groups(state_dir: Path) -> Groups:
 
 @dataclass(slots=True)
 class Usage:
-    """The CPU seconds that each group of processes used for so long."""
+    """The CPU seconds of each group of processes over a duration."""
 
     cpu_s: dict[str, float] = field(default_factory=dict)
     wall_s: float = 0.0
 
     def less(self, idle: "Usage") -> dict[str, float]:
-        """Return what each group used above what it uses when idle."""
+        """Return the CPU seconds of each group above its idle consumption."""
         return {name: s - idle.cpu_s.get(name, 0.0) / idle.wall_s * self.wall_s for name, s in self.cpu_s.items()}
 
 
 @contextmanager
 def used_by(groups: Groups) -> Iterator[Usage]:
-    """Yield what is filled, at the end of the block, with what these processes used in it."""
+    """Yield a record, which gets the use of these processes during the block at its end."""
     usage, before_s, began_s = Usage(), _cpu_seconds(groups), time.monotonic()
     yield usage
     usage.wall_s = time.monotonic() - began_s
@@ -76,7 +76,7 @@ def memory_mb(groups: Groups) -> dict[str, float]:
 def store_bytes(address: RedisAddress) -> dict[str, Any]:
     """Return the mean size of the store's rows by kind (histories, lists, other), each from at most 2,000 keys.
 
-    All fields of a row are measured: Valkey's default of five differs by a factor of three between two starts.
+    All fields of a row are measured: Valkey's default of five varies by a factor of three between starts.
     """
     client: Any = redis.Redis(**address.client_options())
     sizes: dict[str, list[int]] = {}

@@ -22,19 +22,20 @@ from services.settings.settings import Settings
 _K = 20
 _DEADLINE_MS = 1_000
 _NUM_WITHOUT = 6
-"""Consecutive answers without the item that end a change, per caller. With two gateways this misses a stale gateway once in 64
-changes, which the background load then shows."""
+"""Consecutive answers without the item that end a change, per caller.
+
+With two gateways this misses a stale gateway once in 64 changes, which the background load then shows."""
 _PAUSE_S = 0.005
 _GIVE_UP_S = 10.0
 _HIDDEN_S = 5.0
 _LATE_S = 1.0
 Ask = Callable[[RequestFields], Awaitable[set[str] | None]]
-"""Asks a door, and returns the items of its answer, None for a refusal."""
+"""Calls a door, and returns the items of its answer, None for a refusal."""
 
 
 @dataclass(slots=True)
 class _Hidden:
-    """When an item's hiding was acknowledged, and when it was asked to be shown again."""
+    """The times at which an item's hiding was acknowledged, and its showing was requested."""
 
     acknowledged_s: float
     shown_again_s: float = float("inf")
@@ -42,7 +43,7 @@ class _Hidden:
 
 @dataclass(slots=True)
 class Sightings:
-    """Every answer's items against what was hidden when it was asked for."""
+    """Every answer's items compared with the items hidden when it was requested."""
 
     hidden: dict[str, list[_Hidden]] = field(default_factory=dict)
     num_answers: int = 0
@@ -51,7 +52,7 @@ class Sightings:
     num_late: int = 0
 
     def look(self, item_ids: set[str], tier: str, asked_s: float, answered_s: float) -> None:
-        """Count an answer, and its items that had been hidden for a second when it was asked for."""
+        """Count an answer, and its items that had been hidden for a second when it was requested."""
         self.num_answers += 1
         self.tiers[tier] += 1
         for item_id in item_ids & self.hidden.keys():
@@ -61,7 +62,7 @@ class Sightings:
             )
 
     async def ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
-        """Ask a door; return the items of its answer, None for a refusal."""
+        """Call a door; return the items of its answer, None for a refusal."""
         asked_s = time.perf_counter()
         outcome = await door.recommend(ask)
         if not outcome.is_ok:
@@ -109,7 +110,7 @@ async def measure_hides(
 async def _hide(
     rest: RestClient, doors: Sequence[Ask], audience: Audience, number: int, seen: Sightings, again: set[Task[None]]
 ) -> float:
-    """Hide the first item of an answer; return the seconds until no door has it any more. It is shown again after some seconds."""
+    """Hide the first item of an answer; return the seconds until no door returns it. Shows it again later."""
     asks = audience.asks(TIERS[number % len(TIERS)]) or audience.asks("popular")
     assert asks is not None, "`popular` needs no known user"
     ask = {**asks(number), "k": _K, "deadline_ms": _DEADLINE_MS}
@@ -134,7 +135,7 @@ async def _first_item(rest: RestClient, ask: RequestFields) -> str:
 
 
 async def _put(rest: RestClient, item_id: str, fields: dict[str, Any]) -> float:
-    """Put an item's state until it is accepted; return when that was acknowledged."""
+    """Put an item's state until it is accepted; return the time of the acknowledgement."""
     deadline_s = time.perf_counter() + _GIVE_UP_S
     while time.perf_counter() < deadline_s:
         status, _ = await rest.call(b"PUT", f"/v1/items/{item_id}".encode(), json.dumps(fields).encode())
@@ -145,7 +146,7 @@ async def _put(rest: RestClient, item_id: str, fields: dict[str, Any]) -> float:
 
 
 async def _gone_s(door: Ask, ask: RequestFields, item_id: str, acknowledged_s: float) -> float:
-    """Return when the first of the last answers without the item was asked for."""
+    """Return the time at which the first of the final answers without the item was requested."""
     first_without_s, num_without = acknowledged_s, 0
     while num_without < _NUM_WITHOUT:
         asked_s = time.perf_counter()
@@ -168,7 +169,7 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
 
 
 async def _background(doors: Sequence[Ask], audience: Audience, rate_rps: float) -> None:
-    """Ask both doors and the standby for users of every tier at a fixed rate, until cancelled."""
+    """Call both doors and the standby for users of every tier at a fixed rate, until cancelled."""
     numbers = count()
 
     async def send(_number: int) -> RequestOutcome:

@@ -1,7 +1,8 @@
 """Memory, start and cost of a request with many item states: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
 
-The parent starts a broker, writes the states of all items to a snapshot, and changes some items in the topic afterwards. A
-separate process then starts as a gateway does: catalogue, snapshot, the topic's tail. Its cost above the catalogue's counts.
+The parent starts a broker, writes the states of all items to a snapshot, and changes some items in the topic
+afterwards. A separate process then starts as a gateway does: catalogue, snapshot, the topic's tail. Its cost above the
+catalogue's counts.
 """
 
 import gc
@@ -52,7 +53,7 @@ def measure_size(num_items: int) -> dict[str, Any]:
 
 
 def _state(num_items: int, broker: str, snapshot: Path) -> None:
-    """Make the topic, write a snapshot that states every item, and change some in the topic."""
+    """Make the topic, write a snapshot with a state of every item, and change some in the topic."""
     items = LiveItems()
     items.apply((state.item_id, state) for state in map(_state_of, range(num_items)))
     admin = KafkaAdminClient(bootstrap_servers=broker)
@@ -69,7 +70,7 @@ def _state(num_items: int, broker: str, snapshot: Path) -> None:
 
 
 def _state_of(number: int) -> ItemState:
-    """Return a typical state: two attributes of texts, two of numbers and a flag, two categories, and every fiftieth item hidden."""
+    """Return a typical state: two texts, two numbers and a flag, two categories; every fiftieth item is hidden."""
     return ItemState(
         item_id=f"item-{number:07d}",
         categories=(f"category {number % 500}", f"shelf {number % 20}"),
@@ -87,9 +88,9 @@ def _state_of(number: int) -> ItemState:
 
 
 def main() -> None:
-    """Start as a gateway does and print what that took."""
+    """Start as a gateway does and print the cost."""
     num_items, broker, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    load_catalogue(folder / "catalogue.parquet")  # as a gateway has before; a small one leaves no room that counts
+    load_catalogue(folder / "catalogue.parquet")  # a gateway has one before; a small catalogue adds little memory
     catalogue = catalogue_of(num_items)
     catalogue.index_of  # noqa: B018 - fills the cached property
     plain = LiveItems().lay(catalogue)
@@ -112,7 +113,7 @@ def main() -> None:
 
 
 def _request_ms(layout: ItemLayout) -> float:
-    """Return the median milliseconds that masks and the choice of ten items take of a request."""
+    """Return a request's median milliseconds for masks and the selection of ten items."""
     request = RecommendRequest(request_id="r", user_id="u", exclude_seen=True)
     history = [f"item-{number:07d}" for number in range(0, 500, 10)]
     order = np.arange(layout.num_known)[::-1]

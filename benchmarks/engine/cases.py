@@ -1,6 +1,6 @@
 """The benchmark's cases, their prompts and the catalogue.
 
-Prompts are new in each run, so that no prefix cache helps, and the same for all engines.
+Prompts are new in each run, to avoid prefix cache hits, and the same for all engines.
 """
 
 import random
@@ -18,9 +18,9 @@ _MAX_ITEMS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to time. `num_new` tokens each after `batch` prompts, or beams of `width` over codes of three levels.
+    """A timed case: `num_new` tokens each after `batch` prompts, or beams of `width` over codes of three levels.
 
-    `lengths`, where given, are the prompts' lengths and numbers of new tokens one by one.
+    `lengths`, if given, are the pairs of prompt length and number of new tokens.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ShapeCases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
-    """Items' codes (num_items, 3), no two alike; each level has `level_size` codes, from its `token_offsets` on."""
+    """Items' unique codes (num_items, 3); each level has `level_size` codes, from its `token_offsets` on."""
 
     codes: np.ndarray
     level_size: int
@@ -100,7 +100,7 @@ PRODUCT = {
     "max_running": 128,
     "max_waiting": 512,
 }
-"""The engine's limits as the product sets them for a card."""
+"""The engine's limits as the product sets them for a GPU."""
 
 
 def shape_cases(*, tiny: bool = False, as_product: bool = False) -> tuple[ShapeCases, ...]:
@@ -144,7 +144,7 @@ def shape_cases(*, tiny: bool = False, as_product: bool = False) -> tuple[ShapeC
 
 
 def _nano_vllm(share: int) -> Case:
-    """Return nano-vllm's published workload: 256 sequences of 100 to 1,024 tokens in and out by Python's random, seed 0.
+    """Return nano-vllm's published workload: 256 sequences of 100 to 1,024 tokens in and out, by Python's seed 0.
 
     `share` 16 is a sixteenth of its sequences and of their lengths.
     """

@@ -27,7 +27,7 @@ class CodeTrie:
         self._starts = np.searchsorted(pairs, np.arange(size * size + 1))
 
     def allowed(self, tokens_BL: np.ndarray) -> np.ndarray:
-        """Return the allowed next codes (B, S) bool after beams of the same length. Tokens outside the code range count as the nearest code."""
+        """Return the allowed next codes (B, S) bool after beams of equal length, clamping tokens to the code range."""
         num_beams, level = tokens_BL.shape
         codes_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
         if level == 0:
@@ -47,7 +47,7 @@ class CodeTrie:
 
 
 def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Return log-probabilities over the level's codes that lead to an item, as our engine scores them; -inf for all other codes."""
+    """Return the engine's log-probabilities over the level's codes that lead to an item; -inf for all other codes."""
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)

@@ -1,7 +1,7 @@
 """The engines of one run: started, warmed up, run case by case in alternation, stopped.
 
 Engines load one after another and stay idle while another runs. A case at which an engine fails is recorded with its
-error and not run again; an engine that does not start is recorded too, and costs no other engine's results.
+error and not run again; an engine that does not start is recorded too, and does not affect other engines' results.
 """
 
 import json
@@ -133,7 +133,7 @@ class Comparison:
 
 
 def _announced(total: int) -> Callable[[str], None]:
-    """Return a function that prints a line at the start of each of `total` steps: a bare GPU machine cannot draw bars."""
+    """Return a function that prints a line at the start of each of `total` steps: a bare machine cannot draw bars."""
     numbers = count(1)
     return lambda what: print(f"{next(numbers)}/{total} {what}", file=sys.stderr, flush=True)
 
@@ -163,7 +163,7 @@ def _run_round(engine: EngineProcess, one: Measured, words: Sequence[int], round
 
 
 def _run_beside_limits(engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
-    """Run once. For our engine, measure the machine's limits before and after; the higher one counts."""
+    """Run once. For our engine, measure the machine's limits before and after; the higher value counts."""
     if not one.engine.startswith(OURS):
         return engine.ask(ask)
     before, run, after = engine.ask(_LIMITS), engine.ask(ask), engine.ask(_LIMITS)
@@ -171,7 +171,7 @@ def _run_beside_limits(engine: EngineProcess, one: Measured, ask: dict[str, Any]
 
 
 def words_of(model: Path) -> Sequence[int]:
-    """Return the tokens of README and docs, or the range of the vocabulary where the checkpoint has no tokenizer."""
+    """Return the tokens of README and docs, or the vocabulary's range if the checkpoint has no tokenizer."""
     path = model / "tokenizer.json"
     if not path.exists():
         return range(int(json.loads((model / "config.json").read_text())["vocab_size"]))

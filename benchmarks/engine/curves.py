@@ -3,9 +3,9 @@
     python -m benchmarks.engine curves --json OUT [--rounds N]
 
 One request at a time on one thread, fp32, random weights of a small stated shape. The cases of a curve
-alternate round after round, and each figure is a median over the rounds: wall time, and CPU time, which other load on the
-machine hardly affects. States: `cold` (a history never seen), `warm` (the same again), `new_event` (the same with one more
-item, like a user's next request).
+alternate round after round, and each figure is a median over the rounds: wall time, and CPU time, which other load on
+the machine hardly affects. States: `cold` (a history never seen), `warm` (the same again), `new_event` (the same with
+one more item, like a user's next request).
 """
 
 import time
@@ -121,7 +121,7 @@ def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]
 
 
 def _states(caller: RankingRunner, num_items: int, width: int) -> dict[str, Callable[[], Elapsed]]:
-    """Return the rankings of a new history, a known one, and a known one with one more item."""
+    """Return the rankings of a new history, a known history, and a known history with one more item."""
     known = caller.history(num_items)
     k = min(10, width)
     return {
@@ -167,7 +167,11 @@ def catalogue_costs(num_items: int) -> list[dict[str, Any]]:
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:
-    """Draw a catalogue. At depth 1 each item has its own code; at greater depth 256 codes a level, concentrated on small ones by `skew` > 1."""
+    """Draw a catalogue.
+
+    At depth 1 each item has its own code; at greater depth a level has 256 codes, concentrated on small codes by `skew`
+    > 1.
+    """
     rng = np.random.default_rng(seed)
     sizes = (num_items,) if depth == 1 else (LEVEL_SIZE,) * depth
     drawn = (LEVEL_SIZE * rng.random((num_items, depth)) ** skew).astype(np.int32)
@@ -185,12 +189,12 @@ def random_decoder(vocab_size: int, *, seed: int = 0, shape: dict[str, Any] = _S
 
 
 def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
-    """Return the tokens that encode a history of items, after the token of the beginning."""
+    """Return the tokens that encode a history of items, after the start token."""
     return [0, *(items.codes[history] + np.array(items.token_offsets)).ravel().tolist()]
 
 
 def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:
-    """Build an engine with room for some hundred histories."""
+    """Build an engine with room for a few hundred histories."""
     config = EngineConfig(
         block_tokens=BLOCK_TOKENS, num_blocks=4_096, max_num_batched_tokens=4_096, max_chunk_tokens=4_096
     )

@@ -2,8 +2,9 @@
 
     python -m benchmarks.engine kv-kinds --bundle PATH --json OUT
 
-`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of its state folder. Each user's ten best
-items, masked, are compared with those of `model`. All runs use fp32 on plain torch, so only the KV data type differs.
+`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of its state folder. Each user's
+ten best items, masked, are compared with the `model` data type's. All runs use fp32 on plain torch, so only the KV data
+type differs.
 """
 
 from collections.abc import Iterable
@@ -75,12 +76,12 @@ def _tops(
 
 
 def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:
-    """Return the mean share of the exact items that were found."""
+    """Return the mean fraction of the exact items that were found."""
     shares = [len(np.intersect1d(top, wanted)) / len(wanted) for top, wanted in zip(tops, exact, strict=True)]
     return round(float(np.mean(shares)), 4)
 
 
 def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
-    """Return how many tokens this cache holds in the bytes of one in bf16."""
+    """Return how many tokens this cache holds in the bytes of a bf16 token."""
     plain, own = (KvCache(decoder.config, 1, 16, torch.bfloat16, _CPU, one).bytes_per_token for one in ("model", kind))
     return {"tokens_per_byte_to_bf16": round(plain / own, 3)}

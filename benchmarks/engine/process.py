@@ -1,4 +1,4 @@
-"""An engine's process: how it is started (interpreter, module, environment), called and ended."""
+"""An engine's process: its start (interpreter, module, environment), requests and end."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class EngineProcess:
     def ask(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for the reply. Raises EngineFailed after printing the end of the process log.
 
-        A process that does not answer in time is killed: its late reply would be taken for the next request's.
+        A process that does not answer in time is killed: otherwise its late reply would count as the next request's.
         """
         assert self._process.stdin is not None, "opened with a pipe"
         try:
@@ -92,7 +92,7 @@ _DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How to start one engine's process: its environment's interpreter, the module with its options, and environment variables."""
+    """The command of one engine's process: interpreter, module with options, and environment variables."""
 
     python: Path
     module: str

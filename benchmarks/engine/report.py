@@ -1,7 +1,7 @@
 """Published figures from timed runs: medians, ratios to the best peer, roofline, agreement. Pure.
 
-A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with their minimum cost, and the machine's
-`limits` measured next to it, since memory bandwidth on shared hardware varies.
+A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with their minimum cost, and the
+machine's `limits` measured next to it, since memory bandwidth on shared hardware varies.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Measured:
 
 
 def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one row for each engine and case; `ratio_to_best_peer` is above 1 where the engine is faster."""
+    """Return one row for each engine and case; `ratio_to_best_peer` is above 1 if the engine is faster."""
     medians = {(one.case.name, one.engine): median(one.values) for one in measured if one.runs}
     rows = []
     for one in measured:
@@ -55,7 +55,7 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
 
 
 def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Compare each kind of step of our engine with the limits of its run: the run with the median share of the nearer limit."""
+    """Compare each kind of engine step with the limits in the run with the median share of the nearer limit."""
     rows = []
     for one in measured:
         kinds = sorted({kind for run in one.runs for kind in run.get("steps", {})})
@@ -92,10 +92,10 @@ def _shares(run: Run, kind: str) -> tuple[float, float]:
 
 
 def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Return the fraction of positions at which each engine's first outputs equal those of transformers.
+    """Return the fraction of positions at which each engine's first outputs equal the outputs of transformers.
 
-    Greedy texts diverge at the first tie that is broken differently, so check the gaps before calling a low fraction a fault.
-    Items are compared as sets.
+    Greedy texts diverge at the first tie that is broken differently, so check the gaps before calling a low fraction a
+    fault. Items are compared as sets.
     """
     theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
     return [
@@ -132,7 +132,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def lines(report: Report) -> list[str]:
-    """Return a line for each case and engine, and one for each that is missing or failed; the JSON has the rest."""
+    """Return a line for each case and engine, and for each missing or failed engine; the JSON has the rest."""
     found = [
         f"{row['name']:44} {row['engine']:14} {row['value']:>10,.4g} {row['unit']}{_beside_peer(row)}"
         for row in report["cases"]

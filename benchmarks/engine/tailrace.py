@@ -4,8 +4,8 @@
 
 Needs only torch, numpy and safetensors.
 
-An asynchronous engine reports a step's cost one call after it started the step, and rankings start several steps ahead of
-the device: a step lasts from the end of the previous one to its own end, which on CUDA the device reports.
+An asynchronous engine reports a step's cost one call after it started the step, and rankings start several steps ahead
+of the device: a step lasts from the end of the previous one to its own end, which on CUDA the device reports.
 """
 
 import gc
@@ -92,7 +92,7 @@ class TailraceEngine:
         return {"outputs": outputs, "steps": steps, "graphs": asdict(self._engine.graph_counts)}
 
     def _end_all(self, num_requests: int) -> None:
-        """End what a failed request left in flight, so that the next one finds the engine empty."""
+        """Abort a failed request's work in flight, so that the next request finds the engine empty."""
         for number in range(num_requests):
             self._engine.cancel(str(number))
         with suppress(Exception):  # the first error is reported
@@ -100,7 +100,7 @@ class TailraceEngine:
                 self._engine.step(0.0)
 
     def _arrivals(self, num_texts: int, began_s: float) -> list[list[float]]:
-        """Step to the end; return for each text the seconds until each arrival of its tokens."""
+        """Step to the end; return for each text the arrival times of its tokens, in seconds."""
         streams: list[list[float]] = [[] for _ in range(num_texts)]
         while self._engine.has_work:
             self._engine.step(0.0)
@@ -125,13 +125,13 @@ def _load(model: str, dtype: torch.dtype, device: torch.device) -> Decoder:
 
 
 def item_codes(table: CodeTable) -> ItemCodes:
-    """Return the benchmark's catalogue as the engine takes it."""
+    """Return the benchmark's catalogue in the engine's form."""
     sizes = (table.level_size,) * len(table.token_offsets)
     return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets)
 
 
 class Clock:
-    """Time stamps on a device: the host's time, or on CUDA that of the current stream, which runs behind the host."""
+    """Time stamps on a device: the host's time, or on CUDA the current stream's, which runs behind the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""transformers in the comparison: plain `generate`, its beams constrained to the catalogue by a logits processor; and in fp32 the reference."""
+"""transformers as a peer: plain `generate`, with a logits processor for the catalogue; the reference in fp32."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def _greedy(**settings: Any) -> Any:
 
 
 class _CatalogueProcessor(LogitsProcessor):
-    """Constrains the beams of prompts of one length to the catalogue."""
+    """Constrains beams of prompts of equal length to the catalogue."""
 
     def __init__(self, trie: CodeTrie, num_prompt: int) -> None:
         self._trie = trie
@@ -70,10 +70,10 @@ class _CatalogueProcessor(LogitsProcessor):
 
 
 class Reference:
-    """The reference for outputs: transformers and our decoder over the same weights, both in fp32, no cache.
+    """The reference for outputs: transformers and our decoder over the same weights, both in fp32, without a cache.
 
-    A token that is not the reference's best is a tie broken differently, or a fault: the gap between the best logit and the chosen one
-    distinguishes them. The same sequences through our decoder give the largest difference of logits.
+    A token that is not the reference's best is a tie broken differently, or a fault: the gap between the best logit and
+    the chosen logit distinguishes them. The same sequences through our decoder give the largest difference of logits.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""Count the beams, of a million, that name an item that may not be shown while catalogues are replaced: must be 0.
+"""Count the beams, of a million, that name a forbidden item while catalogues are replaced: must be 0.
 
     python -m benchmarks.engine validity --json OUT [--beams N]
 
-Each round draws a catalogue (of depth 1 to 4, some skewed) and a decoder, like a new bundle, and requests as many items as
-there are beams, with random histories, filters and seen items. The previous round's engine still has requests in flight when
-the next one starts, and both are stepped alternately, as in a reload.
+Each round draws a catalogue (of depth 1 to 4, some skewed) and a decoder, like a new bundle, and requests as many items
+as there are beams, with random histories, filters and seen items. The previous round's engine still has requests in
+flight when the next one starts, and both are stepped alternately, as in a reload.
 """
 
 import time
@@ -37,7 +37,7 @@ _SHAPE = {
 
 
 def main() -> None:
-    """Count until enough beams were checked."""
+    """Count until enough beams are checked."""
     parser = report_parser(__doc__)
     parser.add_argument("--beams", type=at_least_one, default=1_000_000, help="minimum number of beams to check")
     options = parser.parse_args()
@@ -62,7 +62,7 @@ class Count:
     invalid: int = 0
     repeated: int = 0
     short: int = 0
-    """Rankings with fewer items than beams although more may be shown."""
+    """Rankings with fewer items than beams although more are allowed."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Served:
 
 
 def judged(num_beams: int, count: Count, seed: int = 0) -> Iterator[int]:
-    """Load catalogue after catalogue and check every outcome, yielding the beams of each, until `num_beams` are reached."""
+    """Load catalogue after catalogue and check every outcome, yielding the beams of each, up to `num_beams`."""
     rng = np.random.default_rng(seed)
     leaving: Served | None = None
     while count.beams < num_beams:

@@ -28,7 +28,7 @@ class BenchmarkEngine(Protocol):
 
 
 def serve(build: Callable[[Any], BenchmarkEngine]) -> None:
-    """Load the engine from the options in the first argument and reply until standard input ends. An error is a reply, too."""
+    """Load the engine with the options in the first argument and reply until input ends. Errors are replies, too."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine = build(json.loads(sys.argv[1]))

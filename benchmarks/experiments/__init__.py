@@ -1,1 +1,1 @@
-"""Whether verdicts, intervals and estimates are right, on data whose truth is known."""
+"""Correctness of analysis results, intervals and estimates, on data with known truth."""

@@ -1,10 +1,11 @@
-"""Verdicts on canaries, reports and off-policy estimates, against simulations whose truth is known.
+"""Canary analysis, reports and off-policy estimates, against simulations with known truth.
 
     python -m benchmarks.experiments --json OUT [--only release|worse|reports|off-policy] [--num N] [--processes N]
 
-`release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse. `worse`: how soon worse ones are. `reports`: the same for A/A
-experiments with daily looks, intervals, users divided wrongly. `off-policy`: how often intervals hold the truth, by kind of log, and which logs are
-refused. With `--only` the file's other parts stay. A quarter of an hour on one core.
+`release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse. `worse`: time
+until worse candidates are found. `reports`: the same for A/A experiments with daily looks, intervals, and sample-ratio
+mismatch. `off-policy`: how often intervals contain the truth, by kind of log, and which logs are refused. With `--only`
+the file's other parts are kept. A quarter of an hour on one core.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""A log to try reports on, of an experiment whose truth is known.
+"""An example log for reports, of an experiment with known truth.
 
     python -m benchmarks.experiments.example FOLDER
 
-Writes `experiments.toml`, a week of `impressions` and `interactions` as the worker lands them, and `policy.parquet`. Of 6,000 users half see the variant fresh, which
-draws 15 % fewer clicks. The first place is drawn from the four best items, and recorded with its propensity; the policy shows the best one more often.
+Writes `experiments.toml`, a week of `impressions` and `interactions` as the worker writes them, and `policy.parquet`.
+Of 6,000 users half see the variant fresh, which draws 15 % fewer clicks. The first position is drawn from the four best
+items, and recorded with its propensity; the policy shows the best item more often.
 """
 
 import sys

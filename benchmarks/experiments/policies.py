@@ -1,4 +1,4 @@
-"""Logs of lists whose policies and rewards are known, so that the truth of another policy is a sum over all its lists."""
+"""Logs of lists with known policies and rewards, so that another policy's true value is a sum over all lists."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -14,11 +14,11 @@ _NUM_TASTES = 8
 _WEIGHT_OF_PLACE = np.array([1.0, 0.6, 0.4])
 NUM_USERS, NUM_EACH = 1_500, 4
 Policy = np.ndarray
-"""By taste and list, its probability."""
+"""A policy: the probability of each list, by taste."""
 
 
 def plackett_luce(scores: np.ndarray) -> Policy:
-    """Return the probability of each list where items are drawn one after another by the softmax of their scores (by taste and item)."""
+    """Return the probability of each list if items are drawn in turn by the softmax of scores (by taste and item)."""
     odds = np.exp(scores)[:, _LISTS]
     left = np.exp(scores).sum(axis=1, keepdims=True) - np.cumsum(odds, axis=2)[..., :-1].transpose(2, 0, 1)
     first = np.exp(scores).sum(axis=1)[:, None]
@@ -32,21 +32,24 @@ def best_list(scores: np.ndarray) -> Policy:
 
 
 class World:
-    """Users of a few tastes, and how likely they click each list's items."""
+    """Users of a few tastes, with the click probabilities of each list's items."""
 
     def __init__(self, seed: int) -> None:
         self.draw = np.random.default_rng(seed)
         self.scores = self.draw.normal(0, 1, (_NUM_TASTES, _NUM_ITEMS))
         appeal = 0.3 / (1 + np.exp(-self.scores - self.draw.normal(0, 0.5, self.scores.shape)))
         self.chances = appeal[:, _LISTS] * _WEIGHT_OF_PLACE
-        """By taste, list and place."""
+        """By taste, list and position."""
 
     def truth(self, policy: Policy) -> float:
-        """Return the policy's mean clicks a list over all tastes, which are equally frequent."""
+        """Return the policy's mean clicks per list over all tastes, which are equally frequent."""
         return float((policy * self.chances.sum(axis=2)).sum() / _NUM_TASTES)
 
     def log(self, logging: Policy, target: Policy, *, by_user: tuple[Policy, Policy] | None = None) -> Logged:
-        """Return lists drawn by the logging policy. With `by_user`, each user has one of two policies, by a hash: `logging` is their mean."""
+        """Return lists drawn by the logging policy.
+
+        With `by_user`, each user has one of two policies, by a hash: `logging` is their mean.
+        """
         user = np.repeat(np.arange(NUM_USERS), NUM_EACH)
         taste = self.draw.integers(0, _NUM_TASTES, NUM_USERS)[user]
         if by_user is None:
@@ -71,7 +74,7 @@ class World:
 
 
 def run(kind: str, seed: int) -> tuple[OffPolicy, float, float]:
-    """Return the estimate for one kind of log, the policy's truth, and the share of it that the log can show."""
+    """Return the estimate for one kind of log, the policy's true value, and the part of it that the log can show."""
     world = World(seed)
     other = world.scores + world.draw.normal(0, 0.7, world.scores.shape)
     soft, target = plackett_luce(world.scores), plackett_luce(other)
@@ -92,7 +95,7 @@ def run(kind: str, seed: int) -> tuple[OffPolicy, float, float]:
 
 
 def coverage(kind: str, num: int) -> dict[str, Any]:
-    """Return a row: of `num` logs how many were refused, and of the others how many intervals hold the truth."""
+    """Return a row: how many of `num` logs were refused, and how many intervals of the rest contain the true value."""
     found = [run(kind, seed) for seed in range(num)]
     answered = [(one, truth) for one, truth, _ in found if not one.refusal]
     row: dict[str, Any] = {"log": kind, "num": num, "refused": num - len(answered)}

@@ -1,4 +1,4 @@
-"""How often the verdict finds an equal candidate worse within a day of looks, and how soon it finds a worse one."""
+"""How often canary analysis finds an equal candidate worse within a day, and how soon it finds a worse candidate."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ WORSE: Mapping[str, Traffic] = {
 
 
 def found_after_s(traffic: Traffic, seed: int) -> tuple[int, str] | None:
-    """Return after how many seconds the verdict was worse, and its reason; None if it never was."""
+    """Return the seconds until the candidate was found worse, and the reason; None if it never was."""
     for minute, counts in enumerate(looks(traffic, seed), 1):
         found = verdict(GUARDS, counts, share=traffic.share, elapsed_s=60 * minute)
         if found.outcome is Outcome.WORSE:
@@ -53,7 +53,7 @@ def each(find: Callable[[int], Found], num: int, processes: int) -> list[Found]:
 
 
 def detections(num: int, processes: int) -> list[dict[str, Any]]:
-    """Return a row for each way to be worse: how many of `num` were found within ten minutes, and when."""
+    """Return a row for each degradation: how many of `num` were found within ten minutes, and when."""
     rows = []
     for name, traffic in WORSE.items():
         times = [one[0] for one in each(partial(found_after_s, traffic), num, processes) if one]

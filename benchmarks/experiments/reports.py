@@ -1,4 +1,4 @@
-"""How often a report finds a difference where there is none, misses the truth at some look, or overlooks users who are divided wrongly."""
+"""How often a report finds a false difference, or misses the true value at a look or a sample-ratio mismatch."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ _WEEKS = Traffic(rate=_NUM_LISTS / _NUM_DAYS / 60, minutes=_NUM_DAYS, num_users=
 
 
 def a_a(num: int) -> dict[str, Any]:
-    """Return in how many of `num` experiments of two equal variants clicks differed at one of the daily looks."""
+    """Return in how many of `num` A/A experiments clicks differed at one of the daily looks."""
     return {
         f"false_alarms_of_{num}": sum(_misses(_WEEKS, seed, 0.0) for seed in range(num)),
         "num_looks": _NUM_DAYS,
@@ -26,7 +26,7 @@ def a_a(num: int) -> dict[str, Any]:
 
 
 def always_covered(num: int, factor: float = 0.9) -> dict[str, Any]:
-    """Return in how many of `num` experiments with 10 % fewer clicks the interval held the truth at every look."""
+    """Return in how many of `num` experiments with 10 % fewer clicks the interval contained the truth at every look."""
     truth = _WEEKS.clicks * (factor - 1)
     missed = sum(_misses(replace(_WEEKS, click_factor=factor), seed, truth) for seed in range(num))
     return {"num": num, "covered_share": 1 - missed / num, "num_looks": _NUM_DAYS}
@@ -43,7 +43,7 @@ def _misses(traffic: Traffic, seed: int, truth: float) -> bool:
 
 
 def mismatches(num: int) -> dict[str, Any]:
-    """Return how often 20,000 users are called divided wrongly at one of 28 looks: divided in halves, and 52 to 48."""
+    """Return how often 20,000 users show a sample-ratio mismatch at one of 28 looks: split 50 to 50, and 52 to 48."""
     draw = np.random.default_rng(0)
     found = {}
     for name, share in (("false_alarms", 0.5), ("found", 0.52)):

@@ -1,4 +1,7 @@
-"""Traffic of a release whose truth is known: users who come back and differ in activity, taste and speed, seen by the verdict minute by minute."""
+"""Release traffic with known truth, analysed minute by minute.
+
+Users return, and differ in activity, taste and speed.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,14 +18,14 @@ GUARDS = (
     Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=4, is_objective=True),
     Guard(name="value", higher_is_worse=False, effect=0.2),
 )
-"""Without budgets: what tolerates nothing has the most false alarms."""
+"""Without budgets: guards without tolerance have the most false alarms."""
 _DEADLINE_MS = 200.0
 _MOST_VALUE = 200.0
 """Values are clipped here: the test of a mean needs bounded values."""
 _MEANS = ("latency_ms", "clicks", "value", "variety")
 _AFFECTED = ("errors", "deadline_misses", "popular", "refusals", "missing")
 _TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
-"""By tier, its part of the lists."""
+"""The fraction of lists of each tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
 def _sums(
     user: np.ndarray, is_candidate: np.ndarray, minute: np.ndarray, value: np.ndarray, minutes: int
 ) -> list[list[list[float]]]:
-    """Return, by minute and by candidate and control, the fields of `UserSums` so far. Rows are by user, then time."""
+    """Return the fields of `UserSums` so far, by minute and by candidate and control. Rows are by user, then time."""
     is_first = np.diff(user, prepend=-1) != 0
     first = np.maximum.accumulate(np.where(is_first, np.arange(len(user)), 0))
     before = np.arange(len(user)) - first
@@ -124,7 +127,7 @@ def _affected(
     user: np.ndarray, is_candidate: np.ndarray, minute: np.ndarray, happened: np.ndarray, minutes: int
 ) -> list[list[int]]:
     rows = np.flatnonzero(happened)
-    rows = rows[np.diff(user[rows], prepend=-1) != 0]  # the first of each user
+    rows = rows[np.diff(user[rows], prepend=-1) != 0]  # the first row of each user
     counted = _by_minute((np.ones(len(rows)),), is_candidate[rows], minute[rows], minutes)
     return [[int(one[0]) for one in both] for both in counted]
 

@@ -1,1 +1,1 @@
-"""Load through both doors while one part breaks and comes back."""
+"""Load through both doors while one part breaks and recovers."""

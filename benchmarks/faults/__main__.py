@@ -1,12 +1,13 @@
-"""The fault matrix: what callers see while one part after another fails, on a separate stack behind faulty connections.
+"""The fault matrix: effects on callers while one part after another fails, on a separate stack with faulty connections.
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
-    python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
+    python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: a head, and gateway and LLM on the other nodes
 
-Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
-(three of four at high priority, one at normal, all with the client that products install, which retries), an event
-every quarter of a second, and every four seconds two batches of 500 events of one user, which are repeated until acknowledged. The spike row adds twelve times the
-rate at low priority. Latency counts from the intended departure, recovery from the dependency's return or from the kill.
+Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate
+throughout (three of four at high priority, one at normal, all with the retrying client that products install), an event
+every quarter of a second, and every four seconds two batches of 500 events of one user, repeated until acknowledged.
+The spike row adds twelve times the rate at low priority. Latency counts from the intended departure, recovery from the
+dependency's return or the kill.
 """
 
 import argparse
@@ -48,7 +49,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
         return await caller.recommend({**scene.audience.mixed(number), "deadline_ms": DEADLINE_MS})
 
     async def harm() -> float:
-        """Begin and end the fault on time; return when it ended, in seconds from the row's start."""
+        """Begin and end the fault on time; return its end, in seconds from the row's start."""
         await asyncio.sleep(phases.before_s)
         await fault.begin(scene)
         back_s = time.perf_counter() - began_s
@@ -80,7 +81,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
 async def run_rows(
     scene: Scene, faults: Mapping[str, Fault], phases: Phases, rate_rps: float, rows: list[dict[str, Any]]
 ) -> None:
-    """Add these faults' rows, each measured on a stack that is healthy first, and print a line about each."""
+    """Add the rows of these faults, each measured on an initially healthy stack, and print a line about each."""
     for name, fault in faults.items():
         await scene.until_healthy()
         row = await run_row(name, scene, rate_rps, fault.phases or phases, fault)
@@ -93,7 +94,7 @@ async def run_rows(
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the rows of one machine: connection faults on a stack behind proxies, the others on one without."""
+    """Run the rows of one machine: connection faults on a stack behind proxies, all other faults without proxies."""
     rows: list[dict[str, Any]] = []
     for where in _SCENES:
         faults = {name: FAULTS[name] for name in options.fault if _scene_of(FAULTS[name]) == where}
@@ -107,7 +108,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _scene_of(fault: Fault) -> str:
-    """Return where a fault is measured: without proxies, behind them, or with bundles in an object store."""
+    """Return the kind of scene of a fault: without proxies, behind proxies, or with bundles in an object store."""
     return "wired" if fault.is_wired else "stored" if fault.is_stored else "direct"
 
 
@@ -130,7 +131,7 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str
 
 
 def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:
-    """Show the matrix, and return what every results file has."""
+    """Print the matrix, and return the common header of results files."""
     print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
     for what in ("lost", "doubled"):
         print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")

@@ -1,7 +1,8 @@
-"""Probe batches of events during a load: every few seconds two callers send 500 events each of one new user, over both doors, until acknowledged.
+"""Batches of events during a load: every few seconds two callers send 500 events each of a new user.
 
-They use the client that products install, with its retries, and a call that fails all the same is made again with the same events. So what a
-fault left unacknowledged is sent again while the other caller's events arrive, and the store's count shows what was lost or counted twice.
+They repeat until acknowledged, use both doors and the client that products install, with its retries; a call that fails
+is made again with the same events. So events that a fault left unacknowledged are sent again while the other caller's
+events arrive, and the store's count shows lost and doubled events.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ class Batch:
 
 @dataclass(slots=True)
 class BatchUser:
-    """One user, a batch of each caller, and how many events the store has in the end."""
+    """One user, a batch of each caller, and the store's final number of events."""
 
     batches: list[Batch]
     user_id: str = field(default_factory=lambda: f"batch-{uuid.uuid4().hex}")
@@ -40,13 +41,13 @@ class BatchUser:
 
     @property
     def num_lost(self) -> int:
-        """How many acknowledged events the store lacks."""
+        """Number of acknowledged events that the store lacks."""
         acknowledged = sum(len(batch.events) for batch in self.batches if batch.is_acknowledged)
         return max(0, acknowledged - self.num_stored)
 
     @property
     def num_doubled(self) -> int:
-        """How many events the store has above those that were sent."""
+        """Number of events in the store above the number sent."""
         return max(0, self.num_stored - sum(len(batch.events) for batch in self.batches))
 
 
@@ -56,7 +57,7 @@ class BatchProbe:
     def __init__(
         self, callers: Sequence[AsyncClient], item_id: str, num_events: Callable[[str], Awaitable[int]]
     ) -> None:
-        """Take the callers, one a door, the item that all events are about, and what counts a user's events in the store."""
+        """Take the callers, one per door, the item of all events, and the count of a user's events in the store."""
         self._callers = callers
         self._item_id = item_id
         self._num_events = num_events
@@ -69,7 +70,7 @@ class BatchProbe:
         self._starts = asyncio.create_task(self._send_all())
 
     async def finish(self, last_chance_s: float = _LAST_CHANCE_S) -> None:
-        """Start no more, and wait a bounded time until all are acknowledged and in the store."""
+        """Start no more batches, and wait a bounded time until all are acknowledged and stored."""
         if self._starts is not None:
             self._starts.cancel()
         give_up_s = time.perf_counter() + last_chance_s

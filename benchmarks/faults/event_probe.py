@@ -1,7 +1,7 @@
 """Probe events during a load: one every quarter of a second, each of a new user, followed until an answer includes it.
 
-Records which were acknowledged and refused, when events were accepted again after a fault, and which acknowledged ones never
-became visible.
+Records acknowledged and refused events, the time of the first accepted event after a fault, and acknowledged events
+that never became visible.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ _EVERY_S = 0.25
 _POLL_S = 0.05
 _NEAR_S = 1.0
 _LAST_CHANCE_S = 60.0
-"""A stream worker that is started again beside everything else of its node takes longer on a busy machine than one alone."""
+"""A stream worker that restarts together with all parts of its node takes longer on a busy machine."""
 _LOOK_MS = 2_000.0
 
 
 @dataclass(slots=True)
 class Event:
-    """One event; seconds from the probe's start, None for what did not happen."""
+    """One event; times in seconds from the probe's start, None if it did not happen."""
 
     user_id: str
     event_time_ms: int
@@ -33,7 +33,7 @@ class Event:
 
     @property
     def was_seen_soon(self) -> bool:
-        """Whether it was acknowledged and then visible within a second."""
+        """Whether it was acknowledged and visible within a second."""
         if self.acknowledged_s is None or self.visible_s is None:
             return False
         return self.visible_s - self.acknowledged_s <= _NEAR_S
@@ -67,11 +67,11 @@ class EventProbe:
             await asyncio.sleep(_POLL_S)
 
     def unseen(self) -> list[Event]:
-        """Return events that were acknowledged and are not visible yet."""
+        """Return acknowledged events that are not visible yet."""
         return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
 
     def recovered_s(self, back_at_s: float) -> float | None:
-        """Return the seconds from the dependency's return until a new event was accepted and soon visible; None if none was."""
+        """Return the seconds from the dependency's return to a new event accepted and soon visible; None if never."""
         for event in self.events:
             if event.sent_s >= back_at_s and event.was_seen_soon:
                 return (event.visible_s or 0.0) - back_at_s
@@ -95,7 +95,7 @@ class EventProbe:
             event.acknowledged_s = self._now_s()
 
     async def _watch_all(self) -> None:
-        """Check the newest acknowledged event that is not visible, so that a stuck older one hides no recovery."""
+        """Check the newest acknowledged event that is not visible, so that an older event cannot hide recovery."""
         while True:
             unseen = self.unseen()
             if unseen:

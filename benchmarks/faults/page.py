@@ -1,4 +1,4 @@
-"""The fault matrix as Markdown tables, as a page has them."""
+"""The fault matrix as Markdown tables for a page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,12 @@ _HEAD = "| fault | answered | in time | p99 ms | goodput | recovered after | ans
 
 
 def matrix(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table; goodput 1.000 means every answer in time by the LLM."""
+    """Return the table; goodput 1.000 means that the LLM answered every request in time."""
     return "\n".join([_HEAD, "|---|---|---|---|---|---|---|", *map(_line, rows)])
 
 
 def priorities(row: dict[str, Any]) -> str:
-    """Return one row by priority, and the high priority also by door."""
+    """Return one row by priority, and high priority also by door."""
     lines = [
         f"| {name} | {one['num_requests']} | {_percent(one['availability'])} | {_percent(one['deadline_met'])}"
         f" | {one['p99_ms']:.1f} | {_mix(one)} |"

@@ -1,4 +1,4 @@
-"""The processes of one running stack that a fault may kill or freeze, found through the stack's record."""
+"""The processes of a running stack that a fault may kill or freeze, found through the stack's record."""
 
 import os
 import signal
@@ -16,7 +16,10 @@ _NUM_STALLS, _STALL_S, _STALL_EVERY_S = 3, 0.6, 5.0
 
 
 class StackProcesses:
-    """The processes of the stack in one state folder. `rays` and `workers` name the parts that run Ray with replicas, and the stream workers."""
+    """The processes of the stack in one state folder.
+
+    `rays` and `workers` name the parts that run Ray with replicas, and the stream workers.
+    """
 
     def __init__(
         self, state_dir: Path, rays: tuple[str, ...] = ("serve",), workers: tuple[str, ...] = ("worker",)
@@ -27,10 +30,10 @@ class StackProcesses:
         self._frozen: list[psutil.Process] = []
 
     def kill(self, name: str) -> None:
-        """Kill processes at once: of the gateways and stream workers one, of the LLM replicas every one.
+        """Kill processes at once: one gateway or stream worker, but every LLM replica.
 
-        `edge` is its HAProxy, `ingress` that of one of Ray's nodes (after a reload there is an older one beside the one that listens), `raylet`
-        the node server of one, and with it every replica there.
+        `edge` is the stack's HAProxy, `ingress` the HAProxy of one Ray node (after a reload an older one runs next to
+        the listening one), `raylet` the node server of one node, and with it every replica there.
         """
         match name:
             case "gateway":
@@ -48,16 +51,16 @@ class StackProcesses:
         _signal(found, signal.SIGKILL)
 
     def freeze_llm(self) -> None:
-        """Freeze one LLM replica: its connections stay, and it answers nothing."""
+        """Freeze one LLM replica: its connections stay open, and it does not answer."""
         self._frozen = self._replicas("llm")[:1]
         _signal(self._frozen, signal.SIGSTOP)
 
     def thaw_llm(self) -> None:
-        """Let the frozen replica go on, unless Ray has replaced it by now."""
+        """Resume the frozen replica, unless Ray has replaced it."""
         _signal([process for process in self._frozen if process.is_running()], signal.SIGCONT)
 
     def stall_llm(self) -> None:
-        """Freeze one LLM replica for 0.6 s, three times, 5 s apart: as by a ranking whose step takes so long."""
+        """Freeze one LLM replica for 0.6 s, three times, 5 s apart, like a ranking with a slow step."""
         for number in range(_NUM_STALLS):
             time.sleep(_STALL_EVERY_S if number else 0.0)
             self.freeze_llm()
@@ -65,17 +68,17 @@ class StackProcesses:
             self.thaw_llm()
 
     def is_healthy(self) -> bool:
-        """Whether the supervisor holds every part for healthy."""
+        """Whether the supervisor considers every part healthy."""
         record = self._file.read()
         return record is not None and all(part.phase == "healthy" for part in record.parts.values())
 
     def num_restarts(self) -> dict[str, int]:
-        """How often each part was started again."""
+        """Number of restarts of each part."""
         record = self._file.read()
         return {name: part.num_restarts for name, part in record.parts.items()} if record else {}
 
     def _part(self, name: str) -> list[psutil.Process]:
-        """Return a part's processes, its own first. Raises EnvironmentFault when it does not run."""
+        """Return a part's processes, its own first. Raises EnvironmentFault if it does not run."""
         record = self._file.read()
         if not (tree := process_tree(record.parts[name] if record else None)):
             raise EnvironmentFault(f"{name} does not run, so it cannot be killed")
@@ -85,7 +88,7 @@ class StackProcesses:
         return self._below(self._rays, REPLICA + deployment)
 
     def _below(self, parts: Sequence[str], name: str) -> list[psutil.Process]:
-        """Return the processes of these parts whose name begins so. Raises EnvironmentFault when there is none."""
+        """Return the processes of these parts with this name prefix. Raises EnvironmentFault if there is none."""
         found = [process for part in parts for process in self._part(part) if name_of(process).startswith(name)]
         if not found:
             raise EnvironmentFault(f"no {name} runs below {', '.join(parts)}")

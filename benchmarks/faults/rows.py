@@ -13,12 +13,12 @@ DEADLINE_MS = 200
 _SPIKE_FACTOR = 12
 _DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
-"""One of so many requests is of normal priority, the others of high; another one each time, for the mix of tiers repeats itself too."""
+"""One in this many requests has normal priority, the rest high; the position shifts, as the mix of tiers repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """How long a row is well, broken, and left to recover."""
+    """Durations of a row's healthy, broken and recovery phases."""
 
     before_s: float = 8.0
     during_s: float = 14.0
@@ -26,19 +26,19 @@ class Phases:
 
     @property
     def mended_at_s(self) -> float:
-        """When what was broken is mended."""
+        """The time at which the fault ends."""
         return self.before_s + self.during_s
 
     @property
     def total_s(self) -> float:
-        """How long requests leave."""
+        """The time over which requests depart."""
         return self.mended_at_s + self.after_s
 
 
 PHASES = Phases()
-"""Those of the published matrix."""
+"""Phases of the published matrix."""
 NODE_PHASES = Phases(before_s=8.0, during_s=20.0, after_s=42.0)
-"""Longer, for a cluster: there are a thousand requests in a row at a lower rate."""
+"""Longer phases, for a cluster: a row has a thousand requests at a lower rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def row_of(
     phases: Phases,
     weights: dict[str, float],
 ) -> dict[str, Any]:
-    """Put a row together; `back_s` is when the dependency was back."""
+    """Build a row; `back_s` is the time at which the dependency was back."""
     shots = sorted(load.shots, key=lambda shot: shot.number)
     base = [shot for shot in shots if planned[shot.number].priority is not Priority.LOW]
     usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])

@@ -1,11 +1,11 @@
-"""Everything that a fault needs: a stack of its own, behind two proxies if wanted, callers of each priority, its processes.
+"""The setting of a fault: a separate stack, optionally behind two proxies, callers of each priority, its processes.
 
     callers (REST and gRPC, a key per priority) ──▶ doors ── gateway ──▶ proxy ──▶ store
     event probe ──────────────────────────────────▶           worker ──▶ proxy ──▶ broker
 
-Without a faulty wire there are no proxies: a Python process between the gateways and the store would be the first thing to
-run out of breath under load. The stack lives in a scratch folder with a copy of the given state's bundle, features and store, on free ports, and ends with
-this. It never touches the given state or a stack that runs from it.
+Proxies exist only for connection faults: a Python process between the gateways and the store would be the first
+bottleneck under load. The stack lives in a scratch folder with a copy of the given state's bundle, features and store,
+on free ports, and ends with the scene. It never touches the given state or a stack that runs from it.
 """
 
 import asyncio
@@ -56,10 +56,10 @@ _PORTS = (
 class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
-    `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
-    cost the product's client a whole core, the minimal ones. `events` sends once, `batches`, one a door, as often as products do.
-    `operator_key` has every scope. `features` reads the store. `closing` ends what a fault starts; `promoted` are the ports of stores that a
-    failover made the primary.
+    `doors` holds the callers of one priority, one per door: the product's client, except for low priority, whose spike
+    would cost that client a whole core, the minimal callers. `events` sends once; `batches`, one per door, retries as
+    products do. `operator_key` has every scope. `features` reads the store. `closing` ends processes that a fault
+    starts; `promoted` are the ports of stores that a failover made the primary.
     """
 
     settings: Settings
@@ -79,15 +79,15 @@ class Scene:
     writers: list[HostileWriter] = field(default_factory=list)
 
     async def num_events(self, user_id: str) -> int:
-        """Return how many events of a user the store has."""
+        """Return the number of a user's events in the store."""
         return (await self.features.read(user_id, "", _READ_S)).num_events
 
     async def num_doubled(self, events: Sequence[Event]) -> int:
-        """Return how many of these events, each of a user of its own, the store has more than once."""
+        """Return how many of these events, each of a different user, the store has more than once."""
         return sum([await self.num_events(event.user_id) > 1 for event in events])
 
     async def hide(self, num: int) -> tuple[str, ...]:
-        """Hide the first items of the audience, and return them once answers no longer hold them. Raises EnvironmentFault."""
+        """Hide the first items of the audience; return them once answers exclude them. Raises EnvironmentFault."""
         hidden = self.audience.item_ids[:num]
         if not hidden:
             return ()
@@ -102,7 +102,7 @@ class Scene:
         return hidden
 
     async def until_healthy(self) -> None:
-        """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
+        """Wait until the supervisor considers every part healthy. Raises EnvironmentFault."""
         give_up_s = time.monotonic() + self.healthy_within_s
         while not (self.processes.is_healthy() and await self._answers_by_llm()):
             if time.monotonic() > give_up_s:
@@ -121,8 +121,8 @@ async def scene_from(
 ) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies, and the store asks for a password; `is_stored`: bundles are in an object store.
-    `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `is_wired`: store and broker are behind proxies, and the store asks for a password; `is_stored`: bundles are in an
+    object store. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
@@ -134,7 +134,7 @@ async def scene_from(
         if is_wired:
             (scratch / "store.password").write_text("first")
             given["redis_password_file"] = scratch / "store.password"
-        settings = Settings(  # it shares nothing with any other stack but the code
+        settings = Settings(  # it shares only code with other stacks
             state_dir=scratch,
             kafka_bootstrap=f"{HOST}:{kafka_port}",
             api_keys_file=scratch / "keys.json",
@@ -155,9 +155,9 @@ async def scene_from(
 
 @asynccontextmanager
 async def scratch_folder(state_dir: Path, logs_to: Path | None) -> AsyncIterator[Path]:
-    """Copy what a stack starts from to a folder of its own, and remove that at the end, also at SIGTERM; logs are kept in `logs_to`.
+    """Copy a stack's initial state to a separate folder, and remove that at the end, also at SIGTERM.
 
-    Raises EnvironmentFault where `state_dir` has no bundle, and CancelledError at SIGTERM.
+    Logs are kept in `logs_to`. Raises EnvironmentFault if `state_dir` has no bundle, and CancelledError at SIGTERM.
     """
     if BundleStore(state_dir / "bundles").live_version() is None:
         raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
@@ -184,7 +184,7 @@ async def started_scene(
     processes: StackProcesses,
     wires: dict[str, TcpProxy],
 ) -> Scene:
-    """Start the stack that the module `command` runs, with keys of its own, and return it with its callers. Raises EnvironmentFault."""
+    """Start the stack of the module `command` with new keys; return it with its callers. Raises EnvironmentFault."""
     assert settings.api_keys_file is not None
     keys = write_caller_keys(settings.api_keys_file)
     child, output = spawn_stack(settings, command), StringIO()
@@ -203,7 +203,7 @@ async def started_scene(
         if priority is not Priority.LOW:
             callers = tuple(ProductCaller(address, own) for address in addresses)
         doors[priority] = tuple([await closing.enter_async_context(caller) for caller in callers])
-    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
+    once = CallOptions(retry_reserve=0)  # a retried event would hide when events were accepted again
     probe = await closing.enter_async_context(RestClient(*rest, key))
     return Scene(
         settings=settings,
@@ -222,7 +222,7 @@ async def started_scene(
 
 
 def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
-    """Stop the stack; a supervisor that does not stop is killed, and what it leaves is ended."""
+    """Stop the stack; a supervisor that does not stop is killed, and its leftovers are ended."""
     try:
         stop_stack(settings)
         child.wait(_STOP_S)

@@ -1,7 +1,7 @@
-"""A separate stack whose store and broker listen behind a proxy's ports: `python -m benchmarks.faults.stack REDIS KAFKA`.
+"""A separate stack whose store and broker are behind proxies: `python -m benchmarks.faults.stack REDIS KAFKA`.
 
-The two arguments are the ports on which the servers listen; clients connect to the ports of the settings, where the caller's
-proxies listen. The broker advertises the proxy's address, since Kafka clients follow advertised addresses.
+The servers listen on the two given ports; clients connect to the ports of the settings, where the caller's proxies
+listen. The broker advertises the proxy's address, since Kafka clients follow advertised addresses.
 """
 
 import sys
@@ -17,7 +17,7 @@ _SAY = partial(print, flush=True)
 
 
 def main() -> None:
-    """Run it until told to stop."""
+    """Run it until stopped."""
     redis_port, kafka_port = (int(word) for word in sys.argv[1:])
     settings = load_settings()
     behind = partial(parts_behind, redis_port=redis_port, kafka_port=kafka_port)
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[Part, ...]:
-    """Return the parts of this stack, its store and its broker moved to other ports."""
+    """Return the parts of this stack, with its store and broker on other ports."""
     host, _ = broker_address(settings.kafka_bootstrap)
     inner = settings.model_copy(update={"redis_port": redis_port, "kafka_bootstrap": f"{host}:{kafka_port}"})
     broker = replace(

@@ -1,4 +1,4 @@
-"""Faults of the store that keep it running: a failover that leaves the old primary alive as a replica, and a changed password."""
+"""Faults of the store that keep it running: a failover that leaves the old primary as a replica, and a new password."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ _SYNC_S = 30.0
 
 
 async def fail_over(scene: Scene) -> None:
-    """Make a replica the primary, and the old primary its replica; the address leads to the old one, whose connections stay open."""
+    """Make a replica the primary and the old primary its replica; existing connections to the old primary stay open."""
     old = scene.wires["store"].server_port
     new = await asyncio.to_thread(_start_replica, scene, old)
     await asyncio.to_thread(_swap, scene, old, new)
@@ -28,7 +28,7 @@ async def fail_over(scene: Scene) -> None:
 
 
 async def follow(scene: Scene) -> None:
-    """Lead new connections to the new primary."""
+    """Route new connections to the new primary."""
     scene.wires["store"].lead_to(scene.promoted[-1])
 
 
@@ -38,7 +38,7 @@ async def rotate_password(scene: Scene) -> None:
 
 
 def _start_replica(scene: Scene, primary: int) -> int:
-    """Start a replica beside the stack, and return its port once it has all rows."""
+    """Start a replica of the stack's store, and return its port once it has all rows."""
     folder = scene.settings.state_dir / f"valkey-{len(scene.promoted)}"
     folder.mkdir()
     port = free_window(1, seed=str(folder))
@@ -65,7 +65,7 @@ def _rotate(scene: Scene) -> None:
     assert scene.settings.redis_password_file is not None
     admin.config_set("requirepass", password)
     scene.settings.redis_password_file.write_text(password)
-    prepare_valkey(scene.settings)  # for a store that is started again
+    prepare_valkey(scene.settings)  # for a store that is restarted
     admin.client_kill_filter(_type="normal", skipme=True)
 
 

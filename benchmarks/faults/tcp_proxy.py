@@ -1,9 +1,9 @@
 """A TCP proxy with injected faults between the stack and a dependency.
 
     PASS    forward
-    STOP    close the listener: new connections are refused, existing ones are reset
-    HANG    accept and hold connections without forwarding; what was sent is forwarded afterwards
-    SLOW    delay every piece, in both directions
+    STOP    close the listener: new connections are refused, existing connections are reset
+    HANG    accept and hold connections without forwarding; held data is forwarded afterwards
+    SLOW    delay every chunk, in both directions
     RESET   accept connections and reset them at once
     CORRUPT forward, with the server's bytes changed
 
@@ -37,20 +37,20 @@ class Wire(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """How slow SLOW is: seconds before each piece of at most 64 KiB, and bytes a second."""
+    """Delay of SLOW: seconds before each chunk of at most 64 KiB, and bytes per second."""
 
     delay_s: float = 0.05
     bytes_per_s: float = 1e9
 
 
 def flip_middle(piece: bytes) -> bytes:
-    """Return the piece with one bit changed, in its middle."""
+    """Return the chunk with one bit changed, in its middle."""
     middle = len(piece) // 2
     return piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
 
 
 class TcpProxy:
-    """One port in front of one server, both on `host`. `corrupt` changes a piece that the server sent, without its length."""
+    """One port in front of one server, both on `host`. `corrupt` changes a chunk of the server, keeping its length."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TcpProxy:
 
     @property
     def server_port(self) -> int:
-        """Where new connections lead."""
+        """The destination of new connections."""
         return self._server_port
 
     @property
@@ -90,7 +90,7 @@ class TcpProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def lead_to(self, server_port: int) -> None:
-        """Open new connections to another server; existing ones stay as they are, as after a change of a name's address."""
+        """Route new connections to another server; existing connections stay, as after a DNS change."""
         self._server_port = server_port
 
     async def become(self, wire: Wire) -> None:
@@ -140,7 +140,7 @@ class TcpProxy:
             await asyncio.gather(there, back, return_exceptions=True)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_back: bool = False) -> None:
-        """Move bytes one way until that end closes, then close the other's half."""
+        """Move bytes in one direction until that end closes, then close the other's half."""
         while piece := await reader.read(_PIECE_BYTES):
             if self._wire is Wire.SLOW:
                 await asyncio.sleep(self._slowness.delay_s + len(piece) / self._slowness.bytes_per_s)

@@ -1,1 +1,1 @@
-"""What to run first on a graphics card: `make gpu-check`."""
+"""First checks on a GPU: `make gpu-check`."""

@@ -1,11 +1,12 @@
-"""Everything that a graphics card must show, in one command of at most 8 minutes.
+"""All GPU checks, in one command of at most 8 minutes.
 
     python -m benchmarks.gpu OUT [--tiny] [--part NAME ...]
 
-Needs torch, triton, numpy, safetensors and tokenizers; with pytest (and xdist, hypothesis) the card's tests run too. Each step is a process
-of its own with a limit of time, and writes its JSON into OUT as it goes: a step that fails or hangs costs its own results only. All
-processes share one cache of compiled kernels. `summary.json` says how each step ended, with the end of its output; `gpu-check.tar.gz` holds logs and
-traces. Exits with 1 if a step failed. `--tiny` runs the same steps at their smallest on a CPU, in Triton's interpreter; `--part` reruns some.
+Needs torch, triton, numpy, safetensors and tokenizers; with pytest (and xdist, hypothesis) the GPU tests run too. Each
+step is a separate process with a time limit, and writes its JSON into OUT as it proceeds: a step that fails or hangs
+costs only its own results. All processes share one cache of compiled kernels. `summary.json` has the status of each
+step and the end of its output; `gpu-check.tar.gz` holds logs and traces. Exits with 1 if a step failed. `--tiny` runs
+the same steps with minimal sizes on a CPU, in Triton's interpreter; `--part` reruns selected steps.
 """
 
 import argparse
@@ -29,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 _HOME = ROOT / ".bench/gpu"
 ARCHIVE, SUMMARY = "gpu-check.tar.gz", "summary.json"
 _SLOWER = 6
-"""On a CPU that others use too, the limits are this many times longer."""
+"""Factor on the time limits on a shared CPU."""
 _MAX_ARCHIVE_BYTES, _MAX_LOG_BYTES, _TAIL = 15 * 2**20, 2**20, 2_000
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a step ended; `code` None: it was stopped at its limit."""
+    """The end of a step; `code` None: it was stopped at its limit."""
 
     name: str
     command: str
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def run_all(wanted: Sequence[Step], out: Path, scratch: Path, *, scale: float) -> list[Ended]:
-    """Run the stages within the time of the whole; keep what earlier runs say of other steps."""
+    """Run the stages within the total time; keep other steps' entries of earlier runs."""
     summary = out / SUMMARY
     rows = {one["name"]: one for one in json.loads(summary.read_text())} if summary.exists() else {}
     began_s, ended = time.monotonic(), []
@@ -86,7 +87,7 @@ def run_all(wanted: Sequence[Step], out: Path, scratch: Path, *, scale: float) -
 
 
 def run_stage(stage: Sequence[Step], scratch: Path, *, scale: float, left_s: float) -> Iterator[Ended]:
-    """Run steps beside each other; yield each as it ends or reaches its limit. None of their processes survives."""
+    """Run steps concurrently; yield each as it ends or reaches its limit. All their processes are ended."""
     began_s = time.monotonic()
     running = {step: _started(step, scratch, interpreted=scale != 1) for step in stage}
     try:
@@ -120,14 +121,14 @@ def _started(step: Step, scratch: Path, *, interpreted: bool) -> subprocess.Pope
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process with those that it started, which would keep the card's memory."""
+    """Kill a process and its children, which would otherwise keep GPU memory."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def archive(scratch: Path, path: Path) -> None:
-    """Pack logs and traces, the smallest first, up to what may come back from a device; of a long log its end."""
+    """Pack logs and traces, smallest first, up to the maximal transfer size; long logs are cut to their end."""
     for log in scratch.glob("*.txt"):
         if log.stat().st_size > _MAX_LOG_BYTES:
             log.write_bytes(log.read_bytes()[-_MAX_LOG_BYTES:])
@@ -143,7 +144,7 @@ def archive(scratch: Path, path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader finds the old content or the new."""
+    """Replace a file atomically."""
     part = path.with_suffix(".part")
     part.write_text(text)
     part.replace(path)

@@ -1,9 +1,9 @@
-"""The engine's cases on a card, in this process: beams of the Qwen3-1.7B shape, or text of 256 sequences and of the Llama-3-8B shape.
+"""The engine's cases on a GPU, in this process: beams of the Qwen3-1.7B shape, or texts, also of Llama-3-8B.
 
     python -m benchmarks.gpu.cases beams|text|beams-product cuda OUT --limit-s SECONDS [--tiny]
 
-Each case runs once to load its kernels, then in rounds while the time allows. OUT is written after each run, in the form of `benchmarks.engine`.
-`beams-product` has the product's limits, where the others have those that suit the case.
+Each case runs once to load its kernels, then in rounds while time allows. OUT is written after each run, in the form of
+`benchmarks.engine`. `beams-product` uses the product's limits, the other groups the best limits for each case.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.load.command import write_report
 _ENGINE = "tailrace"
 _ROUNDS = 5
 _MARGIN_S = 15.0
-"""Kept free for the start of the process and the end of the last run."""
+"""Reserved for the start of the process and the end of the last run."""
 _WORDS = range(256)
 _WARM_UP_SEQUENCES, _WARM_UP_TOKENS = 16, 8
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def groups_of(part: str, *, tiny: bool) -> Sequence[ShapeCases]:
-    """Return the groups of a part; of the beams, all batches of the short context and the long one alone."""
+    """Return the groups of a part; for beams, all batches of the short context, and the long context separately."""
     beams, *texts = shape_cases(tiny=tiny, as_product=part == "beams-product")
     if part == "text":
         return texts
@@ -94,7 +94,7 @@ def measure(group: ShapeCases, device: str, report: dict[str, Any], out: Path, u
 
 
 def _run(engine: TailraceEngine, one: Measured, round_number: int, limits: dict[str, float]) -> float:
-    """Run a case once, unrecorded in round -1; return the seconds it took."""
+    """Run a case once, unrecorded in round -1; return its seconds."""
     case = _warm_up_of(one.case) if round_number < 0 else one.case
     began_s = time.monotonic()
     try:
@@ -110,7 +110,7 @@ def _run(engine: TailraceEngine, one: Measured, round_number: int, limits: dict[
 
 
 def _warm_up_of(case: Case) -> Case:
-    """Return the case, of a long text some sequences and tokens."""
+    """Return the case, cutting a long text to a few sequences and tokens."""
     if not case.lengths:
         return case
     lengths = tuple((prompt_len, min(new, _WARM_UP_TOKENS)) for prompt_len, new in case.lengths[:_WARM_UP_SEQUENCES])

@@ -1,8 +1,9 @@
-"""Compile the kernels of the measured shapes ahead, one process a shape, into the cache that all steps share.
+"""Compile the kernels of the measured shapes ahead, one process per shape, into the cache that all steps share.
 
     python -m benchmarks.gpu.compile cuda [--tiny]
 
-Each engine has one layer of its shape, is warmed up, and ranks and writes once: the same kernels in the same variants as the measured ones.
+Each engine has one layer of its shape, is warmed up, and ranks and writes once: the same kernel variants as in
+measurements.
 """
 
 import argparse
@@ -24,7 +25,7 @@ _PROMPTS = (700, 40, 1)
 
 
 def main() -> None:
-    """Compile, print a line a shape."""
+    """Compile, print a line per shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=["cpu", "cuda"])
     parser.add_argument("--tiny", action="store_true")
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def compiled(shape: str, config: dict[str, Any], device: str) -> str:
-    """Warm up and use an engine of one layer; return how long that took."""
+    """Warm up and use an engine of one layer; return the seconds."""
     began_s = time.monotonic()
     decoder = random_decoder(replace(SHAPES[shape], num_hidden_layers=1), torch.bfloat16, torch.device(device))
     items = item_codes(code_table(decoder.config.vocab_size))

@@ -1,9 +1,9 @@
-"""Where the time of each kind of step goes: attention beside torch's own, steps beside the roofline, and the profiler's account of each.
+"""Time of each kind of step: attention compared with torch's, steps with the roofline, and a profile of each.
 
     python -m benchmarks.gpu.profile cuda OUT [--traces FOLDER] [--tiny]
 
-Bytes and FLOPs are the least that the work needs, by the cost model for steps; GB/s and TFLOP/s are these over the measured time, and the
-share is that of the larger of both limits that the card was measured to reach. Traces are for `tailrace profile`.
+Bytes and FLOPs are the minimum for the work, for steps by the cost model; GB/s and TFLOP/s are these over the measured
+time, and the share is relative to the nearer of both measured limits of the GPU. Traces are for `tailrace profile`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The shape of a decoder and the lengths that are measured."""
+    """The shape of a decoder and the measured lengths."""
 
     shape: str
     context: int
@@ -78,7 +78,7 @@ def main() -> None:
 def attention_rows(
     sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits
 ) -> list[dict[str, Any]]:
-    """Time attention of one layer: a prompt's chunk, a token of each text, the beams of one request; and torch's over the same."""
+    """Time attention of one layer, ours and torch's: a prompt's chunk, a token of each text, a request's beams."""
     shape, context = SHAPES[sizes.shape], sizes.context
     heads, groups, head_dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
     blocks_each = -(-context // _BLOCK)
@@ -129,7 +129,7 @@ def _torch(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:
-    """Return the mean time of a run, after one that compiles."""
+    """Return the mean time of a run, after a run that compiles."""
     work()
     clock = Clock(device)
     clock.stamp()
@@ -153,9 +153,9 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
 def step_rows(
     sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, traces: Path
 ) -> tuple[list[dict[str, Any]], dict[str, RankProfile]]:
-    """Time steps of texts and of rankings, with their shares of the roofline; then record the same again, into the folder `traces`.
+    """Time steps of texts and rankings, with their shares of the roofline; then record them again into folder `traces`.
 
-    Each is run once before: at first use kernels are loaded, and what runs eagerly is compiled.
+    Each runs once before, to load and compile kernels.
     """
     decoder = random_decoder(sizes.shape, dtype, device)
     items = item_codes(code_table(decoder.config.vocab_size))
@@ -179,7 +179,7 @@ def step_rows(
 
 
 def _add(engine: Engine, name: str, sizes: Sizes, draw: np.random.Generator) -> None:
-    """Add work that no prefix cache shortens."""
+    """Add work that misses the prefix cache."""
     if name == "ranking":
         prompt = draw.integers(0, 100, sizes.context).tolist()
         engine.add_rank("ranking", prompt, k=10, beam_width=sizes.beams)

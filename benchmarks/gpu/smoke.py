@@ -1,8 +1,8 @@
-"""Whether a card does at all what the engine needs: versions, products of no rows and of another dtype, a kernel, capture and replay.
+"""Basic GPU features that the engine needs: versions, empty and mixed-dtype products, a kernel, capture and replay.
 
     python -m benchmarks.gpu.smoke cuda OUT [--tiny]
 
-A check that fails is a row with its error, and the command exits with 1.
+A failed check is a row with its error, and the command exits with 1.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 def products(device: torch.device) -> str:
-    """Multiply no rows, and bf16 into fp32, as the head does. CPUs have no `out_dtype`."""
+    """Multiply zero rows, and bf16 into fp32, as the head does. CPUs have no `out_dtype`."""
     left, right = torch.ones(4, 32, device=device).bfloat16(), torch.ones(32, 8, device=device).bfloat16()
     assert torch.mm(left[:0], right).shape == (0, 8)
     if device.type == "cpu":
@@ -100,7 +100,7 @@ def replays(device: torch.device) -> list[float]:
 
 
 def replays_after_the_end_of_another(device: torch.device) -> list[float]:
-    """Capture on two streams, end the first one's graphs, overwrite what was freed, multiply eagerly and replay: nothing changes."""
+    """Capture on two streams, free the first stream's graphs, overwrite their memory, replay: same results."""
     first, second = DeviceStream(device), DeviceStream(device)
     with first.entered(), torch.inference_mode():
         ending, *_ = _captured(device)

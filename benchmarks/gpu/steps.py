@@ -1,6 +1,6 @@
-"""The steps of `make gpu-check`: what runs, in which order, beside what, and for how long. Pure.
+"""The steps of `make gpu-check`: commands, order, concurrency and time limits. Pure.
 
-The most important come first. Their limits add up to less than the 8 minutes of the whole, start-up included.
+The most important steps come first. Their limits add up to less than the total of 8 minutes, including start-up.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ _NUM_ORACLE_CASES, _TINY_ORACLE_CASES = 36, 2
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A process and its limit of time. Steps of one `stage` run beside each other; one that `is_extra` runs only where `--part` names it."""
+    """A process and its time limit. Steps of one `stage` run concurrently; `is_extra` steps run only with `--part`."""
 
     name: str
     stage: str
@@ -30,7 +30,7 @@ class Step:
 
 
 def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
-    """Yield the steps. Results go to `out`, which may hold eight files in all, and everything else to `scratch`."""
+    """Yield the steps. Results go to `out`, which may hold eight files in total, everything else to `scratch`."""
     device, small = ("cpu", ("--tiny",)) if tiny else ("cuda", ())
 
     def measured(name: str, limit_s: int, *words: str, is_extra: bool = False, module: str = "") -> Step:
@@ -54,11 +54,11 @@ def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
 
 
 def _tests(scratch: Path, *, tiny: bool) -> tuple[str, ...]:
-    """Return the command of the card's tests: without pytest, by a runner that knows what they use of it."""
+    """Return the command of the GPU tests; without pytest, a runner that implements what they use of it."""
     engine = "tests/gpu/test_engine_on_gpu.py"
     if importlib.util.find_spec("pytest") is None:
         return _module("tests.support.engine.plain_runner", engine)
-    if tiny:  # without a card all of them are skipped: one test of a kernel runs in Triton's interpreter
+    if tiny:  # without a GPU all of them are skipped: one kernel test runs in Triton's interpreter
         return (*_pytest(2), engine, _KERNEL_TESTS[0], "-k", "on_gpu or test_norms")
     return (*_pytest(8), f"--junit-xml={scratch / 'tests.xml'}", engine)
 

@@ -1,9 +1,10 @@
-"""Training on this device by the trainer's own loop: tokens/s, MFU and memory of a decoder in bf16, with what is computed again, beside the planner's figures.
+"""Training on this device by the trainer's own loop, compared with the planner's figures.
 
     python -m benchmarks.gpu.train cuda OUT [--tiny]
 
-Items are drawn at random, one token each: the sizes count alone. `plan` is the planner's step for the same layout, null for a device that it does not know,
-as any CPU; `planned_layout` is what it would take for this batch.
+Tokens/s, MFU and memory of a decoder in bf16, by kind of recomputation. Items are drawn at random, one token each: only
+sizes matter. `plan` is the planner's step for the same layout, null for a device unknown to it, as any CPU;
+`planned_layout` is the layout that it would choose for this batch.
 """
 
 import argparse
@@ -45,7 +46,7 @@ _DESCENT = DescentOptions(learning_rate=1e-3, weight_decay=0.1, warm_up=0.5, ave
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A decoder's shape, the rows of a step with their tokens, the parts of a step, and its number."""
+    """A decoder's shape, the rows of a step and their tokens, the micro-batches of a step, and the number of steps."""
 
     shape: str
     rows: int
@@ -71,7 +72,7 @@ def main() -> None:
     if gpu is not None:
         best = plan_training(shape, Gpus(gpu, 1), sizes.rows, sizes.length).best
         report["planned_layout"] = [[one.layout.micro_batch, one.layout.checkpointing] for one in best]
-    _trained(replace(sizes, steps=2), device, "none")  # what is loaded and compiled at first use
+    _trained(replace(sizes, steps=2), device, "none")  # loading and compilation at first use
     for recompute in RECOMPUTE:
         report["rows"].append(_row(sizes, device, recompute))
         if gpu is not None:

@@ -1,1 +1,1 @@
-"""The load generator and what the benchmarks share."""
+"""The load generator and code shared by the benchmarks."""

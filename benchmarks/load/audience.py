@@ -16,7 +16,7 @@ TIERS = ("precomputed", "llm", "student", "popular")
 K = 10
 _PATIENT_MS = 5_000
 _FIRST_USERS = (*map(str, range(1, 201)), "nobody")
-"""Users of MovieLens-100k, and one whom no stack knows, whose answer names items of any catalogue."""
+"""Users of MovieLens-100k, and an unknown user, whose answer names items of any catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Audience:
     item_ids: tuple[str, ...]
 
     def asks(self, tier: str) -> Callable[[int], RequestFields] | None:
-        """Return a function from n to the n-th request that this tier should answer; None if the stack has no such user."""
+        """Return a function from n to the n-th request for this tier; None if the stack has no such user."""
         match tier:
             case "precomputed" if self.listed_user_ids:
                 return lambda n: {"user_id": self.listed_user_ids[n % len(self.listed_user_ids)], "k": K}
@@ -48,13 +48,13 @@ class Audience:
                 return None
 
     def mixed(self, number: int) -> RequestFields:
-        """Return request `number` of a mix in which every tier has work: one of each in turn."""
+        """Return request `number` of a mix that gives every tier work, taking the tiers in turn."""
         present = [asks for tier in TIERS if (asks := self.asks(tier)) is not None]
         return present[number % len(present)](number // len(present))
 
 
 async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS) -> Audience:
-    """Request once for each of these users, with a long deadline, and group them by the tier that answered."""
+    """Request once for each of these users, with a long deadline, and group them by the tier of the answer."""
     listed, known, items = [], [], dict[str, None]()
     for user_id in user_ids:
         answer = await rest.recommend({"user_id": user_id, "k": K, "deadline_ms": _PATIENT_MS})

@@ -1,7 +1,8 @@
-"""Callers of both doors: minimal ones for load, and the client that products install for what a product sees.
+"""Callers of both doors: minimal clients for load, and the client that products install for a product's view.
 
-The minimal ones speak HTTP/1.1 by hand over kept-alive connections, and grpc.aio over one channel: the product's client takes
-eight times their processor time over REST, which at hundreds of requests a second the server under test would lack.
+Minimal clients write HTTP/1.1 directly on kept-alive connections, and use grpc.aio on one channel. The product's client
+takes eight times their processor time over REST, which at hundreds of requests a second the server under test would
+lack.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ RequestFields = dict[str, Any]
 
 
 class ProductCaller:
-    """A product with tailrace_client: requests are retried within their deadline. Late answers are waited for, to be counted."""
+    """A product with tailrace_client: requests are retried within their deadline. Late answers count, too."""
 
     def __init__(self, address: str, key: str) -> None:
         options = CallOptions(network_ms=0.0, grace_ms=1_000 * GRACE_S)
@@ -33,7 +34,7 @@ class ProductCaller:
         await self.client.close()
 
     async def recommend(self, ask: RequestFields) -> RequestOutcome:
-        """Request a recommendation; the outcome says how often it was sent."""
+        """Request a recommendation; the outcome includes the number of attempts."""
         try:
             answer = await self.client.recommend(**ask)
         except TailraceError as error:
@@ -43,7 +44,7 @@ class ProductCaller:
 
 
 class RestClient:
-    """HTTP/1.1 with keep-alive; one connection per concurrent request. `key` is an API key, if the stack requires one."""
+    """HTTP/1.1 with keep-alive; one connection per concurrent request. `key` is an API key, if required."""
 
     def __init__(self, host: str, port: int, key: str = "") -> None:
         self._address = (host, port)
@@ -83,7 +84,7 @@ class RestClient:
     async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
         """Send one request and return (status, body); status 0 if no connection could carry it.
 
-        A kept-alive connection that the server closed in the meantime is replaced, as any HTTP client does.
+        A kept-alive connection that the server has closed is replaced, as in any HTTP client.
         """
         head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         request = head % (method, path, self.address.encode(), self._authorization, len(body)) + body
@@ -101,7 +102,7 @@ class RestClient:
 
 
 def _who_refused(body: bytes) -> str:
-    """Return the message of an error; Ray Serve's own refusal is no JSON."""
+    """Return the message of an error; Ray Serve's own refusals are not JSON."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -167,4 +168,4 @@ class GrpcClient:
 DoorClient = RestClient | GrpcClient
 """A minimal client of one door."""
 Caller = DoorClient | ProductCaller
-"""What requests recommendations: an error response is an outcome, not an exception."""
+"""Requests recommendations: an error response is an outcome, not an exception."""

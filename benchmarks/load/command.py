@@ -1,6 +1,6 @@
 """Argument types of the benchmarks' commands, and their results files.
 
-Standard library only: the engine benchmark also runs where nothing else is installed.
+Standard library only: the engine benchmark also runs where no other package is installed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def at_least_one(text: str) -> int:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Read HOST:PORT, `http://` before it or not. Raises ArgumentTypeError."""
+    """Read HOST:PORT, optionally after `http://`. Raises ArgumentTypeError."""
     host, _, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
     if not host or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT; give such as localhost:8000")
@@ -50,7 +50,7 @@ def report_parser(description: str) -> argparse.ArgumentParser:
 
 
 def run_named(modules: Mapping[str, str], default: Callable[[], None]) -> None:
-    """Run the module that the first argument names, which then sees the others alone; without such a name, the default."""
+    """Run the module that the first argument names, passing the remaining arguments; by default, the default module."""
     if (name := "".join(sys.argv[1:2])) in modules:
         del sys.argv[1]
         import_module(modules[name]).main()
@@ -94,7 +94,7 @@ def about_run(name: str) -> dict[str, Any]:
 
 
 def newest_tokens(state_dir: Path) -> Path:
-    """Return the newest output of the stage `tokenize`, which has training and test cases. Exits with the fix where there is none."""
+    """Return the newest output of stage `tokenize`, with training and test cases. Exits with the fix if missing."""
     stages = state_dir / "pipeline" / "tokenize"
     if not (found := list(stages.glob("*/"))):
         sys.exit(f"error: {stages} is empty, so there are no cases; run `tailrace pipeline` there")
@@ -102,7 +102,7 @@ def newest_tokens(state_dir: Path) -> Path:
 
 
 def rows_on_file(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a results file, none where there is no file."""
+    """Return the rows of a results file, [] without the file."""
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
 

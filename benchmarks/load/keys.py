@@ -1,4 +1,4 @@
-"""API keys of the callers that a benchmark makes."""
+"""API keys for the callers of a benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_o
 
 @dataclass(frozen=True, slots=True)
 class CallerKeys:
-    """A key for each priority, with the scopes of a product, and an operator's with every scope."""
+    """A key for each priority, with the scopes of a product, and an operator's key with every scope."""
 
     by_priority: Mapping[Priority, str]
     operator: str

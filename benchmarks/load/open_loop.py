@@ -1,7 +1,7 @@
-"""Open-loop load: requests depart at a fixed rate whether or not earlier ones have returned.
+"""Open-loop load: requests depart at a fixed rate whether or not earlier requests have returned.
 
-Latency counts from the intended departure, so that a stalled server (or a late generator) is included in it, not omitted
-(coordinated omission).
+Latency counts from the intended departure, so that stalls of the server, or of the generator, are included (no
+coordinated omission).
 """
 
 import asyncio
@@ -19,9 +19,9 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request's end: whether it was answered, by which tier and reason (or with which error), and how often it was sent.
+    """The end of a request: the answering tier and reason, or the error, and the number of attempts.
 
-    The minimal callers name what was answered too.
+    The minimal clients also name the items of the answer.
     """
 
     is_ok: bool
@@ -39,7 +39,7 @@ Send = Callable[[int], Awaitable[RequestOutcome]]
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One request: seconds from its intended departure to its end, how late it departed, and when that was intended.
+    """One request: seconds from its intended departure to its end, its delay at departure, and its intended departure.
 
     `at_s` counts from the beginning of the run.
     """
@@ -56,7 +56,7 @@ class Shot:
         return 1_000 * self.latency_s
 
     def is_in_time(self, deadline_ms: float) -> bool:
-        """Whether it was answered by the deadline; an error never is."""
+        """Whether it was answered by the deadline; errors never are."""
         return self.outcome.is_ok and self.latency_ms <= deadline_ms
 
 
@@ -75,7 +75,7 @@ async def run_load(send: Send, rate_rps: float, num_requests: int) -> Load:
 
 
 async def run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
-    """Send one request at each of these seconds from now."""
+    """Send a request at each of these seconds from now."""
     gc.collect()
     gc.disable()  # its pauses in the generator would be counted against the server
     try:
@@ -116,7 +116,7 @@ async def _run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values do not exceed (nearest rank)."""
+    """Return the smallest value that at least this fraction of the values does not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

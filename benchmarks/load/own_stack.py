@@ -1,4 +1,4 @@
-"""The stack that a benchmark asks: the one that runs, or one of these settings for as long as the benchmark lasts (`--up`)."""
+"""The stack under test: the running stack, or a stack of these settings for the benchmark's duration (`--up`)."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from services.settings.settings import Settings
 
 
 def add_stack_options(parser: argparse.ArgumentParser, settings: Settings) -> None:
-    """Add `--url` and `--grpc`, the doors that are called, and `--up`."""
+    """Add `--url` and `--grpc`, the addresses to call, and `--up`."""
     default_url = f"{settings.http_host}:{settings.http_port}"
     parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
@@ -35,7 +35,7 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
 
 
 async def require_ready(rest: RestClient) -> None:
-    """Check that a stack answers this caller. Exits with the fix if none is ready or if it requires another key."""
+    """Check that a stack answers this caller. Exits with the fix if it is not ready or requires another key."""
     if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
         sys.exit(f"error: no stack is ready at {rest.address}; run `tailrace up` first")
     status, _ = await rest.call(b"POST", b"/v1/recommendations", b'{"k": 1}')

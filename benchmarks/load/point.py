@@ -1,4 +1,4 @@
-"""One point of a benchmark, measured by a process of its own within a time limit."""
+"""One point of a benchmark, measured in a separate process within a time limit."""
 
 import json
 import os
@@ -14,9 +14,9 @@ _STOP_S = 60.0
 def run_point(
     name: str, command: Sequence[str], limit_s: float, environment: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Run a point, which ends with all that it has started, and return the JSON of its last line.
+    """Run a point, with all processes that it starts, and return the JSON of its last line.
 
-    Returns None, with a line on stderr that begins with `name`, where it failed or took longer.
+    Returns None, with a line on stderr that begins with `name`, if it failed or took longer.
     """
     point = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     try:
@@ -34,7 +34,7 @@ def run_point(
 
 
 def _end(point: "subprocess.Popen[str]") -> None:
-    """Let a point that still runs stop its servers; end it with all of its group if it does not."""
+    """Let a running point stop its servers; kill its process group if it does not."""
     if point.poll() is None:
         point.send_signal(signal.SIGINT)
         try:

@@ -26,7 +26,10 @@ _TOLERANCE = 0.1
 
 
 def tier_weights(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Return each tier's weight from a bundle's evaluation report: its NDCG@10 relative to the LLM's (precomputed lists are the LLM's)."""
+    """Return each tier's weight from a bundle's evaluation report: its NDCG@10 relative to the LLM's.
+
+    Precomputed lists have the LLM's weight.
+    """
     ndcg = {model: measured["ndcg@10"] for model, measured in report["metrics"].items()}
     llm = ndcg["decoder"]
     return {"llm": 1.0, "precomputed": 1.0, "student": ndcg["student"] / llm, "popular": ndcg["popularity"] / llm}
@@ -35,8 +38,8 @@ def tier_weights(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dic
 def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, float]) -> dict[str, object]:
     """Return a row's numbers.
 
-    `availability` counts answers with items, `deadline_met` those in time by the caller's clock, and `goodput` weights the
-    latter by tier: 1 means that the LLM answered every request in time.
+    `availability` counts answers with items, `deadline_met` answers in time by the caller's clock, and `goodput`
+    weights the latter by tier: 1 means that the LLM answered every request in time.
     """
     num = len(shots)
     in_time = [shot for shot in shots if shot.is_in_time(deadline_ms)]
@@ -56,14 +59,14 @@ def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, f
 
 
 def degraded_share(shots: Sequence[Shot]) -> float:
-    """Return the share of requests that failed or were degraded; 0 for none."""
+    """Return the fraction of requests that failed or were degraded; 0 without requests."""
     return sum(not shot.outcome.is_ok or shot.outcome.reason in DEGRADED for shot in shots) / max(1, len(shots))
 
 
 def answers_recovered_s(shots: Sequence[Shot], back_at_s: float, usual_share: float) -> float | None:
     """Return the seconds from the dependency's return until answers are as before the fault; None if they never are.
 
-    Recovered means: for two seconds no half-second has a degraded share of more than 0.1 above the usual.
+    Recovered means: for two seconds, every half-second has a degraded fraction at most 0.1 above the usual.
     """
     bins: dict[int, list[Shot]] = {}
     for shot in shots:

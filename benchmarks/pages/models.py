@@ -31,7 +31,7 @@ _ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 
 
 def readme() -> Iterator[str]:
-    """The figures of README."""
+    """The figures of the README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
     fresh, (num, met) = result("freshness"), in_time()
     quality_ = {(row["split"], row["model"]): row for row in result("quality")["rows"]}
@@ -63,7 +63,7 @@ def quality() -> Iterator[str]:
 
 
 def distillation() -> Iterator[str]:
-    """Students by what they learned from a decoder, and the paired gain of targets and rows."""
+    """Students by their sources of training, and the paired gain of targets and rows."""
     rows = []
     for name, data in _VARIANTS.items():
         run = result(name)
@@ -77,7 +77,7 @@ def distillation() -> Iterator[str]:
 
 
 def decoder_gain() -> Iterator[str]:
-    """The decoder's NDCG@10 minus its student's over all users, leave one out."""
+    """The decoder's NDCG@10 minus its student's over all users, leave-one-out."""
     rows = []
     for name, data in _GAINS.items():
         (gain,) = (row for row in result(name)["gain"] if (row["slice"], row["split"]) == ("all", "leave-one-out"))
@@ -106,7 +106,7 @@ def refit() -> Iterator[str]:
 
 
 def warm_start() -> Iterator[str]:
-    """A warm start against a whole training, with 2 % new events."""
+    """A warm start against a full training, with 2 % new events."""
     rows = []
     for name, data in _WARM.items():
         run = result(name)
@@ -185,7 +185,7 @@ def variants() -> Iterator[str]:
 
 
 def worse_candidates() -> Iterator[str]:
-    """How soon the canary analysis finds simulated worse candidates."""
+    """Time until canary analysis finds simulated worse candidates."""
     rows = [
         (
             case["name"],

@@ -32,7 +32,7 @@ def interval(row: dict[str, Any], digits: int = 4) -> str:
 
 
 def percent(fraction: float, digits: int = 2) -> str:
-    """Return a fraction in per cent, without the sign: table heads have it."""
+    """Return a fraction in per cent, without the sign: table headers have it."""
     return f"{100 * fraction:.{digits}f}"
 
 

@@ -2,13 +2,15 @@
 
     python -m benchmarks.pipeline --json OUT [--points EVENTSxITEMS ...] [--until STAGE] [--limit-s 300]
 
-Events are synthetic (tables.py) with a fixed seed. A separate process measures each stage of each point, with one thread and
-within `--limit-s`, on the output of the earlier stages; a real Valkey holds the features. `train` and `distill` run one epoch of
-the shipped recipe for data of that size and validate once: a poor model ranks at the usual cost. `precompute` makes 300 lists.
+Events are synthetic (tables.py) with a fixed seed. A separate process measures each stage of each point, with one
+thread and within `--limit-s`, on the output of the earlier stages; a real Valkey holds the features. `train` and
+`distill` run one epoch of the shipped recipe for data of that size and validate once: a poor model ranks at the usual
+cost. `precompute` makes 300 lists.
 
-cpu_s are processor seconds of a stage's own processes, excluding Valkey; unlike `seconds` they hardly grow with other load.
-rss_mb is the peak memory of the largest process of a stage, libraries included (`distill` has two processes, and `tokenize`
-joins in a separate process). If a stage exceeds its limit, the later stages are skipped. Rows already in OUT are kept.
+cpu_s are processor seconds of a stage's own processes, excluding Valkey; unlike `seconds` they hardly grow with other
+load. rss_mb is the peak memory of the largest process of a stage, libraries included (`distill` has two processes, and
+`tokenize` joins in a separate process). If a stage exceeds its limit, the later stages are skipped. Rows already in OUT
+are kept.
 """
 
 import argparse
@@ -37,7 +39,7 @@ _POINTS = (
     (10_000_000, 1_000_000),
 )
 _CHILD = "from benchmarks.pipeline.stages import main; main()"
-"""Not `-m`: a process that a stage starts would import the main module, and with it all libraries."""
+"""Not `-m`: child processes of a stage would import the main module, and with it all libraries."""
 
 
 def main() -> None:
@@ -69,7 +71,7 @@ def _place(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _measure(num_events: int, num_items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a point's rows, one a stage."""
+    """Yield a point's rows, one per stage."""
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder))
         environment = inherited_environment() | settings.as_environment() | {"TMPDIR": folder, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Runs one stage of the flow in this process, on the earlier stages' output in the state folder; `main` prints its cost."""
+"""Runs one stage of the pipeline in this process, on earlier stages' output in the state folder; prints its cost."""
 
 import json
 import os
@@ -54,13 +54,13 @@ def main() -> None:
 
 @dataclass(slots=True)
 class _Taken:
-    """What this process takes from now on."""
+    """The use of resources by this process from now on."""
 
     began_s: float = field(default_factory=time.perf_counter)
     began_cpu_s: float = field(default_factory=lambda: sum(os.times()[:4]))
 
     def __post_init__(self) -> None:
-        """Let the kernel forget the largest memory so far."""
+        """Reset the kernel's peak memory of this process."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def row(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Synthetic events and items as a user's own files: items by Zipf's law, users' numbers of events lognormal, nobody an item twice."""
+"""Synthetic event and item files: items by Zipf's law, lognormal numbers of events per user, no repeated items."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ import polars as pl
 EVENTS, ITEMS = "events.parquet", "items.parquet"
 _MEDIAN_EVENTS, _SIGMA, _MOST_EVENTS = 20, 1.1, 500
 _DRAWN = 3
-"""Events drawn per kept event: a draw that repeats an item of the user is discarded."""
+"""Events drawn per kept event: a repeated item of a user is discarded."""
 _FIRST_TIME_S, _DAYS = 1_700_000_000, 90
 _NUM_WORDS, _WORDS_PER_TITLE, _NUM_CATEGORIES = 5_000, 4, 50
 
 
 def write_tables(folder: Path, num_events: int, num_items: int) -> None:
-    """Write both tables with a fixed seed. Exits if the items are too few for the events."""
+    """Write both tables with a fixed seed. Exits if there are too few items for the events."""
     rng = np.random.default_rng(0)
     _events(rng, num_events, num_items).write_parquet(folder / EVENTS)
     _items(rng, num_items).write_parquet(folder / ITEMS)

@@ -1,1 +1,1 @@
-"""How far the planner's predictions of training are from published runs, and the fit of its constants to them."""
+"""Errors of the planner's training predictions against published runs, and the fit of its constants to them."""

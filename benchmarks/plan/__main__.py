@@ -3,9 +3,10 @@
     python -m benchmarks.plan --runs CSV --json OUT [--cross]
     python -m benchmarks.plan --runs CSV --fit
 
-Judges the constants of pipelines/planner/fitted.json on the file's runs, except fitted runs; unreadable rows are named. The
-columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges the rest; and counts by group how
-many runs lie in intervals that other runs gave. `--fit` fits the constants to all runs and to the cited ones (cited_runs.py), and writes them.
+Evaluates the constants of pipelines/planner/fitted.json on the file's runs, except fitted runs; unreadable rows are
+named. The columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU
+types but one, evaluates on the rest, and counts by group how many runs lie in intervals from other runs. `--fit` fits
+the constants to all runs and to the cited runs (cited_runs.py), and writes them.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml
 
 
 def main() -> None:
-    """Judge or fit, print, write the JSON."""
+    """Evaluate or fit, print, write the JSON."""
     options = _parse()
     with exit_on_errors():
         runs, bad = read_runs(options.runs)
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
-    """Return how far predictions are from these runs, in points of MFU, and how often the interval holds the measured value."""
+    """Return prediction errors on these runs, in points of MFU, and the interval's coverage of measured values."""
     predictions = [predict(run, constants) for run in runs]
     measured = np.array([run.mfu for run in runs])
     errors = np.abs(np.array([one.mfu for one in predictions]) - measured)
@@ -82,7 +83,7 @@ def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
 
 
 def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return errors and coverage on one half of the runs after a fit to the remaining half, over several random halves."""
+    """Return errors and coverage on one half of the runs after a fit to the other half, over several random halves."""
     rng, found = np.random.default_rng(0), []
     for _ in range(_NUM_HALVES):
         order = rng.permutation(len(runs))
@@ -107,7 +108,10 @@ def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, dict[str, Any]]:
-    """Return by group how many runs lie in an interval that other halves, sources or chips gave, and the stored interval in percent of throughput."""
+    """Return by group how many runs lie in an interval from other halves, sources or chips, and the stored interval.
+
+    The stored interval is in percent of throughput.
+    """
     stored = fitted()
     by_source, by_chip = errors_by_source(stored, CITED_RUNS), errors_by_chip(stored, runs, CITED_RUNS)
     shares: dict[Group, tuple[int, float]] = {
@@ -126,7 +130,7 @@ def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, 
 
 
 def without_each(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Judge each GPU type by constants from all other types, with the stored interval."""
+    """Evaluate each GPU type with constants from all other types, with the stored interval."""
     stored = fitted()
     for name in sorted({run.device.name for run in runs}):
         constants = replace(without_device(runs, name), intervals=stored.intervals)

@@ -1,6 +1,7 @@
-"""Published training runs beyond FSDP in bf16 on A100 and H100: facts with their sources, and the planner's prediction of each.
+"""Published training runs beyond FSDP in bf16 on A100 and H100: facts with sources, and the planner's predictions.
 
-Throughput is in tokens a second and GPU, or in model TFLOP/s a GPU where a source gives only that. Techniques are the run's trainer's.
+Throughput is in tokens per second and GPU, or in model TFLOP/s per GPU if a source gives only that. Techniques are
+the trainer's.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ _TITAN_LINK = 2.4e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CitedRun:
-    """One published run. `batch` are the rows of a step."""
+    """One published run. `batch` is the number of rows of a step."""
 
     source: str
     shape: DecoderShape
@@ -41,12 +42,12 @@ class CitedRun:
     """Of one GPU."""
 
     def group(self, constants: Constants) -> Group:
-        """Return the group whose interval applies."""
+        """Return the group of the run's interval."""
         return group_of(self.shape, self.layout, self.device, constants, dtype=self.dtype, execution=self.execution)
 
 
 def predict_cited(run: CitedRun, constants: Constants | None = None) -> Predicted:
-    """Return the planner's tokens a second and GPU for a run."""
+    """Return the planner's tokens per second and GPU for a run."""
     layout = run.layout
     step = step_time(
         run.shape,
@@ -99,7 +100,7 @@ _TITAN_ASYNC_TP = replace(_TITAN_TP, async_tp=True)
 
 
 def _megatron() -> list[CitedRun]:
-    """Full recomputation, no sequence parallelism, FLOPs counted with it by their equation 3; micro-batches of one row."""
+    """Full recomputation (counted in FLOPs, their equation 3), no sequence parallelism, micro-batches of one row."""
     rows = (
         (24, 2_304, 24, 1, 1, 32, 512, 137),
         (30, 3_072, 32, 2, 1, 64, 512, 138),
@@ -133,7 +134,7 @@ def _megatron() -> list[CitedRun]:
 
 
 def _korthikanti() -> list[CitedRun]:
-    """Sequence parallelism and selective recomputation; 175 and 530 billion parameters with three interleaved stages a rank."""
+    """Sequence parallelism, selective recomputation; 175 and 530 billion parameters with three stages per rank."""
     rows = (
         (48, 6_144, 64, 1, 1, 4, 1.10),
         (96, 12_288, 96, 8, 3, 64, 13.75),
@@ -180,7 +181,7 @@ def _llama_3() -> list[CitedRun]:
 
 
 def _titan() -> list[CitedRun]:
-    """FSDP2 with tensor parallelism over 8, and with pipelines of 8 in 8 micro-batches; float8 is of the layers' products."""
+    """FSDP2 with tensor parallelism over 8, and with pipelines of 8 in 8 micro-batches; float8 layer products."""
 
     def run(
         source: str, shape: DecoderShape, layout: Layout, dtype: str, tokens: float, execution: Execution
@@ -257,7 +258,7 @@ def _nemo() -> list[CitedRun]:
 
 
 def _titan_fsdp() -> list[CitedRun]:
-    """FSDP2, two rows of 8,192 tokens a GPU, selective recomputation, on H100 and H200."""
+    """FSDP2, two rows of 8,192 tokens per GPU, selective recomputation, on H100 and H200."""
     rows = (
         (TITAN, _TITAN_H100, 8, "fp8", 8_532),
         (TITAN, _TITAN_H100, 128, "fp8", 8_380),

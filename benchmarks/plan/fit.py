@@ -1,4 +1,7 @@
-"""Fits the planner's constants to published runs: a robust least squares of the logarithm of throughput, and for each group of runs the interval that holds most of them."""
+"""Fits the planner's constants to published runs, and an interval for each group of runs that contains most of them.
+
+The fit is a robust least squares of the logarithm of throughput.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,21 +17,21 @@ from benchmarks.plan.runs import Run, predict
 from pipelines.planner.step_time import Constants, Group
 
 COVERAGE = 0.95
-"""Share of the fitted runs that the interval of FSDP runs holds. It holds about 89 % of runs that a fit to one half has not seen."""
+"""Fraction of the fitted runs in the interval of FSDP runs; about 89 % of runs unseen by a fit to one half."""
 _FEW = 1.1
-"""The intervals of cited runs hold all errors by this factor: those are of few clusters, whose errors are alike."""
+"""The intervals of cited runs exceed all errors by this factor: they come from few clusters with similar errors."""
 _START = {"attention": 0.5, "passes": 10.0, "exposed": 1.0}
 _BOUNDS = {"efficiency": (0.2, 1.2), "attention": (0.05, 2.0), "passes": (0.0, 100.0), "exposed": (0.0, 10.0)}
 _EFFICIENCY = 0.7
 _PARALLEL = {"data": (0.3, 1.5), "tensor": (0.5, 1.5), "async_tp": (0.3, 1.0), "pipeline": (0.3, 1.0)}
-"""Bounds of the constants that runs with other kinds of parallelism have: overlapped collectives still cost something."""
+"""Bounds of the constants of other kinds of parallelism: overlapped collectives still have a cost."""
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _OUTLIER = 0.05
-"""Beyond this difference of logarithms a run counts linearly and no longer by its square."""
+"""Above this difference of logarithms, a run counts linearly instead of quadratically."""
 
 
 def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
-    """Return the constants that fit these runs, without intervals; the remaining constants are `start`'s."""
+    """Return the constants fitted to these runs, without intervals; the remaining constants are `start`'s."""
     chips = sorted({run.device.chip for run in runs})
     names = [*chips, *_START]
     bounds = np.array([_BOUNDS.get(name, _BOUNDS["efficiency"]) for name in names])
@@ -67,7 +70,7 @@ def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
 
 
 def fit_with_intervals(runs: Sequence[Run], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:
-    """Return the constants with an interval for each group: of the fitted runs, of cited ones by sources that a fit has not seen, of chips likewise."""
+    """Return the constants with an interval for each group: fitted runs, and cited runs by unseen sources and chips."""
     constants = fit_parallel(fit(runs), cited)
     data = shortest_interval(log_errors(runs, constants), COVERAGE)
     cross: dict[Group, list[float]] = {
@@ -80,7 +83,7 @@ def fit_with_intervals(runs: Sequence[Run], cited: Sequence[CitedRun] = CITED_RU
 
 
 def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[str, list[float]]:
-    """Return the errors of the cited runs on known chips by source, each by a fit to the other sources' runs."""
+    """Return the errors of the cited runs on known chips by source, each from a fit to the other sources' runs."""
     rows = [run for run in cited if run.group(constants) == "parallel"]
     errors = {}
     for source in sorted({run.source for run in rows}):
@@ -90,7 +93,7 @@ def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[st
 
 
 def errors_by_chip(constants: Constants, runs: Sequence[Run], cited: Sequence[CitedRun]) -> dict[str, list[float]]:
-    """Return the errors on chips and of models that a fit has not seen: of cited runs, and quantiles of each fitted chip's by a fit to the rest."""
+    """Return the errors on unseen chips and models: cited runs, and quantiles per fitted chip by a fit to the rest."""
     errors: dict[str, list[float]] = {}
     for run in cited:
         if run.group(constants) == "unseen":
@@ -104,7 +107,7 @@ def errors_by_chip(constants: Constants, runs: Sequence[Run], cited: Sequence[Ci
 
 
 def share_left_out(errors: Mapping[str, Sequence[float]]) -> float:
-    """Return the share of errors that lie in the interval of the other sources' or chips' errors."""
+    """Return the fraction of errors in the interval of the other sources' or chips' errors."""
     inside = []
     for key, own in errors.items():
         low, high = whole_range([*chain(*(errors[other] for other in errors if other != key))])
@@ -118,22 +121,22 @@ def without_device(runs: Sequence[Run], name: str) -> Constants:
 
 
 def log_errors(runs: Sequence[Run], constants: Constants) -> list[float]:
-    """Return the logarithm of measured by predicted MFU."""
+    """Return the logarithm of measured over predicted MFU."""
     return [math.log(run.mfu / predict(run, constants).mfu) for run in runs]
 
 
 def cited_errors(runs: Sequence[CitedRun], constants: Constants) -> list[float]:
-    """Return the logarithm of measured by predicted throughput."""
+    """Return the logarithm of measured over predicted throughput."""
     return [math.log(run.tokens_per_s / predict_cited(run, constants).mfu) for run in runs]
 
 
 def whole_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval that holds all of a few values, and zero, with a margin."""
+    """Return an interval that contains all of a few values, and zero, with a margin."""
     return _FEW * min(0.0, *values), _FEW * max(0.0, *values)
 
 
 def shortest_interval(values: Sequence[float], share: float) -> tuple[float, float]:
-    """Return the shortest interval that holds this share of the values: a few outliers on one side do not stretch it, as they would by quantiles."""
+    """Return the shortest interval that contains this fraction of the values; outliers do not stretch it."""
     ordered = sorted(map(float, values))
     number = math.ceil(share * len(ordered))
     starts = range(len(ordered) - number + 1)

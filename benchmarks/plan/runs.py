@@ -1,7 +1,8 @@
-"""Published training runs from a CSV with the columns of llm-foundry's benchmark page, and the planner's prediction for a run.
+"""Published training runs from a CSV with the columns of llm-foundry's benchmark page, and the planner's predictions.
 
-The models are MPT decoders, whose sizes follow from their names or, for other names, from the number of parameters. A run's MFU counts 6 FLOPs a parameter and token,
-embeddings among them, and attention over the whole square: 12 x layers x hidden x length. Knows no fit.
+The models are MPT decoders, whose sizes follow from their names or, for other names, from the number of parameters. A
+run's MFU counts 6 FLOPs per parameter and token, including embeddings, and attention over the full square:
+12 x layers x hidden x length. Independent of the fit.
 """
 
 import csv
@@ -35,7 +36,7 @@ COLUMNS = (
     "Activation Checkpointing",
     "NumParams",
 )
-"""The columns that are read (HFU is not), in any order, capitals and punctuation."""
+"""The columns to read (HFU is ignored), in any order, capitalisation and punctuation."""
 _VOCABULARY = 50_368
 _SHAPES = {
     "125m": (12, 768, 12),
@@ -51,7 +52,7 @@ _SHAPES = {
 """Layers, hidden size and heads of the MPT models (llm-foundry, scripts/train/yamls/pretrain)."""
 _HIDDEN_PER_LAYER = 128
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp32": "fp32"}
-"""By the last word of a precision: products run at the rate of this dtype."""
+"""By the last word of a precision: the dtype whose rate applies to products."""
 _SHARDING = {"FULL_SHARD": 2, "SHARD_GRAD_OP": 1, "NO_SHARD": 0}
 """How often weights are gathered for a micro-batch."""
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def layout(self) -> Layout:
-        """The run's layout: all GPUs share the states, or each has them all."""
+        """The run's layout: states sharded over all GPUs, or replicated."""
         is_sharded = self.gathers > 0
         return Layout(
             data=1 if is_sharded else self.num_gpus,
@@ -99,7 +100,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be read, and why."""
+    """An unreadable row, and why."""
 
     line: int
     problem: str
@@ -107,7 +108,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """MFU in percent, and the interval that holds most runs."""
+    """MFU in percent, and the interval that contains most runs."""
 
     mfu: float
     low: float
@@ -115,7 +116,7 @@ class Predicted:
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
-    """Read a file. Rows that cannot be used come back with the reason. Raises ConfigError for a file without the columns."""
+    """Read a file. Unusable rows come back with the reason. Raises ConfigError for a file without the columns."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -139,7 +140,7 @@ def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
 
 
 def predict(run: Run, constants: Constants | None = None) -> Predicted:
-    """Return the planner's MFU for a run, counted as the page counts it. Gradients travel in bf16 there."""
+    """Return the planner's MFU for a run, counted as on the page. Gradients are communicated in bf16 there."""
     gpus, gathers = Gpus(run.device, run.num_gpus), max(run.gathers, 1)
     step = step_time(
         run.shape, run.layout, run.length, gpus, dtype=run.dtype, reduce_bytes=2, gathers=gathers, constants=constants
@@ -180,7 +181,7 @@ def _run_of(line: int, row: Row) -> Run:
 
 
 def _shape_of(name: str, num_parameters: int, length: int) -> DecoderShape:
-    """Return the shape of an MPT model of this name, or of one with as many parameters whose hidden size is 128 times its layers."""
+    """Return the shape of the MPT model of this name, or of this size with hidden size 128 times the layers."""
     layers, hidden, heads = _SHAPES.get(name.lower().removeprefix("mpt-"), (0, 0, 0))
     if not layers or not 0.8 < num_parameters / _parameters(layers, hidden, length) < 1.25:
         layers = max(1, round((num_parameters / 12 / _HIDDEN_PER_LAYER**2) ** (1 / 3)))

@@ -1,1 +1,1 @@
-"""How well decoder, student and baselines rank: over seeds, splits and data sets, and what routing to the LLM is worth."""
+"""Ranking quality of decoder, student, baselines by seed, split and data set, and the gain of routing to the LLM."""

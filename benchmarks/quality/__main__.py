@@ -1,12 +1,15 @@
-"""Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and what routing to the LLM is worth.
+"""Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and routing to the LLM.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--recipes FILE] [--epochs N]
                                  [--code-depth N] [--nested] [--sequences FOLDER | --events FILE --items FILE]
 
-Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
-events have an order and no times, so that only leave-one-out is possible there. Histories come from a feature store that the run starts for itself; each seed and
-split trains decoder, student, its twin and a student without a decoder again. `--nested` runs another test instead (nested.py): the whole flow without each user's last label, which then what is published and what its gate judged both rank. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
-runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
+Default data: ml-100k. `--events` and `--items` are tables as for `tailrace pipeline`; `--sequences` is a folder as
+described in benchmarks/quality/sequences.py, whose events have an order but no times, so it allows only leave-one-out.
+Histories come from a feature store that the run starts for itself; each seed and split trains decoder, student, its
+twin and a student without a decoder from scratch. `--nested` runs another test instead (nested.py): it runs the whole
+pipeline without each user's last label, which the published pair and the pair that the gate evaluated then rank. Stage
+outputs in the state folder are reused. `--epochs` shortens training to check that it runs; its numbers mean nothing.
+docs/benchmarks.md explains the file.
 """
 
 import argparse
@@ -45,7 +48,7 @@ from services.settings.settings import load_settings
 
 
 def main() -> None:
-    """Train and evaluate each split and seed, then write what they come to."""
+    """Train and evaluate each split and seed, then write the summary."""
     options = parse()
     console = Console(stderr=True)
     with exit_on_errors():
@@ -60,7 +63,10 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; its `split` is the list of splits to run: sequences have no times. Wrong options end the program with a line that names them."""
+    """Read the command line; its `split` is the list of splits to run: sequences have no times.
+
+    Invalid options end the program with a line that names them.
+    """
     parser = report_parser(__doc__)
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
     folder = "folder of stage outputs and store (default: quality in the state folder)"
@@ -83,7 +89,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
-    """Run the pipeline up to its evaluation, train and rank its variants. Raises what the pipeline raises."""
+    """Run the pipeline up to its evaluation, train and rank its variants. Raises the pipeline's errors."""
     report = run_pipeline(replace(options, until="evaluate"), places, console)
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
@@ -113,7 +119,7 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
 
 
 def _num_parameters(decoder_dir: Path, students_dir: Path) -> dict[str, dict[str, int]]:
-    """Return, by model, the number of `all` parameters and of those outside the table of items."""
+    """Return, by model, the number of `all` parameters and of those outside the item table."""
     with torch.device("meta"):
         decoder = Decoder(read_config(decoder_dir))
     student = read_student(students_dir / "student.safetensors")

@@ -1,11 +1,13 @@
-"""Dislikes: what learning against the items that users rated low is worth, and what it costs on those that they rated high.
+"""Dislikes: the value of training against items that users rated low, and its cost on items that they rated high.
 
     python -m benchmarks.quality dislikes --json OUT [--state FOLDER] [--weight 1] [--epochs N] [--alone]
 
-Data: ml-100k; ratings of 1 and 2 are negative events. Those of every fifth user are held out: no model learns of them. Decoder and student are trained with the recipe that the
-pipeline takes, `dropped`, where the weight of a dislike is 0, and `against`, where it is as given. With `--alone` students alone are trained, without a decoder. Both rank, after the same
-histories, the test labels that were rated 4 and 5 (NDCG@10), and the items that users rated 1 and 2 (their mean rank among the unseen, by user): of the held-out users, and of the others, whose
-dislikes were learned and are never shown to them again. `difference` is against less dropped, with the 95 % bootstrap interval over users, paired.
+Data: ml-100k; ratings of 1 and 2 are negative events, held out from training for every fifth user. Decoder and student
+are trained with the pipeline's recipe: `dropped` with weight 0 for dislikes, and `against` with the given weight. With
+`--alone` only students are trained, without a decoder. Both rank, after the same histories, the test labels rated 4 and
+5 (NDCG@10), and the items rated 1 and 2 (their mean rank among the unseen, by user): for the held-out users, and for
+all other users, whose dislikes were trained on and are never shown to them again. `difference` is against minus
+dropped, with the paired 95 % bootstrap interval over users.
 """
 
 import argparse
@@ -43,7 +45,7 @@ _HELD_OUT = "held-out"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one training, by user: NDCG@10 of the labels rated high, and the mean rank of the dislikes held out, and of those learned."""
+    """Results of one training by user: NDCG@10 of labels rated high, mean ranks of held-out and of trained dislikes."""
 
     ndcg: np.ndarray
     rank_held_out: np.ndarray
@@ -51,7 +53,7 @@ class Found:
 
 
 def main() -> None:
-    """Train what the state folder lacks, rank, and write the file."""
+    """Train the models that the state folder lacks, rank, and write the file."""
     options = _options()
     console = Console(stderr=True)
     torch.set_num_threads(1)
@@ -73,7 +75,7 @@ def main() -> None:
 
 
 def hold_out(ratings: Path, out: Path) -> Path:
-    """Write the events with each rating as a type, every fifth user's low ones of a type of their own; return the table's path."""
+    """Write the events with ratings as types, and a type for every fifth user's low ratings; return the path."""
     out.mkdir(parents=True, exist_ok=True)
     events = pl.read_parquet(ratings).select("user_id", "item_id", "event_time", "value")
     every = events.select(pl.col("user_id").unique().sort()).gather_every(_EVERY)["user_id"]

@@ -1,6 +1,7 @@
-"""A floor without training: a graph of which items followed which, read at a user's last five items, joined with how alike item texts are.
+"""A baseline without training: a graph of item successions, read at a user's last five items, plus text similarity.
 
-An edge weighs how often one item followed another within five steps, a step further away less, as a share of the edges that leave the item. The numbers below were chosen on validation labels.
+An edge counts how often an item followed another within five steps, with less weight for further steps, as a fraction
+of the edges that leave the item. The constants below were chosen on validation labels.
 
 Shape suffixes: V items, B histories, E text.
 """
@@ -14,9 +15,9 @@ from pipelines.codes.embedding import fit_text
 
 _NEWEST = 5
 _DECAY = 0.5
-"""What an item weighs of the one after it."""
+"""Weight of an item relative to the next item."""
 _TEXT_SHARE = 0.05
-"""What a cosine of texts weighs beside the share of an edge."""
+"""Weight of a text cosine relative to the fraction of an edge."""
 _TEXT_SIZE = 256
 
 

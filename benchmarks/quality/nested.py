@@ -1,7 +1,8 @@
-"""The nested test: what serves beside what the gate judged, on labels that neither has learned.
+"""The nested test: the published models compared with the models that the gate evaluated, on labels unseen by both.
 
-Each user's last label, and what came after it, is held out from everything. The whole flow runs on what is before, its gate and publication included. Then the published
-pair and the judged pair in the same bundle rank the labels that were held out, from the histories that the feature store would serve.
+Each user's last label, and later events, are held out from everything. The whole pipeline runs on the earlier events,
+including gate and publication. Then the published pair and the evaluated pair of the same bundle rank the held-out
+labels, from the histories that the feature store would serve.
 """
 
 import shutil
@@ -32,25 +33,25 @@ PROTOCOL = "each user's last label is held out from everything; the whole flow r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedRun:
-    """One run of the flow: by model, each user's NDCG@10 of the held-out label, in the same order for all seeds."""
+    """One run of the pipeline: each user's NDCG@10 of the held-out label by model, in the same order for all seeds."""
 
     seed: int
     dataset: str
     published: Mapping[str, np.ndarray]
     unrefitted: Mapping[str, np.ndarray]
     refit: Mapping[str, Any]
-    """What the flow found of its refit."""
+    """The pipeline's facts about its refit."""
 
 
 def measure_nested(options: PipelineOptions, places: Places, console: Console) -> NestedRun:
-    """Hold the labels out, run the flow, and rank them. Raises what the pipeline raises, also where its gate refuses."""
+    """Hold the labels out, run the pipeline, and rank them. Raises the pipeline's errors and the gate's refusal."""
     ingested = run_pipeline(replace(options, until="ingest"), places, console).stages[0]
     folder = places.state_dir / "nested" / ingested.key
     name = options.events.stem if options.events else options.dataset
     events, items, labels = hold_out(ingested.path, folder, name)
     seed = options.recipes[0].train.seed
     own = replace(places, bundle_root=folder / f"bundles-{seed}")
-    shutil.rmtree(own.bundle_root, ignore_errors=True)  # no earlier run's bundle is compared with
+    shutil.rmtree(own.bundle_root, ignore_errors=True)  # an earlier run's bundle must not be compared with
     report = run_pipeline(replace(options, events=events, items=items), own, console)
     features = next(stage.path for stage in report.stages if stage.stage == "features")
     bundle = BundleStore.of(own).live()
@@ -65,9 +66,9 @@ def measure_nested(options: PipelineOptions, places: Places, console: Console) -
 
 
 def hold_out(ingested: Path, out: Path, name: str) -> tuple[Path, Path, dict[str, str]]:
-    """Write tables without each user's last label and all after it; return their paths, and the label's item by user.
+    """Write tables without each user's last label and later events; return their paths, and the label's item by user.
 
-    A user has one if it is at least the third, as in the test split.
+    Only users with at least three labels have one, as in the test split.
     """
     out.mkdir(parents=True, exist_ok=True)
     positive = pl.read_parquet(ingested / "events.parquet").filter(pl.col("role") == Role.POSITIVE)
@@ -83,7 +84,7 @@ def hold_out(ingested: Path, out: Path, name: str) -> tuple[Path, Path, dict[str
 
 
 def summarise_nested(runs: Sequence[NestedRun]) -> dict[str, Any]:
-    """Return the content of the results file but its header. All runs are of one data set."""
+    """Return the content of the results file without its header. All runs use the same data set."""
     rows = []
     for model in runs[0].published:
         new, old = (

@@ -1,11 +1,11 @@
-"""A folder of sequences, as the pipeline's own tables of events and items.
+"""A folder of sequences as event and item tables for the pipeline.
 
     sequences.txt          a line for each user, `user item item ...`, in time order
-    items.jsonl            a line for each item, `{"item_id": 1, "title": "Lamp", "brand": "Acme", "categories": ["light"]}`; or
-    item_attributes.json   `{"1": [3, 17]}`, the numbers of what each item has; it is then titled "item 1"
+    items.jsonl            a line for each item, `{"item_id": 1, "title": "Lamp", "brand": "Acme", ...}`; or
+    item_attributes.json   `{"1": [3, 17]}`, the attribute numbers of each item, whose title is then "item 1"
 
-`categories` go to the column of that name; all other keys but id and title go to `text`, which rows learned from text see. A number becomes a word with its key before it:
-`"year": 1999` is `year1999`, attribute 17 is `a17`.
+`categories` go to the column of that name; all other keys except id and title go to `text`, from which item embeddings
+are made. A number becomes a word prefixed by its key: `"year": 1999` is `year1999`, attribute 17 is `a17`.
 """
 
 import json
@@ -30,7 +30,10 @@ _COLUMNS = _OWN_COLUMNS | {"text": pl.String()}
 
 
 def as_tables(source: Path, out: Path) -> tuple[Path, Path]:
-    """Write the folder as tables of events and items, and return their paths: the n-th event of a user is n seconds old. Raises ConfigError."""
+    """Write the folder as tables of events and items, and return their paths. Raises ConfigError.
+
+    The n-th event of a user is n seconds old.
+    """
     out.mkdir(parents=True, exist_ok=True)
     name = source.resolve().name
     events, items = out / f"{name}.parquet", out / f"{name}_items.parquet"
@@ -58,7 +61,7 @@ def read_sequences(source: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_items(source: Path) -> pl.DataFrame:
-    """Return the items as a raw table (item_id, title, categories, text), in the order of the file. Raises ConfigError."""
+    """Return the items as a raw table (item_id, title, categories, text), in file order. Raises ConfigError."""
     lines, attributes = source / _ITEMS, source / _ATTRIBUTES
     if lines.is_file():
         with lines.open() as opened:
@@ -96,7 +99,7 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """Return text as it is, a number after its key, and of lists and objects what each value gives; null gives nothing."""
+    """Return a text unchanged, a number after its key, and the values of lists and objects in turn; [] for null."""
     match value:
         case None:
             return []

@@ -1,7 +1,8 @@
-"""What several runs come to: a row for each model, what distillation and seen items are worth, the decoder's gain by slice, and what routing by that gain is worth. Pure; numpy only.
+"""Summary of several runs: a row per model, gains of distillation, seen items and slices, and the value of routing.
 
-All seeds of a split test the same users. A user's NDCG@10 is averaged over the seeds first, and intervals are 95 % bootstraps of the mean over users: they hold the luck of the draw of
-users. The luck of training is beside them as `..._std`, the standard deviation between the seeds' means (null for one seed).
+All seeds of a split test the same users. A user's NDCG@10 is averaged over the seeds first, and intervals are 95 %
+bootstraps of the mean over users: they cover the sampling of users. The variance of training is reported as `..._std`,
+the standard deviation between the seeds' means (null for one seed). Pure; numpy only.
 
 Shape suffixes: S seeds, N users.
 """
@@ -26,43 +27,43 @@ _METRICS = {
     "hr10_unmasked": "hr@10_unmasked",
     "ndcg10_unmasked": "ndcg@10_unmasked",
 }
-"""By name in a row, the metric's name in an evaluation."""
+"""The name of a metric in an evaluation, by its name in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training and its evaluation. Arrays have a value for each test user, in the same order for all seeds of a split."""
+    """One training and its evaluation. Arrays have a value per test user, in equal order for all seeds of a split."""
 
     seed: int
     split: str
     evaluation: Mapping[str, Any]
     """The report of the evaluation."""
     ranks: Mapping[str, np.ndarray]
-    """By model of the evaluation, the label's rank as served."""
+    """The label's rank as served, by model of the evaluation."""
     variants: Mapping[str, Ranks]
-    """By model of variants.py, the same with seen items and without."""
+    """The label's rank with and without seen items, by model of variants.py."""
     earned: Mapping[str, Any]
-    """What distillation earned by validation, and whether the student that serves learned from the decoder's targets."""
+    """The gain of distillation on validation labels, and whether the served student used the decoder's targets."""
     slices: Mapping[str, np.ndarray]
     level_sizes: Sequence[int]
-    """The number of codes of each level: one level where an item is one token."""
+    """The number of codes of each level: one level if an item is one token."""
     num_parameters: Mapping[str, Mapping[str, int]]
-    """By model, all and those outside the table of items."""
+    """Parameters by model: all, and those outside the item table."""
     llm_price_ndcg_per_ms: float
 
     @property
     def decoder_ms(self) -> dict[str, float]:
-        """By slice of the length of history, the decoder's time for one request."""
+        """The decoder's time per request, by slice of history length."""
         return {row["slice"]: row["decoder_ms"] for row in self.evaluation["gain"] if "decoder_ms" in row}
 
     def ndcg(self, model: str) -> np.ndarray:
-        """Return each user's NDCG@10, of the evaluation's models or the variants."""
+        """Return each user's NDCG@10 for the models of the evaluation or the variants."""
         if model in self.ranks:
             return gains(self.ranks[model], 10)
         return gains(self.variants[model].as_served(repeats=self.evaluation["repeats"]), 10)
 
     def metric(self, model: str, key: str) -> float:
-        """Return a mean over the users, by its name in an evaluation."""
+        """Return a metric's mean over the users, by its name in an evaluation."""
         if model in self.evaluation["metrics"]:
             return float(self.evaluation["metrics"][model][key])
         ranks, repeats = self.variants[model], self.evaluation["repeats"] or key.endswith("_unmasked")
@@ -70,7 +71,7 @@ class Run:
         return hit_rate(chosen, 10) if key.startswith("hr") else float(gains(chosen, 10).mean())
 
     def is_routed(self) -> np.ndarray:
-        """Return for which users the run's bundle would call the LLM: those with a length of history for which it is shown to be worth its time."""
+        """Return for which users the run's bundle would call the LLM: those whose history length has a proven gain."""
         paying = histories_that_pay(self.evaluation["gain"], self.llm_price_ndcg_per_ms)
         routed = np.zeros_like(self.slices["all"])
         for name in paying:
@@ -78,13 +79,13 @@ class Run:
         return routed
 
     def ms_by_user(self) -> np.ndarray:
-        """Return the decoder's time for each user's request, which is that of the length of history."""
+        """Return the decoder's time for each user's request, by history length."""
         by_user: np.ndarray = np.sum([ms * self.slices[name] for name, ms in self.decoder_ms.items()], axis=0)
         return by_user
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the content of the results file but its header. All runs are of one data set."""
+    """Return the content of the results file without its header. All runs use the same data set."""
     splits = {split: [run for run in runs if run.split == split] for split in dict.fromkeys(run.split for run in runs)}
     evaluation = runs[0].evaluation
     tables = {
@@ -118,14 +119,14 @@ def _rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 
 def _distillation(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what the distilled student has over one without the targets, over one without targets and rows, and what serves over the untrained graph."""
+    """Yield gains: distilled student over one without targets, or targets and rows; served student over the graph."""
     pairs = [("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")]
     for model, other in pairs:
         yield {"model": model, "over": other} | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
 
 
 def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what the student that serves has over the same weights with seen items the other way."""
+    """Yield the served student's gain over the same weights with the opposite setting for seen items."""
     both = []
     for run in runs:
         ranks, repeats = run.variants["student"], run.evaluation["repeats"]
@@ -134,7 +135,7 @@ def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 
 def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float | None]:
-    """Return how one model's NDCG@10 differs from another's, pooled, from each user's of both by seed."""
+    """Return the pooled difference between two models' NDCG@10, from each user's values by seed."""
     both_S2N = np.array([*of_seeds])
     one_N, other_N = both_S2N.mean(axis=0)
     low, high = interval(one_N - other_N, seed=0)
@@ -158,7 +159,7 @@ def _gain(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 
 def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what each policy gets and costs: of every seed by its own gain table, then the mean over seeds and users."""
+    """Yield the gain and cost of each policy, by each seed's own gain table, averaged over seeds and users."""
     llm_SN, student_SN = (np.array([run.ndcg(model) for run in runs]) for model in ("decoder", "student"))
     ms_SN, routed_SN = np.array([run.ms_by_user() for run in runs]), np.array([run.is_routed() for run in runs])
     always_SN = np.ones_like(routed_SN)
@@ -171,7 +172,7 @@ def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """Return what is kept of each run."""
+    """Return the recorded fields of each run."""
     names = ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")
     return {
         "seed": run.seed,

@@ -1,4 +1,4 @@
-"""A decoder and its student, trained by a recipe into one folder with a bundle's names, with the processor time of each."""
+"""A decoder and its student, trained into one folder with a bundle's file names, with the processor time of each."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ _CHECKPOINT_EVERY_S = 60.0
 
 
 def fit_pair(tokenized: Path, recipe: Recipe, out: Path, console: Console, start: WarmStart | None = None) -> None:
-    """Train both unless the folder has them. Raises StageFailed where a start is refused."""
+    """Train both unless the folder has them. Raises StageFailed if the start model is refused."""
     if (out / _TIMES).exists():
         return
     shutil.rmtree(out, ignore_errors=True)
@@ -46,7 +46,7 @@ def fit_pair(tokenized: Path, recipe: Recipe, out: Path, console: Console, start
 
 
 def scorers_of(out: Path, recipe: Recipe) -> dict[str, Scorer]:
-    """Return what ranks with the `decoder` and with the `student` that `fit_pair` wrote."""
+    """Return rankers for the `decoder` and `student` that `fit_pair` wrote."""
     catalogue, decoder = load_catalogue(out / "catalogue.parquet"), load_decoder(out / "decoder", torch.float32, "cpu")
     return {
         "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),

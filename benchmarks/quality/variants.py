@@ -1,9 +1,9 @@
-"""What decoder and student are compared with beside the baselines of the evaluation: an untrained graph, and students that differ in what they had of a decoder.
+"""Further comparisons for decoder and student: an untrained graph, and students with different use of a decoder.
 
 graph           no training at all (graph.py)
-student_alone   a student that never saw a decoder: its rows start at random, and it learns from the labels
-distilled       the student that learned the decoder's targets, whether or not it serves
-student         the one that serves, here also with seen items the other way
+student_alone   a student without a decoder: its rows start at random, and it is trained on the labels
+distilled       the student trained on the decoder's targets, whether or not it serves
+student         the served student, here also with the opposite setting for seen items
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,16 @@ GRAPH, ALONE, DISTILLED, STUDENT = "graph", "student_alone", "distilled", "stude
 def train_alone(
     tokenized: Path, options: DistillOptions, out: Path, checkpoints: Checkpoints, device: torch.device, show: Progress
 ) -> None:
-    """Train the student that never saw a decoder, into this folder."""
+    """Train the student without a decoder, into this folder."""
     inputs = Inputs(tokenized, torch.get_num_threads(), device)
     fit_and_save(inputs, None, without_targets(options), out / f"{ALONE}.safetensors", checkpoints, show)
 
 
 def rank_variants(tokenized: Path, students: Path, alone: Path, cases: Cases) -> dict[str, Ranks]:
-    """Return the ranks of these labels by variant. `students` is the folder of the stage `distill`, `alone` that of `train_alone`."""
+    """Return the ranks of these labels by variant.
+
+    `students` is the folder of the stage `distill`, `alone` the folder of `train_alone`.
+    """
     return {name: rank_labels(scorer, cases) for name, scorer in _scorers(tokenized, students, alone)}
 
 

@@ -1,11 +1,13 @@
-"""Warm start: how much of a whole training's NDCG@10 a start from an earlier one keeps, and in how much of its time.
+"""Warm start: the fractions of a full training's NDCG@10 and time with a start from an earlier training.
 
     python -m benchmarks.quality warm-start --json OUT [--state FOLDER] [--sequences FOLDER] [--seeds 3] [--epochs N]
 
-Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each of two shares of new events a live decoder and student are trained without that share of each
-user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and from the live ones as the nightly pipeline does (`warm`). The recipe is the one
-that the pipeline takes for this data. NDCG@10 as served, of the test labels and of the validation labels, by which a whole training also chose its best epoch; each user's is
-the mean over the seeds. `kept` is that of warm over that of whole, with the 95 % bootstrap interval over users, paired. Times are processor time on one thread.
+Default data: ml-100k; `--sequences` is a folder as described in benchmarks/quality/sequences.py. For each of two
+fractions of new events, a live decoder and student are trained without that fraction of each user's newest training
+events. Both are then trained on all events twice: from scratch (`whole`), and from the live models as in the nightly
+pipeline (`warm`), with the pipeline's recipe for this data. NDCG@10 as served is given for test labels, and for
+validation labels, by which a full training also chose its best epoch; each user's value is the mean over the seeds.
+`kept` is warm over whole, with the paired 95 % bootstrap interval over users. Times are processor time on one thread.
 """
 
 import argparse
@@ -53,7 +55,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A decoder with its student: by (model, split) each case's NDCG@10, and the processor time of each model's training."""
+    """A decoder with its student: each case's NDCG@10 by (model, split), and each model's processor time."""
 
     ndcg: dict[tuple[str, str], np.ndarray]
     cpu_s: dict[str, float]
@@ -61,7 +63,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The three trainings of one seed and one share of new events."""
+    """The three trainings of one seed and one fraction of new events."""
 
     new_share: float
     seed: int
@@ -71,9 +73,10 @@ class Run:
 
 
 def without_newest(tokenized: Path, share: float, out: Path) -> None:
-    """Write the stage's folder without this share of each training history's newest events.
+    """Write the stage's folder without this fraction of each training history's newest events.
 
-    The event after what is left validates. Parts of an event are rounded by chance, so that short histories lose their share too.
+    The event after the remaining events validates. Fractional events are rounded at random, so that short histories
+    lose their fraction too.
     """
     shutil.copytree(tokenized, out, dirs_exist_ok=True)
     rng, rows = np.random.default_rng(0), []
@@ -96,7 +99,7 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
 
 
 def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
-    """Rank the labels of both splits with what `fit_pair` wrote."""
+    """Rank the labels of both splits with the models of `fit_pair`."""
     repeats = bool(read_split(tokenized)["repeats"])
     cases = {name: read_cases(tokenized, split) for name, split in _SPLITS.items()}
     ndcg = {
@@ -108,7 +111,7 @@ def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
 
 
 def summarise(runs: list[Run]) -> dict[str, Any]:
-    """Return `rows`, one for each share, model and split, and `times`, one for each share and model, over all seeds."""
+    """Return `rows` by fraction, model and split, and `times` by fraction and model, over all seeds."""
     rows, times = [], []
     for new_share in dict.fromkeys(run.new_share for run in runs):
         of_share = [run for run in runs if run.new_share == new_share]
@@ -135,13 +138,13 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
 
 
 def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[Run]:
-    """Yield the trainings of each seed and share; the whole one of a seed is trained and judged once."""
+    """Yield the trainings of each seed and fraction; a seed's full training is run and evaluated once."""
     before = {share: state / f"without-{share}" for share in _NEW_SHARES}
     for share, folder in before.items():
         without_newest(tokenized, share, folder)
     for seed in range(options.seeds):
         recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs, seed=seed)
-        recipe = choose(recipes, data_size(tokenized))  # for the live one too: a warm start needs the same shape
+        recipe = choose(recipes, data_size(tokenized))  # for the live model too: a warm start needs the same shape
 
         def trained(data: Path, name: str, start: WarmStart | None = None, recipe: Recipe = recipe) -> Trained:
             fit_pair(data, recipe, state / name, console, start)
@@ -156,7 +159,7 @@ def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Co
 
 
 def _tokenize(options: argparse.Namespace, console: Console) -> tuple[Path, Path]:
-    """Run the pipeline up to its tokens, with a store of its own. Return the stage's folder, and the folder for what is trained."""
+    """Run the pipeline up to its tokens, with a separate store. Return the folders of the stage and of the models."""
     settings = with_own_store(load_settings(), options.state)
     events = items = None
     if options.sequences is not None:

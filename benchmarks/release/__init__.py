@@ -1,1 +1,1 @@
-"""How soon a release that is worse is rolled back, how often an equal one is, and what is lost meanwhile."""
+"""Time until a worse release is rolled back, the rate of false rollbacks, and lost requests meanwhile."""

@@ -1,12 +1,14 @@
-"""How soon a worse release is rolled back and an equal one goes live under load, what is lost meanwhile, and how often an equal one is refused.
+"""Releases under load: time until a worse version is rolled back and an equal version promoted, losses, false alarms.
 
-    python -m benchmarks.release --json OUT [--rate 50] [--simulations 1000] [--users 100000] [--processes 2] [--only CASE]
+    python -m benchmarks.release --json OUT [--rate 50] [--simulations 1000] [--users 100000] [--processes 2]
+                                [--only CASE]
 
-    cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a second over both doors
-    false_alarms      the verdict on equal candidates through the usual stages, `--simulations` times
+    cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a
+                      second over both doors
+    false_alarms      canary analysis of equal candidates through the usual stages, `--simulations` times
     same_version      `--users` users at both doors and the standby, before and after the gateways were killed
 
-Starts a stack of its own, in TAILRACE_STATE_DIR with its live bundle, to which it adds the versions.
+Starts a separate stack, in TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
 """
 
 import argparse

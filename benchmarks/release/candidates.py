@@ -1,4 +1,4 @@
-"""Versions beside the live one whose fault is known: each is its copy with another student, as bad data or a bad training would bring it."""
+"""Versions with a known fault: copies of the live version with another student, like bad data or training."""
 
 import json
 import shutil
@@ -16,13 +16,13 @@ from models.bundle import Bundle
 from models.registry import BundleStore
 
 _SLOW_SIZE = 900
-"""Of the matrices that the slow student multiplies for nothing: some 5 ms on one core."""
+"""Size of the matrices that the slow student multiplies for nothing: about 5 ms on one core."""
 _STUDENT = "student.onnx"
 Change = Callable[[onnx.ModelProto], None]
 
 
 def make_candidates(store: BundleStore) -> dict[str, str]:
-    """Publish a version for each of `CHANGES`, new ones in each run, since some are withdrawn; return them by what is changed."""
+    """Publish a version for each of `CHANGES`; return them by change. Runs make new versions, as some are withdrawn."""
     live, made = store.live(), f"{datetime.now(UTC):%H%M%S}"
     versions = {name: f"{name}-{made}" for name in CHANGES}
     for name, version in versions.items():
@@ -37,7 +37,7 @@ def publish_changed(store: BundleStore, live: Bundle, version: str, change: Chan
         shutil.copytree(live.path, source)
         (source / "manifest.json").unlink()
         model = onnx.load(source / _STUDENT)
-        model.doc_string = version  # else two versions of equal content, of which one is withdrawn with the other
+        model.doc_string = version  # else two versions have equal content, and withdrawing one withdraws both
         change(model)
         onnx.save(model, source / _STUDENT)
         about = {key: value for key, value in live.manifest.items() if key not in ("version", "files", "lists")}
@@ -49,7 +49,7 @@ def _as_it_is(_model: onnx.ModelProto) -> None:
 
 
 def _slow(model: onnx.ModelProto) -> None:
-    """Have it multiply large matrices, which add 0 to the scores."""
+    """Make the student multiply large matrices, which add 0 to the scores."""
     weight = np.random.default_rng(0).normal(0, 1 / _SLOW_SIZE, (_SLOW_SIZE, _SLOW_SIZE)).astype(np.float32)
     _weights(model, slow_weight=weight, slow_zero=np.zeros(1, np.float32))
     _add(model, "Cast", ["rows"], "slow_rows", to=onnx.TensorProto.FLOAT)
@@ -63,7 +63,7 @@ def _slow(model: onnx.ModelProto) -> None:
 
 
 def failing(model: onnx.ModelProto, one_of: int = 100) -> None:
-    """Have it read beyond a table where the newest item is one of this part of all."""
+    """Make the student read beyond a table for this fraction of newest items."""
     table = np.zeros(1, np.float32)
     _weights(model, table=table, last=np.array([-1]), divisor=np.array([one_of]), half=np.array([one_of // 2]))
     _add(model, "Gather", ["rows", "last"], "newest", axis=0)
@@ -83,7 +83,7 @@ def _add(model: onnx.ModelProto, operator: str, inputs: list[str], output: str, 
 
 
 def _to_scores(model: onnx.ModelProto, added: str) -> None:
-    """Add a value to the scores, which are the last node's of the student itself."""
+    """Add a value to the scores, the output of the student's last node."""
     (own,) = [node for node in model.graph.node if list(node.output) == ["scores"]]
     own.output[0] = "own_scores"
     _add(model, "Add", ["own_scores", added], "scores")
@@ -96,4 +96,4 @@ CHANGES: Mapping[str, Change] = {
     "equal": _as_it_is,
     "equal-2": _as_it_is,
 }
-"""By name, what is changed; that the lists of `fewer-clicks` are clicked less is up to the simulated users."""
+"""Changes by name; simulated users click fewer of the lists of `fewer-clicks`."""

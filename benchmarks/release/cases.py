@@ -1,4 +1,4 @@
-"""The cases of a release on a running stack, under load at both doors: what is worse is rolled back, what is equal goes live, and nothing is lost."""
+"""Cases of a release under load at both doors: worse versions are rolled back, equal versions promoted, no losses."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _AWAY_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A release: its name in the report, the version, how long its stage lasts, its budgets, and whether users click."""
+    """A release: its name in the report, version, stage duration, budgets, and whether users click."""
 
     name: str
     candidate: str
@@ -42,7 +42,7 @@ CASES = (
 async def run_case(
     case: Case, version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
 ) -> dict[str, Any]:
-    """Begin the release, keep the load up until it has ended, and return how it did."""
+    """Begin the release, keep the load up until it has ended, and return its outcome."""
     audience.liking, audience.has_clicks = {version: case.liking}, case.has_clicks
     lead_ms = round(settings.release_lead_s * 1_000)
     since_ms = time.time_ns() // 1_000_000 + lead_ms
@@ -67,7 +67,7 @@ async def run_case(
 async def run_moves(
     version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
 ) -> dict[str, Any]:
-    """Promote, roll back, and take the store of names away during a release, under load."""
+    """Promote, roll back, and make the store of names unavailable during a release, under load."""
     audience.liking, audience.has_clicks = {}, False
     before = store.live_version()
 
@@ -102,7 +102,7 @@ def _release_any(store: BundleStore, since_ms: int) -> None:
 
 
 async def _without_store(root: Path) -> None:
-    """Take the folder of names away for a while, as an unmounted share would."""
+    """Move the folder of names away for a while, like an unmounted share."""
     names, hidden = root / "names", root.with_name("names-away")
     names.rename(hidden)
     names.write_text("not a folder")
@@ -116,7 +116,7 @@ def _ended(store: BundleStore) -> bool:
 
 
 async def _under_load(audience: Audience, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
-    """Keep the load up, in slices of some seconds, until it is over and one slice more."""
+    """Keep the load up, in slices of some seconds, until it is over plus one slice."""
     audience.lost = Counter()
     started_s, over_s = time.monotonic(), None
     reasons: Counter[str] = Counter()

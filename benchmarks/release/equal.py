@@ -1,4 +1,4 @@
-"""How often the guards of a release find an equal candidate worse, or its users missing, all together, in any of its stages, at any look."""
+"""How often any guard of a release, at any look of any stage, finds an equal candidate worse or its users missing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,12 +12,12 @@ from pipelines.release.counts import Seen
 from pipelines.release.guards import judge, mismatch
 
 STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
-"""The usual ones, each looked at every minute of its time."""
+"""The usual stages, with a look every minute."""
 _TRAFFIC = Traffic(rate=10, minutes=0, num_users=20_000)
 
 
 def found_worse(seed: int) -> str | None:
-    """Simulate one release of an equal candidate; return why it was found worse, None where it was not."""
+    """Simulate one release of an equal candidate; return why it was found worse, None if it was not."""
     for number, stage in enumerate(STAGES):
         canary = Canary(version="new", salt="", stages=STAGES, by="", at="", stage=number)
         traffic = replace(_TRAFFIC, share=stage.share, minutes=round(stage.hold_s / 60))
@@ -41,7 +41,7 @@ def found_worse(seed: int) -> str | None:
 
 
 def _num_users(counts: Counts) -> tuple[int, int]:
-    """Return the users who came, of candidate and control."""
+    """Return the users with requests, of candidate and control."""
     latency = counts["latency"]
     assert isinstance(latency, Means), "a mean over all users"
     return latency.candidate.num_users, latency.control.num_users

@@ -1,4 +1,4 @@
-"""Simulated users at both doors, who look at an item, get a list, and click in one of ten: in fewer of a version that they like less."""
+"""Simulated users at both doors: they look at an item, get a list, and click in one of ten, or fewer if worse."""
 
 import json
 import random
@@ -12,14 +12,14 @@ from benchmarks.load.open_loop import Load, RequestOutcome, run_load
 
 CLICKS = 0.1
 REFUSED = "refused"
-"""The reason of a request that was answered with a refusal for overload, which says when to send it again."""
+"""The reason of a request that was refused for overload, with the time to retry."""
 _OVERLOADED = ("http_429", "resource_exhausted")
 _K = 10
 
 
 @dataclass
 class Audience:
-    """Who asks, what they look at, and how they like a version: `liking` is by version the factor of its clicks."""
+    """The users, the items they look at, and `liking`: the factor on clicks by version."""
 
     rest: RestClient
     rpc: GrpcClient

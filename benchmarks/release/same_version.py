@@ -1,4 +1,4 @@
-"""The same user gets the same version: at both doors, from whichever gateway, at the standby, and after all of them have started again."""
+"""A user gets the same version at both doors, from any gateway, at the standby, and after all have restarted."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _RETRY_S = 1.0
 
 
 async def measure(settings: Settings, store: BundleStore, version: str, num_users: int) -> Mapping[str, Any]:
-    """Release a version to half of the users and ask for all of them, in calls of a hundred, at each door; then kill the gateways and ask again."""
+    """Release a version to half of the users, request for all at each door in batches, kill the gateways, repeat."""
     since_ms = time.time_ns() // 1_000_000
     canary = store.release(version, (Stage(0.5, 3_600.0),), since_ms, by="benchmark", by_hand=True)
     await asyncio.sleep(5 * settings.bundle_poll_s + 10)
@@ -59,7 +59,7 @@ async def _until_healthy(settings: Settings) -> None:
 
 
 def _right(canary: Canary, live: str, user_id: str) -> str:
-    """Return the version that a user must have, by the hash alone."""
+    """Return the version that a user must have, by the hash only."""
     return canary.version if place_of(canary.salt, user_id) < canary.stages[0].share else live
 
 
@@ -68,7 +68,7 @@ def _num_changed(right: list[str], found: list[str]) -> int:
 
 
 async def _versions_at(address: str, users: list[str]) -> list[str]:
-    """Return the version that answered each user at a door, some calls at a time."""
+    """Return the version that answered each user at a door, with several concurrent calls."""
     places = asyncio.Semaphore(_AT_ONCE)
     async with AsyncClient(address) as client:
 

@@ -4,16 +4,16 @@
 
 | axis | p99_ms | loop_ms | other fields |
 |---|---|---|---|
-| items | a request's way through the student | processor time of the gateway's loop for it | the student's own time and memory, its recall |
-| users | a read of a gateway's from a store of so many users | its processor time | the store's memory and start |
-| catalogue (items of 8 partitions on one worker) | | the workers' processor time for an event, 2,000 a second | freshness, restart |
-| workers | | as catalogue | freshness, restart |
-| history (events of the log at a restart) | | as catalogue | freshness while popularity is counted again, restart |
+| items | a request's path through the student | processor time of the gateway's loop | student time, memory, recall |
+| users | a gateway's read from a store of this size | its processor time | the store's memory and start |
+| catalogue (items of 8 partitions, one worker) | | the workers' processor time per event, 2,000/s | freshness, restart
+| | workers | | as catalogue | freshness, restart |
+| history (events of the log at a restart) | | as catalogue | freshness while popularity is recounted, restart |
 
-Each point is measured by a process of its own, with real servers of its own, within `--limit-s`; rss_mb is the memory of what the axis is
-about. A field that an axis does not measure is null, and so are all of a point that was not measured in time. Points that OUT has already
-are kept, so that one axis may be measured again, or another added. `--sizes` replaces each axis'
-own sizes, `--seconds` for how long events come.
+A separate process measures each point, with its own real servers, within `--limit-s`; rss_mb is the memory of the axis'
+subject. A field that an axis does not measure is null, as are all fields of a point that was not measured in time.
+Points already in OUT are kept, so that one axis may be measured again, or another added. `--sizes` replaces each axis'
+sizes, `--seconds` sets the duration of the event load.
 """
 
 import argparse
@@ -38,7 +38,7 @@ AXES = {
     "workers": (("stream", "workers"), (1, 2, 3, 4)),
     "history": (("stream", "history"), (100_000, 1_000_000, 10_000_000)),
 }
-"""By axis: the module that measures a point with the words before its size, and the sizes."""
+"""By axis: the module that measures a point with the arguments before its size, and the sizes."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def _place(point: tuple[str, int]) -> tuple[int, int]:
 
 
 def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one point in a process of its own."""
+    """Run one point in a separate process."""
     (module, *words), _ = AXES[axis]
     ending = [str(options.seconds)] if module == "stream" else []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,11 @@
-"""A student over made-up items, exported as the pipeline exports one: `python -m benchmarks.scale.clustered_student SIZE FOLDER`.
+"""A student over synthetic items, exported like a real one: `python -m benchmarks.scale.clustered_student SIZE FOLDER`.
 
-Items come in groups of about fifty, and groups in topics, as embeddings that were trained do; rows of independent random numbers have no
-cells at all, and are the worst case of any search. How far items stray from their group is set so that 11,479 of them need the same share of rows for 97 %
-of the exact top ten as the student trained on Amazon Beauty, which has as many (docs/lab-notes/serving.md). The state is the newest item and
-the mean of what the history attends to. FOLDER gets `student.onnx`, for a large catalogue `student_table/`, and `requests.npz`: histories of
-users with three groups of interest, and the exact top ten of each.
+Items form groups of about fifty, and groups form topics, like trained embeddings; rows of independent random numbers
+have no cells at all, and are the worst case of any search. The spread of items in their group is set so that 11,479 of
+them need the same fraction of rows for 97 % of the exact top ten as the student trained on Amazon Beauty, which has as
+many items (docs/lab-notes/serving.md). The state is the newest item and the mean of the attended history. FOLDER gets
+`student.onnx`, for a large catalogue `student_table/`, and `requests.npz`: histories of users with three groups of
+interest, and the exact top ten of each.
 """
 
 import sys
@@ -27,7 +28,7 @@ _NORM, _NORM_SPREAD = 0.84, 0.25
 
 
 def main(num_items: int, folder: Path) -> None:
-    """Write the folder. The export knows other histories than the requests."""
+    """Write the folder. The export uses other histories than the requests."""
     rng = np.random.default_rng(0)
     embedded_VD, group_V = _clustered(rng, num_items)
     student = _student_of(embedded_VD)
@@ -40,7 +41,7 @@ def main(num_items: int, folder: Path) -> None:
 
 
 def _clustered(rng: np.random.Generator, num_items: int, size: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Return embeddings (V, D) whose directions differ in weight, and each item's group."""
+    """Return embeddings (V, D) with directions of different weight, and each item's group."""
     num_groups = max(len(_INTERESTS), num_items // _ITEMS_PER_GROUP)
     topics = rng.standard_normal((max(2, num_groups // _GROUPS_PER_TOPIC), size))
     groups = topics[rng.integers(0, len(topics), num_groups)] + 0.8 * rng.standard_normal((num_groups, size))

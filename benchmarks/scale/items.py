@@ -1,8 +1,9 @@
 """The axis `items`: `python -m benchmarks.scale.items SIZE` prints its row.
 
-The student's path of one request over a catalogue of SIZE items, without doors and store: masks, the student in its served size (as the pipeline
-exports it: clustered_student.py), the selection and the answer. `student_ms` is the median of the ranking alone, `student_mb` what loading
-and running the student adds to the process, `recall` how much of the exact top ten the answers hold.
+The student's path of one request over a catalogue of SIZE items, without doors and store: masks, the student in its
+served size (as the pipeline exports it: clustered_student.py), the selection and the answer. `student_ms` is the median
+of the ranking only, `student_mb` the process memory for loading and running the student, `recall` the fraction of the
+exact top ten in the answers.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What points of the scale benchmark share: the fields of a row, the catalogue of a size, and what a point prints."""
+"""Shared by points of the scale benchmark: the fields of a row, the catalogue of a size, and the output of a point."""
 
 import json
 import resource
@@ -15,8 +15,8 @@ FIELDS = ("axis", "size", "p99_ms", "loop_ms", "rss_mb", "freshness_p99_ms", "re
 
 
 def catalogue_of(num_items: int) -> "Catalogue":
-    """Return a catalogue of this many items, each with a code of its own."""
-    from models.catalogue import Catalogue  # not at the top: a point that needs none would count its memory
+    """Return a catalogue of this many items, each with its own code."""
+    from models.catalogue import Catalogue  # not at the top: other points would count its memory
 
     item_ids = tuple(f"item-{number:07d}" for number in range(num_items))
     return Catalogue(
@@ -30,12 +30,12 @@ def catalogue_of(num_items: int) -> "Catalogue":
 
 
 def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float]:
-    """Return the 99th percentile of the wall times and the median of the loop's, in milliseconds, and this process's largest memory so far."""
+    """Return the p99 of wall times and the median loop time, in milliseconds, and this process's peak memory."""
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
     p99_ms, loop_ms = 1_000 * float(np.percentile(wall_s, 99)), 1_000 * float(np.median(loop_s))
     return {"p99_ms": p99_ms, "loop_ms": loop_ms, "rss_mb": rss_mb}
 
 
 def print_fields(**measured: float) -> None:
-    """Print what was measured of a row, as JSON."""
+    """Print the measured fields of a row, as JSON."""
     print(json.dumps({name: round(value, 3) for name, value in measured.items()}))

@@ -1,4 +1,4 @@
-"""The real servers of an axis, each a process on a port of its own: the embedded stack's Valkey and broker, and stream workers."""
+"""The real servers of an axis, each a process on its own port: the stack's Valkey and broker, and stream workers."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ _START_S = 60.0
 
 
 def settings_in(folder: Path, **values: Any) -> Settings:
-    """Return the settings of servers that keep everything in this folder."""
+    """Return the settings of servers that keep all data in this folder."""
     first = free_window(8, seed=str(folder))
     return Settings(state_dir=folder, redis_port=first, kafka_bootstrap=f"127.0.0.1:{first + 1}", **values)
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float, what: str) -> float:
-    """Wait, and return the seconds that it took. Exits when it is not so in time."""
+    """Wait for a condition, and return the seconds that it took. Exits on timeout."""
     began_s = time.monotonic()
     while not is_so():
         if time.monotonic() - began_s > limit_s:

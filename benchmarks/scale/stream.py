@@ -1,12 +1,12 @@
-"""The stream workers' axes: `python -m benchmarks.scale.stream AXIS SIZE` prints one row (`SECONDS` as a third argument: for how long events come).
+"""The stream workers' axes: `python -m benchmarks.scale.stream AXIS SIZE [SECONDS]` prints one row.
 
     catalogue   SIZE distinct items within the windows of 8 partitions, one worker
     workers     SIZE workers for 8 partitions
-    history     SIZE events in the offline log, of which the store lacks none; popularity is counted again while events come
+    history     SIZE events in the offline log, all of them in the store; popularity is recounted while events come
 
-Real Valkey, broker and worker processes; 2,000 events a second of 10,000 users. freshness_p99_ms: from accepted to visible; loop_ms: processor
-time of all workers per event; rss_mb: the largest worker; restart_s: from the workers' start until an event of each partition, which waited
-in the topic, was applied.
+Real Valkey, broker and worker processes; 2,000 events a second of 10,000 users for SECONDS. freshness_p99_ms: from
+accepted to visible; loop_ms: processor time of all workers per event; rss_mb: the largest worker; restart_s: from the
+workers' start until they have applied an event of each partition that waited in the topic.
 """
 
 import sys
@@ -48,7 +48,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one point runs with. `is_counted`: events are sent when popularity is counted, not at once."""
+    """The configuration of a point. `is_counted`: events are sent when popularity is counted, not at once."""
 
     num_items: int = 10_000
     num_logged: int = 0
@@ -121,7 +121,7 @@ def _one_user_per_partition() -> list[str]:
 
 
 def _num_applied(client: Redis) -> int:
-    """Return how many events of the topic the store's rows hold."""
+    """Return how many events of the topic are in the store's rows."""
     offsets: Any = client.hmget(KEY, [f"{partition}:offset" for partition in range(_PARTITIONS)])
     return sum(int(offset) + 1 for offset in offsets if offset is not None)
 
@@ -131,7 +131,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def _write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_events: int) -> None:
-    """Write merged files of a former topic, its newest event an hour old, and let the store hold their effect."""
+    """Write merged files of a former topic, its newest event an hour old, and write their effect to the store."""
     num_each = num_events // settings.topic_partitions
     if not num_each:
         return
@@ -153,7 +153,7 @@ def _write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_eve
 
 
 def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition: int) -> pa.Table:
-    """Return one file's events: event n is of item n, in turn, so that all items are touched."""
+    """Return one file's events: event n has item n, modulo the catalogue, so that all items occur."""
     size = len(numbers)
     times_ms = time.time_ns() // 1_000_000 - _HOUR_MS - np.arange(size)[::-1]
     columns = {
@@ -173,7 +173,7 @@ def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition
 
 
 def _draw(item_ids: Sequence[str], num_events: int) -> Iterator[tuple[str, str]]:
-    """Draw users and items, each as likely as any other."""
+    """Draw users and items uniformly."""
     rng = np.random.default_rng(0)
     for user, item in zip(
         rng.integers(0, _NUM_USERS, num_events), rng.integers(0, len(item_ids), num_events), strict=True
@@ -182,7 +182,7 @@ def _draw(item_ids: Sequence[str], num_events: int) -> Iterator[tuple[str, str]]
 
 
 def _send(settings: Settings, touches: Iterable[tuple[str, str]], rate: int) -> int:
-    """Send an event for each (user, item), accepted at the moment of sending, and return their number once all are acknowledged."""
+    """Send an event for each (user, item), accepted when sent; return their number once all are acknowledged."""
     producer = KafkaProducer(**settings.kafka_address.client_options(), acks="all", metrics_enabled=False)
     began_s, number = time.monotonic(), 0
     stamp = time.time_ns()

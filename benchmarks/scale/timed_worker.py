@@ -1,6 +1,7 @@
-"""A stream worker that notes when each event became visible: `python -m benchmarks.scale.timed_worker NOTES`.
+"""A stream worker that records when each event became visible: `python -m benchmarks.scale.timed_worker NOTES`.
 
-The notes, written at its end: one row for each event, its Unix time of being visible and the seconds since it was accepted.
+It writes the notes when it ends: a row per event with its Unix time of being visible and the seconds since it was
+accepted.
 """
 
 import signal
@@ -19,7 +20,7 @@ from services.stream.__main__ import run_worker
 
 
 class _Noting(Histogram):
-    """The metric of the time to visibility; keeps each value as well."""
+    """The metric of the time to visibility; also records each value."""
 
     def __init__(self) -> None:
         super().__init__("event_to_visible_seconds", "as the worker's own metric", registry=None)

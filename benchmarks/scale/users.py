@@ -1,7 +1,8 @@
 """The axis `users`: `python -m benchmarks.scale.users SIZE` prints its row.
 
-SIZE users with 20 items of history each in a real Valkey; p99_ms and loop_ms: one read of a gateway's, wall and processor time; rss_mb:
-the store; restart_s: from the store's start until it answers, with all rows read from its file.
+SIZE users with 20 items of history each in a real Valkey; p99_ms and loop_ms: one read by a gateway, wall and processor
+time;
+rss_mb: the store; restart_s: from the store's start until it answers, with all rows read from its file.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ _HISTORY = tuple(f"item-{number:07d}" for number in range(20))
 
 
 def main(num_users: int) -> None:
-    """Fill the store, start it again, read."""
+    """Fill the store, restart it, read."""
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder))
         address = RepoAddress(settings.feature_repo_dir, settings.redis_address)
@@ -46,7 +47,7 @@ def main(num_users: int) -> None:
 
 
 def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) -> None:
-    """Write the same row for each user, and that the partitions are whole."""
+    """Write the same row for each user, and mark the partitions as complete."""
     row = UserHistory(
         user_id="",
         item_ids=_HISTORY,
@@ -64,7 +65,7 @@ def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) ->
                 pipe.hset(layout.key(f"user-{number}"), mapping=cells)
             pipe.execute()
         client.hset(KEY, mapping={f"{partition}:whole": 1 for partition in range(settings.topic_partitions)})
-        _wait_for_rewrite(client)  # one may have begun by itself
+        _wait_for_rewrite(client)  # a rewrite may have begun by itself
         client.bgrewriteaof()
         _wait_for_rewrite(client)
 

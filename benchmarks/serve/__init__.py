@@ -1,1 +1,1 @@
-"""How fast and how well the running stack answers: by tier, and beyond its capacity."""
+"""Latency and quality of the running stack's answers: by tier, and beyond its capacity."""

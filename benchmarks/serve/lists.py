@@ -1,10 +1,13 @@
-"""Lists: similar items beside popular ones and a call that does nothing, and what an answer costs alone, in a batch and in `tailrace recommend`.
+"""Lists: similar items against popular items and a no-op call, and the cost of an answer by kind of call.
 
     python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--up] [--url ...]
 
-Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call after another over one connection, the kinds in turn, so that a slow moment hits all
-alike. `cost`: answers by the language model or, where a user has one, the stored list, which costs less, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python and engine.
-One core is one processor second a second; a busy machine, on which other tiers answer, has no rate.
+Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call at
+a time over one connection, alternating kinds, so that a slow moment affects all. `cost`: answers by the LLM or, for
+users with one, the cheaper stored list, alone, in a batch and in `tailrace recommend`. The cost is the processor
+seconds of all of the stack's processes above idle; for `tailrace recommend` of its process, without the start of
+Python and engine. One core provides one processor second per second; on a busy machine, where other tiers answer, there
+is no rate.
 """
 
 import argparse
@@ -95,7 +98,7 @@ async def _latencies(rest: RestClient, item_id: str, rounds: int) -> list[dict[s
 
 
 async def _cost(groups: Groups, idle: Usage, kind: str, calls: Sequence[Call], at_once: int) -> dict[str, Any]:
-    """Make the calls, so many at once, and return what they cost."""
+    """Make the calls with this concurrency, and return their cost."""
     waiting, tiers = list(calls), Counter[str]()
 
     async def work() -> None:
@@ -110,13 +113,13 @@ async def _cost(groups: Groups, idle: Usage, kind: str, calls: Sequence[Call], a
 
 
 def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
-    """Write lists as `tailrace recommend` does, in this process, and return what they cost."""
+    """Write lists as `tailrace recommend` does, in this process, and return their cost."""
     ranker = ranker_of(BundleStore.of(settings).live())
     available = np.ones(len(ranker.catalogue.item_ids), dtype=bool)
     read = table_reader(base_table(settings.offline_log_dir))
     cpu_s, tiers = 0.0, Counter[str]()
     with tempfile.TemporaryDirectory() as scratch:
-        for num in (1, num_users):  # the first time the engine's library is loaded
+        for num in (1, num_users):  # the first call loads the engine's library
             users, out = Path(scratch) / f"{num}.txt", Path(scratch) / f"{num}.jsonl"
             users.write_text("".join(f"{number}\n" for number in range(1, num + 1)))
             before_s = time.process_time()
@@ -127,7 +130,7 @@ def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
 
 
 def _row(kind: str, tiers: Counter[str], cpu_s: float) -> dict[str, Any]:
-    """Return a row; without a rate where a busy machine left more than a tenth of the answers to cheaper tiers."""
+    """Return a row; without a rate if more than a tenth of the answers came from cheaper tiers."""
     num = tiers.total()
     is_usual = tiers["llm"] + tiers["precomputed"] >= 0.9 * num and cpu_s > 0
     rate = round(num / cpu_s, 1) if is_usual else None

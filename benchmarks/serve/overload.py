@@ -1,11 +1,12 @@
-"""What overload does: the stack's own capacity, then multiples of it, open loop, by door and priority.
+"""Overload: the stack's own capacity, then multiples of it, open loop, by door and priority.
 
-    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
+    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200]
+                                              [--url ...] [--grpc ...]
 
-`--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running one is called without a key, which is
-normal priority. The capacity of a door is what callers of normal priority get in time that each send their next request when the last has
-returned. After the last multiple, the first is measured again five seconds later (`is_after_overload`). Latency counts from the intended
-departure. Refusals are counted by who refused.
+`--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
+without a key, which is normal priority. The capacity of a door is the rate of answers in time for closed-loop callers
+of normal priority. After the last multiple, the first is measured again five seconds later (`is_after_overload`).
+Latency counts from the intended departure. Refusals are counted by the refusing part.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from services.settings.settings import Settings, load_settings
 
 NUM_CALLERS = 32
 PAUSE_S = 5.0
-"""Between cases: the time after which a stack that was overloaded must be calm again."""
+"""Time between cases, in which an overloaded stack must recover."""
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
 
 
 async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
-    """Return the answers in time per second that callers get of whom each waits for its last answer."""
+    """Return the answers in time per second for closed-loop callers."""
     started_s, num_in_time = time.perf_counter(), 0
 
     async def call_again_and_again(first: int) -> None:

@@ -1,10 +1,12 @@
-"""A soak: mixed load through all doors for a long time, while faults come and go, and an account of everything afterwards.
+"""A soak: mixed load through all doors for a long time, with recurring faults, and a final account of everything.
 
-    python -m benchmarks.soak --json OUT [--minutes 30] [--fault NAME ...] [--state FOLDER] [--text CHECKPOINT] [--logs FOLDER]
+    python -m benchmarks.soak --json OUT [--minutes 30] [--fault NAME ...] [--state FOLDER] [--text CHECKPOINT]
+                              [--logs FOLDER]
 
-Starts a stack of its own with a copy of the given state, its store and broker behind proxies. Faults come one after another in a seeded
-random order. Every five seconds each process's memory, descriptors and threads, the files and the Redis keys are counted. At the end
-every event that was sent is looked up in the log and in its user's row. Exits with 1 when a promise was broken.
+Starts a separate stack with a copy of the given state, its store and broker behind proxies. Faults come one after
+another in a seeded random order. Every five seconds each process's memory, descriptors and threads, the files and the
+Redis keys are counted. At the end every sent event is looked up in the log and in its user's row. Exits with 1 if a
+promise was broken.
 """
 
 import argparse
@@ -33,7 +35,7 @@ SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not 
 
 
 async def measure(options: argparse.Namespace, text_path: str, console: Console) -> dict[str, Any]:
-    """Run the soak on a stack of its own and print its tables."""
+    """Run the soak on a separate stack and print its tables."""
     plan = Plan(total_s=60 * options.minutes, faults=tuple(options.fault or SOAKED))
     console.print("starting a separate stack, behind proxies ...")
     given: dict[str, Any] = {**SETTINGS, "text_path": text_path}
@@ -45,7 +47,7 @@ async def measure(options: argparse.Namespace, text_path: str, console: Console)
 
 
 def main() -> None:
-    """Measure, print the tables, write the JSON; exit with 1 when a promise was broken."""
+    """Measure, print the tables, write the JSON; exit with 1 if a promise was broken."""
     settings = load_settings()
     parser = report_parser(__doc__)
     parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long the load lasts")

@@ -1,4 +1,4 @@
-"""Accounts for what was sent: acknowledged events must have had their effect once, refused ones once or never; answers have explanations."""
+"""Accounts for sent requests: acknowledged events take effect once, refused at most once; answers have explanations."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _SPARED_S = 1.0
 
 @dataclass(slots=True)
 class Ledger:
-    """Event ids by what the callers were told. A refused event may have arrived all the same."""
+    """Event ids by the callers' responses. A refused event may have arrived all the same."""
 
     acknowledged: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -31,7 +31,10 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The result: `num_lost` of the acknowledged, `num_doubled` of all; `different_rows` are users whose row is not the log's replay."""
+    """The result. `num_lost` counts acknowledged events, `num_doubled` all events.
+
+    `different_rows` are users whose row differs from the log's replay.
+    """
 
     num_acknowledged: int
     num_refused: int
@@ -45,7 +48,7 @@ class Account:
 def account_for(
     ledger: Ledger, logged: Sequence[LoggedInteraction], rows: Mapping[str, UserHistory], limits: HistoryLimits
 ) -> Account:
-    """Compare what callers were told with the log, and each user's row with the replay of the log in its order."""
+    """Compare the callers' responses with the log, and each user's row with the replay of the log in its order."""
     by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
     for one in logged:
         by_user[one.interaction.user_id].append(one)
@@ -78,10 +81,10 @@ class Answered:
 
 @dataclass(slots=True)
 class Explained:
-    """Explanations read back some seconds after each answer: how many agree with it, and the answers without one or with another.
+    """Explanations read back some seconds after each answer: matching, missing and different ones.
 
-    Explanations are in Redis, stored some tenths of a second after the answer: those of answers during a fault of the store, or by a
-    gateway that dies at once, may be missing, and are counted apart.
+    Explanations are in Redis, stored some tenths of a second after the answer. Explanations of answers during a fault
+    of the store, or by a gateway that dies at once, may be missing, and are counted separately.
     """
 
     num_agreeing: int = 0
@@ -113,7 +116,7 @@ class Explained:
         self.missing.append(answer)
 
     def fields(self, troubles_s: Sequence[tuple[float, float]]) -> dict[str, Any]:
-        """Return the counts; `troubles_s` are the monotonic seconds in which explanations could not be stored."""
+        """Return the counts; `troubles_s` are the monotonic seconds during which explanations could not be stored."""
         num_excused = sum(
             any(begin - _SPARED_S <= one.at_s <= end + _SPARED_S for begin, end in troubles_s) for one in self.missing
         )

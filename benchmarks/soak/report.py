@@ -1,8 +1,8 @@
 """The results of a soak: rows by door, growth by part, and the promises with their verdicts. Pure.
 
-Growth is a slope with its interval, against a bound. Each process has a level of its own and one slope is fitted to all processes of a
-kind, so that a restart is no growth. Samples are averaged over half a minute first: neighbouring ones are not independent, and the
-interval would be too narrow.
+Growth is a slope with its interval, compared with a bound. Each process has its own level, and one slope is fitted to
+all processes of a kind, so that a restart does not count as growth. Samples are averaged over half a minute first:
+neighbouring samples are not independent, and the interval would be too narrow.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ Series = Sequence[tuple[float, float]]
 """Seconds and values of one process or of one folder."""
 
 WARM_UP_S = 120.0
-"""A process's first seconds, in which caches fill and libraries load."""
+"""A process's first seconds, during which caches fill and libraries load."""
 _OF_PROCESSES: Mapping[str, tuple[float, Callable[[ProcessSample], float]]] = {
     "memory MB": (60.0, lambda one: one.rss_mb),
     "descriptors": (30.0, lambda one: one.num_descriptors),
@@ -55,7 +55,7 @@ def door_rows(shots: Sequence[Shot], weights: Mapping[str, float]) -> list[dict[
 
 
 def growth_rows(samples: Sequence[Sample], warm_up_s: float = WARM_UP_S) -> list[dict[str, Any]]:
-    """Return a row for each quantity of each part: processes each after its own warm-up, files and keys after that of the run."""
+    """Return a row for each quantity of each part: processes after their warm-up, files and keys after the run's."""
     rows = []
     for role, processes in _by_role(samples, warm_up_s).items():
         for quantity, (bound, value_of) in _OF_PROCESSES.items():
@@ -76,7 +76,7 @@ def promises(
     faults: Sequence[Mapping[str, Any]],
     doors: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return each promise with whether it held, and with what was found."""
+    """Return each promise, whether it held, and the evidence."""
     broken = [f"{row['part']}, {row['quantity']}" for row in growth if row["verdict"] == "broken"]
     silent = {row["row"]: count for row in doors if (count := sum(row["reasons"].get(reason, 0) for reason in _SILENT))}
     unhealed = [fault["fault"] for fault in faults if fault["healthy_after_s"] is None]
@@ -94,7 +94,7 @@ def promises(
 
 
 def _by_role(samples: Sequence[Sample], warm_up_s: float) -> dict[str, list[list[tuple[float, ProcessSample]]]]:
-    """Group the samples by role, then by process, without each one's first seconds."""
+    """Group the samples by role, then by process, without each process's first seconds."""
     found: dict[str, dict[tuple[int, float], list[tuple[float, ProcessSample]]]] = {}
     for sample in samples:
         for one in sample.processes:
@@ -118,14 +118,14 @@ class Slope:
     high: float
 
     def verdict(self, bound_per_hour: float) -> str:
-        """Return "holds" or "broken" where the whole interval is on one side of the bound, otherwise "open": the run was too short."""
+        """Return "holds" or "broken" if the interval is on one side of the bound, else "open": the run is too short."""
         if self.high <= bound_per_hour:
             return "holds"
         return "broken" if self.low > bound_per_hour else "open"
 
 
 def slope_of(series: Iterable[Series]) -> Slope | None:
-    """Fit one slope by least squares to means of half a minute, with a level for each series; None for too few of them."""
+    """Fit one slope by least squares to half-minute means, with a level per series; None with too few of them."""
     blocks = [block for one in series if len(block := _blocks(one)) > 1]
     freedom = sum(map(len, blocks)) - len(blocks) - 1
     if freedom < 1:

@@ -1,4 +1,4 @@
-"""One soak on a running scene: load, faults, samples and the look-up of explanations side by side, then the account."""
+"""One soak on a running scene: load, faults, samples and explanation look-ups concurrently, then the account."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ from services.stream.offline_log import OfflineLog
 from tailrace_client import AsyncClient
 
 SETTINGS = {"history_max_items": 40, "explain_keep_s": 60}
-"""Small, so that what is bounded reaches its bound within the warm-up."""
+"""Small, so that bounded quantities reach their bound within the warm-up."""
 SAMPLE_EVERY_S = 5.0
 CALM_S = 20.0
 """Seconds without a fault at the beginning and at the end."""
@@ -35,12 +35,12 @@ _SHORTEST_S, _LONGEST_S = 4.0, 10.0
 _SLICE_S = 30.0
 _SETTLE_S = 60.0
 _HIDING = ("store", "gateway", "raylet")
-"""Faults during which explanations can be lost, by the beginning of their names."""
+"""Prefixes of faults during which explanations can be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long, how much load, and which faults how often, in an order by the seed. A process's first `warm_up_s` count for no growth."""
+    """Duration, load and fault frequency; the seed orders the faults. A process's first `warm_up_s` are not growth."""
 
     total_s: float
     faults: tuple[str, ...]
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault: its name, seconds from the start of the load, and how long it lasts at least."""
+    """One fault: its name, its start in seconds from the start of the load, and its minimal duration."""
 
     name: str
     at_s: float
@@ -61,7 +61,10 @@ class PlannedFault:
 
 @dataclass(slots=True)
 class _Course:
-    """What one run collects. `began_s` is monotonic. A fault's row: seconds from the start, and until the stack was healthy, None if it never was."""
+    """Data collected by a run. `began_s` is monotonic.
+
+    A fault's row: seconds from the start, and until the stack was healthy, None if it never was.
+    """
 
     plan: Plan
     console: Console
@@ -79,7 +82,7 @@ class _Course:
 
     @property
     def troubles_s(self) -> list[tuple[float, float]]:
-        """The monotonic seconds in which explanations may be lost."""
+        """The monotonic seconds during which explanations may be lost."""
         begins_s = [(self.began_s + one["at_s"], one) for one in self.faults if one["fault"].startswith(_HIDING)]
         return [(at_s, at_s + one["lasted_s"] + (one["healthy_after_s"] or 0.0)) for at_s, one in begins_s]
 
@@ -103,7 +106,7 @@ async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
 
 
 async def _load(course: _Course, traffic: Traffic) -> None:
-    """Send slice after slice: between two the garbage collector may run, and late requests end."""
+    """Send slice after slice: between two slices the garbage collector may run, and late requests end."""
     num_requests, per_slice = round(course.plan.rate_rps * course.plan.total_s), round(course.plan.rate_rps * _SLICE_S)
     for first in range(0, num_requests, per_slice):
         num = min(per_slice, num_requests - first)

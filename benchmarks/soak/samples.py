@@ -1,6 +1,6 @@
-"""What a stack holds now: memory, descriptors and threads of each process, files by folder, Redis keys by kind.
+"""The resources of a stack: memory, descriptors and threads of each process, files by folder, Redis keys by kind.
 
-Read from outside, by the supervisor's record and the process table; no part is asked but Redis.
+Read from outside, through the supervisor's record and the process table; only Redis is queried.
 """
 
 import time
@@ -25,7 +25,7 @@ _KEYS_PER_SCAN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process: `started_s` (Unix) and `pid` name it."""
+    """One process, identified by `started_s` (Unix) and `pid`."""
 
     role: str
     pid: int
@@ -54,7 +54,7 @@ class Sampler:
         self._redis = Redis(**settings.redis_address.client_options() | {"socket_timeout": 1.0})
 
     def take(self) -> Sample:
-        """Return the state now; a process that ends meanwhile is left out."""
+        """Return the current state; a process that ends meanwhile is skipped."""
         return Sample(time.time(), tuple(self._processes()), _files(self._state_dir), self._keys())
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def _files(state_dir: Path) -> dict[str, int]:
-    """Count the files by folder; those of the event log that a larger one has superseded are counted apart, for an hour they stay."""
+    """Count files by folder; superseded files of the event log, which stay for an hour, are counted separately."""
     folders = {"metrics": state_dir / "run" / "metrics", "logs": state_dir / "logs", "bundles": state_dir / "bundles"}
     folders |= {"store": state_dir / "valkey", "features": state_dir / "features", "ray": ray_home(state_dir)}
     counts = {name: sum(1 for path in folder.rglob("*") if path.is_file()) for name, folder in folders.items()}
@@ -107,7 +107,7 @@ def _files(state_dir: Path) -> dict[str, int]:
 
 
 def _kind(key: bytes) -> str:
-    """Return what a key is for: the words before its number or user, of Feast's keys the names of the entities."""
+    """Return the purpose of a key: the words before its number or user, for Feast's keys the entity names."""
     if key.startswith((b"tailrace:", b"{tailrace:")):
         return ":".join(part.strip("{}0123456789") for part in key.decode(errors="replace").split(":")[:2])
     return " ".join(name for name in ("user_id", "bundle_version", "partition_id") if name.encode() in key) or "other"

@@ -1,6 +1,7 @@
 """Mixed load: recommendations of three priorities over REST and gRPC, events over both, and text over the OpenAI door.
 
-Of 25 requests 18 are recommendations, six post events and one is a text. Each has its number, from which all else follows.
+Of 25 requests 18 are recommendations, six post events and one is a text. Each has its number, from which all else
+follows.
 """
 
 import json
@@ -21,7 +22,7 @@ from tailrace_client import TailraceError
 DEADLINES_MS = {Priority.HIGH: 200, Priority.NORMAL: 500, Priority.LOW: 100}
 EVENT_DEADLINE_MS = 3_000.0
 TEXT_DEADLINE_MS = 5_000
-"""What the rows count as in time; the stack's own deadline of texts is longer."""
+"""Deadlines of the rows' fractions in time; the stack's own deadline of texts is longer."""
 _PRIORITIES = (*[Priority.HIGH] * 5, *[Priority.NORMAL] * 2, Priority.LOW)
 _KINDS = (*["recommend"] * 18, *["event"] * 6, "text")
 _STRIDE = 7
@@ -45,7 +46,7 @@ class Request:
 
     @property
     def door(self) -> int:
-        """Return the door: four in a row through each."""
+        """Return the door: alternately four requests through each."""
         return self.number // 4 % len(_DOORS)
 
     @property
@@ -55,7 +56,7 @@ class Request:
 
     @property
     def row(self) -> str:
-        """Name the row of the report that this request counts in."""
+        """Return the report row of this request."""
         if self.kind == "text":
             return "text over OpenAI"
         what = "events" if self.kind == "event" else f"recommendations, {self.priority.name.lower()}"
@@ -63,7 +64,7 @@ class Request:
 
     @property
     def deadline_ms(self) -> float:
-        """Return the deadline by which its row judges it."""
+        """Return its row's deadline."""
         deadlines = {"event": EVENT_DEADLINE_MS, "text": float(TEXT_DEADLINE_MS)}
         return deadlines.get(self.kind, float(DEADLINES_MS[self.priority]))
 
@@ -88,7 +89,7 @@ class Traffic:
 
     @property
     def user_ids(self) -> list[str]:
-        """Return the users whose events are sent: few, so that their rows soon are as long as they may be."""
+        """Return the users of the sent events: few, so that their rows soon reach their maximal length."""
         return [f"soak-{self.run_id}-{place}" for place in range(_NUM_USERS)]
 
     async def _recommend(self, request: Request) -> RequestOutcome:
@@ -101,7 +102,7 @@ class Traffic:
         return outcome
 
     def _ask(self, number: int) -> dict[str, Any]:
-        """Ask in turn for eight users whose events are being sent, and for two of each tier: four over either door."""
+        """Request in turn for eight users with current events and two of each tier, four times over either door."""
         if number // 8 % 2:
             return self.scene.audience.mixed(number)
         return {"user_id": self.user_ids[number % _NUM_USERS], "k": 10}

@@ -1,1 +1,1 @@
-"""Training over workers: whether each layout learns what one process does."""
+"""Training over workers: whether each layout gives the same result as one process."""

@@ -2,12 +2,14 @@
 
     python -m benchmarks.train --json OUT [--only layouts kills gradients text] [--tokenized FOLDER] [--epochs N]
 
-Data: the output of the last `tailrace pipeline` in the state folder, or `--tokenized`, with the recipe that the pipeline would
-use. Parts that `--only` omits stay in the file unchanged.
+Data: the output of the last `tailrace pipeline` in the state folder, or `--tokenized`, with the recipe that the
+pipeline would use. Parts that `--only` omits stay in the file unchanged.
 
-layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative difference of an epoch's
+layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative difference of an
+epoch's
            mean loss from the first layout's. `seconds` include the start of the processes
-kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether
+kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says
+whether
            all losses and weights equal the undisturbed run's bit for bit
 gradients  two workers with DDP: other bucket sizes, and other data types in gradient reduction
 text       some steps of a text checkpoint of 135 M parameters in the same layouts, and in the first layout with weights
@@ -102,7 +104,7 @@ def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, s
 
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
-    """Return how far a row's losses are from the first row's of its part, where it has any."""
+    """Return the difference of a row's losses from its part's first row, if it has any."""
     if "losses" not in row:  # of kills
         return {}
     first = [*before, row][0]["losses"]
@@ -157,7 +159,7 @@ def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, 
 
 
 def _hash_of(folder: Path) -> str:
-    """Return a hash of a decoder's weights, in however many files they are."""
+    """Return a hash of a decoder's weights, across all its files."""
     decoder, digest = load_decoder(folder, torch.float32, "cpu"), hashlib.sha256()
     for tensor in decoder.state_dict().values():
         digest.update(tensor.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Some steps of a text checkpoint as a decoder, in any layout: losses, tokens per second, shares of time, memory.
+"""Steps of a text checkpoint as a decoder, in any layout: losses, tokens per second, shares of time, memory.
 
 All of its layers are trained; its vocabulary becomes the items'. Module-level, since ranks are spawned.
 """
@@ -26,7 +26,7 @@ from pipelines.training.speed import speed_of, training_flops
 from pipelines.training.train_decoder import TrainOptions, first_decoder, next_token_loss
 
 _STEPS_TOGETHER = 5
-"""Whose mean loss is noted."""
+"""The step whose mean loss is recorded."""
 _CPU = torch.device("cpu")
 _DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, average=0.9)
 
@@ -35,7 +35,8 @@ _DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, ave
 class TextSteps:
     """The training job: a checkpoint's folder, the items' tokens, the number of steps and of positions per step.
 
-    `moved_by` is the relative size of random perturbations of the initial weights: it shows how rounding differences grow.
+    `moved_by` is the relative size of random perturbations of the initial weights: it shows how rounding differences
+    grow.
     """
 
     checkpoint: Path
@@ -47,13 +48,13 @@ class TextSteps:
 
 
 def precision_here() -> str:
-    """Return bf16 where the processor multiplies bf16 matrices (AMX), else fp32."""
+    """Return bf16 if the processor multiplies bf16 matrices (AMX), else fp32."""
     flags = Path("/proc/cpuinfo")
     return "bf16" if flags.exists() and "amx_bf16" in flags.read_text() else "fp32"
 
 
 def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, group: Group) -> dict[str, Any]:
-    """Do the steps as one process of a group."""
+    """Run the steps as one process of a group."""
     catalogue = load_catalogue(steps.tokenized / "catalogue.parquet")
     sequences = read_labelled_sequences(steps.tokenized)
     options = TrainOptions(text_start=str(steps.checkpoint), max_items=steps.max_items)

@@ -1,15 +1,18 @@
-"""Variants of a decoder of at least ten million parameters, against the engine's own int8: NDCG@10, milliseconds, tokens a second, bytes.
+"""Variants of a decoder of at least ten million parameters, against the engine's own int8.
 
-    python -m benchmarks.variants --json OUT (--sequences FOLDER | --version VERSION) [--state FOLDER] [--dtype float32|bfloat16] [--recipes NAMES] [--budget ndcg=1%]
+The results are NDCG@10, milliseconds, tokens per second, and bytes.
 
-`--sequences` is a folder as benchmarks/quality/sequences.py describes it: the pipeline's stages make its examples, train the
-decoder of ten_million.toml (5 minutes of one free core on Amazon Beauty), and publish it without a student in the state folder's
-store. `--version` uses a published version instead.
+    python -m benchmarks.variants --json OUT (--sequences FOLDER | --version VERSION) [--state FOLDER]
+                                 [--dtype float32|bfloat16] [--recipes NAMES] [--budget ndcg=1%]
 
-`tailrace optimize` makes and measures the variants: each in the engine of its replica with one thread, on all test users; times
-are processor time, with requests in turns. Differences of NDCG@10 are paired by user, with the 95 % bootstrap interval.
-`accepted` names the variants that are 1.5 times as fast as int8 or have at most 60 % of its bytes, and whose interval lies above
--1 % of the parent's NDCG@10 and of int8's.
+`--sequences` is a folder as benchmarks/quality/sequences.py describes it: the pipeline's stages make its examples,
+train the decoder of ten_million.toml (5 minutes of one free core on Amazon Beauty), and publish it without a student in
+the state folder's store. `--version` uses a published version instead.
+
+`tailrace optimize` makes and measures the variants: each in the engine of its replica with one thread, on all test
+users; times are processor time, with requests in turns. Differences of NDCG@10 are paired by user, with the 95 %
+bootstrap interval. `accepted` names the variants that are 1.5 times as fast as int8 or have at most 60 % of its bytes,
+and whose interval lies above -1 % of the parent's NDCG@10 and of int8's.
 """
 
 import argparse
@@ -46,7 +49,7 @@ _FASTER, _SMALLER, _LOSS = 1.5, 0.6, 0.01
 
 
 def main() -> None:
-    """Train the decoder if none is named, measure its variants, and write the file."""
+    """Train the decoder unless a version is given, measure its variants, and write the file."""
     options = parse()
     console = Console(stderr=True)
     torch.set_num_threads(1)
@@ -68,7 +71,7 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line. Wrong options end the program with a line that names them."""
+    """Read the command line. Invalid options end the program with a line that names them."""
     parser = report_parser(__doc__)
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
@@ -81,7 +84,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def train(sequences: Path, places: Places, console: Console) -> Bundle:
-    """Run the pipeline's stages up to the decoder, and publish that."""
+    """Run the pipeline's stages up to the decoder, and publish it."""
     events, items = as_tables(sequences, places.state_dir / "tables")
     recipes = read_recipes(RECIPES)
     options = PipelineOptions(events=events, items=items, with_live_log=False, recipes=recipes, until="train")
@@ -92,7 +95,7 @@ def train(sequences: Path, places: Places, console: Console) -> Bundle:
 
 
 def publish_decoder(store: BundleStore, tokenized: Path, trained: Path, options: TrainOptions) -> Bundle:
-    """Publish a trained decoder with its catalogue, as a bundle that has no student. It does not go live."""
+    """Publish a trained decoder with its catalogue as a bundle without a student. It does not go live."""
     about = {
         "prompt": {"max_items": options.max_items, "stride": options.stride},
         "repeats": read_split(tokenized)["repeats"],
@@ -132,7 +135,7 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
 
 
 def _between(found: Optimised, one: str, other: str) -> dict[str, float] | None:
-    """Return how far one variant's NDCG@10 is from another's, as a share of it; None where one of them was not made."""
+    """Return the relative difference between two variants' NDCG@10; None if one of them was not made."""
     if not {one, other} <= found.gains.keys():
         return None
     difference, low, high = relative_difference(found.gains[one], found.gains[other])

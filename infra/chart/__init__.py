@@ -1,1 +1,1 @@
-"""Generates the Helm chart from the Kubernetes overlays: what `kubectl kustomize` renders, with values in its places."""
+"""Generates the Helm chart from the Kubernetes overlays: the output of `kubectl kustomize`, with values inserted."""

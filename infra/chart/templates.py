@@ -1,6 +1,6 @@
-"""Helm templates from rendered objects: each place of a value becomes an expression, and what only some values bring becomes a condition.
+"""Helm templates from rendered objects: values become expressions, and fields of optional values become conditions.
 
-Marks such as `MARK7X` stand for the expressions until the objects are text. Pure: objects in, text out.
+Marks such as `MARK7X` replace the expressions until the objects are text. Pure: objects in, text out.
 """
 
 import re
@@ -24,7 +24,7 @@ _FIELDS: Mapping[str, str] = {
     f"{_LLM}/template/spec": '{{- include "tailrace.llm-pod" . | nindent INDENT }}',
     "*/spec": '{{- include "tailrace.pod" . | nindent INDENT }}',
 }
-"""What may be added to an object's fields; the last only where the object is a pod. The first that fits is taken."""
+"""Additions to an object's fields; the last applies only to pods. The first match is taken."""
 
 _IN_NAMESPACES = "{{{{- range .Values.callers.{} }}}}\n- namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {{{{ . | quote }}}}}}}}\n{{{{- end }}}}"
 
@@ -36,7 +36,7 @@ _ITEMS: Mapping[str, str] = {
     f"{_LLM}/template/spec/containers/0/volumeMounts": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_MOUNT}\n{{{{- end }}}}",
     f"{_LLM}/template/spec/volumes": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_VOLUME}\n{{{{- end }}}}",
 }
-"""What may be added to a list."""
+"""Additions to a list."""
 
 _EXPRESSIONS: Mapping[str, str] = {
     "*/metadata/namespace": "{{ .Release.Namespace | quote }}",
@@ -49,7 +49,7 @@ _EXPRESSIONS: Mapping[str, str] = {
     "Service/tailrace-doors/spec/ports/1/appProtocol": '{{ ternary "https" "kubernetes.io/h2c" (ne .Values.tls.secret "") }}',
     "ConfigMap/tailrace-ray-*/data/RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "{{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}",
 }
-"""What is computed from values. The first that fits is taken."""
+"""Fields computed from values. The first match is taken."""
 
 _DOMAIN = re.compile(r"(?<=\.)tailrace\.svc\.cluster\.local\b")
 _SERVE_LLM = re.compile(r"- name: llm\n +ray_actor_options:\n( +)num_cpus: .*\n")
@@ -58,10 +58,10 @@ _CONDITIONS: Mapping[str, str] = {
     "Namespace": ".Values.namespace.create",
     "PodMonitor": ".Values.monitoring.enabled",
 }
-"""Values without which a kind of object is not made."""
+"""Values that a kind of object requires."""
 
 _CACHE = "24Gi"
-"""The volume for bundles of an object store in the manifests: the bound of the cache, and room for those in use."""
+"""The volume for bundles of an object store in the manifests: the cache's limit plus room for bundles in use."""
 _CACHE_SIZE = "{{ add (int .Values.bundles.cacheGib) 4 }}Gi"
 
 _PARTS: Mapping[str, str] = {
@@ -69,13 +69,13 @@ _PARTS: Mapping[str, str] = {
     "keys": ".Values.apiKeys.secret",
     "gcs-ca": ".Values.rayRedis.secret",
 }
-"""Volumes and mounts by name that are not made without a value."""
+"""Values that volumes and mounts require, by name."""
 
 _KEYS: Mapping[str, str] = {
     "RayService/tailrace/spec/rayClusterConfig/gcsFaultToleranceOptions/redisPassword": ".Values.rayRedis.secret",
     "RayService/tailrace/spec/rayClusterConfig/headGroupSpec/template/spec/containers/0/env": ".Values.rayRedis.secret",
 }
-"""Fields that are not made without a value."""
+"""Values that fields require."""
 
 _OPTIONAL_SETTINGS: Mapping[str, str] = {
     "TAILRACE_API_KEYS_FILE": ".Values.apiKeys.secret",
@@ -87,7 +87,7 @@ _OPTIONAL_SETTINGS: Mapping[str, str] = {
     "TAILRACE_KAFKA_PASSWORD_FILE": ".Values.kafka.username",
     "TAILRACE_KAFKA_TLS_CA_FILE": ".Values.kafka.tls",
 }
-"""Settings that are left out without a value."""
+"""Values that settings require."""
 
 
 def template(things: Iterable[Thing], values: Iterable[Value]) -> str:
@@ -97,7 +97,7 @@ def template(things: Iterable[Thing], values: Iterable[Value]) -> str:
 
 
 def job_template(cron_job: Thing, spec: Thing, name: str, values: Iterable[Value]) -> str:
-    """Return the template of a Job that has this CronJob's values; `name` is an expression."""
+    """Return the template of a Job with this CronJob's values; `name` is an expression."""
     writer = _Writer(tuple(values))
     head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "NAME", "namespace": "tailrace"}}
     text = writer.text("Job/first", head).replace("NAME", name)
@@ -105,14 +105,14 @@ def job_template(cron_job: Thing, spec: Thing, name: str, values: Iterable[Value
 
 
 def settings_template(config_map: Thing, values: Iterable[Value]) -> str:
-    """Return the lines of the data of the ConfigMap of settings."""
+    """Return the data lines of the settings ConfigMap."""
     writer = _Writer(tuple(values))
     lines = writer.text(path_of(config_map) + "/data", config_map["data"]).splitlines(keepends=True)
     return "".join(_optional(line) for line in lines)
 
 
 def _condition_of(item: Any) -> str | None:
-    """Return the value without which an item of a list is not made."""
+    """Return the value that an item of a list requires."""
     if not isinstance(item, dict):
         return None
     if item.get("secret", {}).get("name") == "tailrace-api-keys":
@@ -126,7 +126,7 @@ def _optional(line: str) -> str:
 
 
 class _Writer:
-    """The objects of one file, with the expressions that their marks stand for."""
+    """The objects of one file, with the expressions that their marks represent."""
 
     def __init__(self, values: tuple[Value, ...]) -> None:
         self._values = values
@@ -139,7 +139,7 @@ class _Writer:
         return text if condition is None else f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"
 
     def text(self, path: str, content: Any) -> str:
-        """Return what is at a path as lines."""
+        """Return the content at a path as lines."""
         marked = self._marked(path, content)
         written: str = yaml.dump(marked, Dumper=_Plain, sort_keys=False, width=100_000, allow_unicode=True)
         lines = written.replace("{{", '{{ "{{" }}').splitlines()
@@ -166,7 +166,7 @@ class _Writer:
                     fields |= inner
                 else:
                     conditional |= {self._if(condition): None, **inner, self._end(): None}
-            fields |= conditional  # behind the others: the first field of an item shares its line with the dash
+            fields |= conditional  # last, because the first field of an item shares its line with the dash
             is_pod = "containers" in content
             added = next(
                 (text for at, text in _FIELDS.items() if fnmatchcase(path, at) and (is_pod or at != "*/spec")), None
@@ -208,7 +208,7 @@ class _Writer:
         return _DOMAIN.sub(lambda _: self._mark("{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}"), text)
 
     def _expanded(self, line: str) -> str:
-        """Return a line with its expressions; one that is a mark alone becomes lines of their own."""
+        """Return a line with its expressions; a line with only a mark becomes the expression's lines."""
         indent = " " * (len(line) - len(line.lstrip()))
         if alone := re.fullmatch(r" *(?:- )?MARK(\d+)X(?:: null)?", line):
             expression = self._expressions[int(alone[1])].replace("INDENT", str(len(indent)))

@@ -1,4 +1,4 @@
-"""The chart's values as infra/chart/values.yaml lists them: where each stands in the rendered manifests, its default, its schema."""
+"""The chart's values as listed by infra/chart/values.yaml: positions in the rendered manifests, defaults, schema."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,12 +52,12 @@ _TYPES: Mapping[str, Thing] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands.
+    """The position of a value.
 
     Attributes:
         pattern: `fnmatch` pattern over paths such as `CronJob/tailrace-train/spec/schedule`.
-        holds: Only what is this; None: anything.
-        part: A regular expression for the value, its second group, within a longer text; None: the whole.
+        holds: Required content; None: anything.
+        part: A regular expression whose second group is the value within a longer text; None: the whole text.
     """
 
     pattern: str
@@ -65,11 +65,11 @@ class Place:
     part: str | None = None
 
     def is_at(self, path: str, content: Any) -> bool:
-        """Return whether this is the place."""
+        """Return whether path and content match."""
         return fnmatchcase(path, self.pattern) and self.holds in (None, content)
 
     def read(self, content: Any) -> Any:
-        """Return the value there; None where the longer text lacks it."""
+        """Return the value there; None if the longer text lacks it."""
         if self.part is None:
             return content
         found = re.search(self.part, content)
@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value; `default` is that of a value without places."""
+    """One value; `default` applies to a value without places."""
 
     name: str
     about: str
@@ -87,7 +87,7 @@ class Value:
     default: Any
 
     def default_in(self, things: list[Thing]) -> Any:
-        """Return what the objects hold in its places. Raises LookupError where that is nothing, or not the same everywhere."""
+        """Return the objects' content at its places. Raises LookupError if it is missing or differs."""
         if not self.places:
             return self.default
         found = [
@@ -108,12 +108,12 @@ def load_values() -> tuple[Value, ...]:
 
 
 def path_of(thing: Thing) -> str:
-    """Return how an object's paths begin."""
+    """Return the prefix of an object's paths."""
     return f"{thing['kind']}/{thing['metadata']['name']}"
 
 
 def walk(path: str, content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is at a path, and everything below it."""
+    """Yield the content at a path and everything below it."""
     yield path, content
     if isinstance(content, dict | list):
         for key, inner in content.items() if isinstance(content, dict) else enumerate(content):
@@ -121,7 +121,7 @@ def walk(path: str, content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def nested(flat: Mapping[str, Any]) -> Thing:
-    """Return names with dots as objects in objects."""
+    """Return dotted names as nested objects."""
     tree: Thing = {}
     for name, content in flat.items():
         *groups, last = name.split(".")
@@ -133,7 +133,7 @@ def nested(flat: Mapping[str, Any]) -> Thing:
 
 
 def schema_of(values: Iterable[Value], decided: Iterable[str]) -> Thing:
-    """Return the JSON schema of values.yaml; `decided` are the settings that other values, or the chart, decide."""
+    """Return the JSON schema of values.yaml; `decided` are the settings that other values, or the chart, determine."""
     free = sorted({f"TAILRACE_{name.upper()}" for name in Settings.model_fields} - set(decided))
     settings = {"type": "object", "additionalProperties": False, "properties": dict.fromkeys(free, _SETTING)}
     types = {**_TYPES, "settings": settings}

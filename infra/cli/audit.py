@@ -1,7 +1,7 @@
-"""The audit file of a state folder: one line of JSON per administrative command, refused ones included.
+"""The audit file of a state folder: one line of JSON per administrative command, including refused commands.
 
-The gateway's log audits what comes in through the doors. The file is opened for appending and flushed at each line, so that
-concurrent commands do not mix. Anyone who can write the folder can change it: ship it elsewhere where that matters.
+The gateway's log audits calls to the API. The file is opened for appending and flushed at each line, so that concurrent
+commands do not mix. Anyone who can write to the folder can change the file: ship it elsewhere where that matters.
 """
 
 import json
@@ -20,7 +20,7 @@ AUDIT_FILE = "audit.log"
 def audited(state_dir: Path, act: str, **details: str) -> Iterator[None]:
     """Write one line about the body: its outcome is ok or the error's class, without the message, which may be private.
 
-    Raises OSError before the body when the file cannot be written, so that nothing is done that leaves no line.
+    Raises OSError before the body if the file cannot be written, so that every action leaves a line.
     """
     os.close(_opened(state_dir))
     try:
@@ -54,7 +54,7 @@ def _opened(state_dir: Path) -> int:
 
 
 def user_name() -> str:
-    """Return the user's name, or its number where the machine has no name for it, as in a container."""
+    """Return the user's name, or its number if the machine has no name for it, as in a container."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""What differs between two bundles, as rows of a table. Reads the bundles' files; prints nothing."""
+"""The differences between two bundles, as rows of a table. Reads the bundles' files; prints nothing."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +10,17 @@ from models.withdrawals import content_of
 from services.errors import BundleError
 
 Row = tuple[str, str, str, str]
-"""What is compared, each bundle's value (a dash where it has none), and the difference."""
+"""The property, each bundle's value (a dash if missing), and the difference."""
 
 _NUM_NAMED = 5
-"""How many of the items that were added or removed are named."""
+"""Number of added or removed items that are named."""
 _ABSENT = "-"
 
 Read = TypeVar("Read")
 
 
 def compare(left: Bundle, right: Bundle) -> tuple[list[Row], list[str]]:
-    """Return the rows, and a sentence on each file that cannot be read, whose rows are then left out."""
+    """Return the rows, and a sentence on each unreadable file, whose rows are skipped."""
     notes: list[str] = []
     bundles, manifests = (left, right), (left.manifest, right.manifest)
     item_ids = [_read(bundle, "catalogue.parquet", bundle.item_ids, notes) for bundle in bundles]
@@ -41,7 +41,7 @@ def compare(left: Bundle, right: Bundle) -> tuple[list[Row], list[str]]:
 
 
 def _read(bundle: Bundle, file: str, read: Callable[[], Read], notes: list[str]) -> Read | None:
-    """Return what the file holds; None where the bundle has none, or where it is damaged, which is noted."""
+    """Return the content of the file; None if the bundle lacks it, or if it is damaged, which is noted."""
     try:
         return read() if file in bundle.manifest["files"] else None
     except BundleError as error:
@@ -101,7 +101,7 @@ def _origin(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def _options(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the options, the recipe's among them, that differ."""
+    """Yield the options that differ, including the recipe's."""
     given = [dict(_flat("", manifest.get("lineage", {}).get("options", {}))) for manifest in manifests]
     for name in sorted({*given[0], *given[1]}):
         values = [options.get(name) for options in given]

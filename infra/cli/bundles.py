@@ -1,4 +1,4 @@
-"""List published bundles, look into them, and move names: promote a version, roll back to one, withdraw one, set the reference."""
+"""List and inspect published bundles, and move names: promote, roll back, withdraw, set the reference."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ def bundles(context: typer.Context) -> None:
 
 @bundles_app.command("list")
 def list_bundles(name: Name = "default") -> None:
-    """List published bundles, their metrics, and what each is to a name."""
+    """List published bundles with their metrics and their role under a name."""
     from rich.table import Column, Table
 
     store, _ = _store(name)
@@ -79,7 +79,7 @@ def show(version: Version) -> None:
 
 @bundles_app.command()
 def history(name: Name = "default") -> None:
-    """List the moves of a name, newest last: what was made live or withdrawn, when and by whom."""
+    """List the moves of a name, newest last: versions promoted or withdrawn, with time and user."""
     for move in _store(name)[0].record().history:
         out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
 
@@ -98,7 +98,7 @@ def withdraw(
     reason: Annotated[str, typer.Option(help="Why; kept with the version.")] = "",
     name: Name = "default",
 ) -> None:
-    """Withdraw a version that is not live: without --force it does not go live under this name."""
+    """Withdraw a version that is not live: it cannot go live under this name without --force."""
     store, state_dir = _store(name)
     with audited(state_dir, "withdraw", version=version, **({"reason": reason} if reason else {}), **_if_named(name)):
         store.withdraw(version, by=user_name(), reason=reason)
@@ -109,7 +109,7 @@ def withdraw(
 def gc(
     keep: Annotated[int | None, typer.Option(help="Trainings to keep.", show_default="keep_bundles")] = None,
 ) -> None:
-    """Remove all but the newest trainings and what a name may serve or is measured by, and what killed processes left."""
+    """Remove leftovers of killed processes, and bundles except recent trainings and bundles in use by names."""
     from services.settings.settings import load_settings
 
     store, state_dir = _store()
@@ -123,14 +123,14 @@ def diff(
     version: Annotated[str, typer.Argument(help="The version to compare with.", show_default=False)],
     other: Annotated[str, typer.Argument(help="The version whose difference to it is shown.", show_default=False)],
 ) -> None:
-    """Show in what two bundles differ: data, items, quality, options, gate, size and origin."""
+    """Show the differences of two bundles: data, items, quality, options, gate, size and origin."""
     from rich.table import Column, Table
 
     from infra.cli.bundle_diff import compare
 
     store, _ = _store()
     out.print(f"A  {version}\nB  {other}\n", markup=False)
-    width = max(len(version), len(other))  # versions are values too, and are not broken
+    width = max(len(version), len(other))  # versions are values too, and must not wrap
     values = [Column(head, overflow="fold", min_width=width) for head in ("A", "B")]
     left = max(12, out.width - 2 * width - len("difference") - 3)
     columns = [Column("", max_width=left), *values, Column("difference", overflow="fold", min_width=len("difference"))]
@@ -145,7 +145,7 @@ def diff(
 
 @bundles_app.command()
 def reference(version: Version, name: Name = "default") -> None:
-    """Make a published bundle the reference: the gate refuses models that are worse than it by more than --max-reference-loss."""
+    """Make a published bundle the reference: the gate refuses models that are worse by over --max-reference-loss."""
     store, state_dir = _store(name)
     with audited(state_dir, "reference", version=version, **_if_named(name)):
         store.set_reference(version, user_name())
@@ -154,7 +154,7 @@ def reference(version: Version, name: Name = "default") -> None:
 
 @bundles_app.command()
 def promote(version: Version, name: Name = "default", force: Force = False) -> None:
-    """Make a published bundle live under a name, which the first promotion makes."""
+    """Make a published bundle live under a name; the first promotion creates the name."""
     store, state_dir = _store(name)
     with audited(state_dir, "promote", version=version, **_if_named(name)):
         store.promote(version, by=user_name(), force=force)
@@ -170,7 +170,7 @@ def rollback(
     name: Name = "default",
     force: Force = False,
 ) -> None:
-    """Make an earlier bundle live again, and withdraw the one that was live: without --force it does not come back."""
+    """Make an earlier bundle live again, and withdraw the current one, which needs --force to come back."""
     store, state_dir = _store(name)
     before = store.reference()
     given = {"to": to, "reason": reason, **_if_named(name)}
@@ -186,7 +186,7 @@ def rollback(
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:
-    """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
+    """Return a bundle's table cells from its evaluation report, a dash for each missing metric."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [
         str(report.get("dataset") or "-"),
@@ -195,7 +195,7 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
 
 
 def _live_as(store: "BundleStore") -> str:
-    """Return a sentence on what is live under another name, or why that is unknown."""
+    """Return a sentence on the live version under another name, or why it is unknown."""
     try:
         return f"{store.live_version()} is live as {store.name}"
     except BundleCorrupt as error:
@@ -203,7 +203,7 @@ def _live_as(store: "BundleStore") -> str:
 
 
 def _if_named(name: str) -> dict[str, str]:
-    """Return what the audit file says of a name; nothing of the default one."""
+    """Return the audit fields of a name; none for the default name."""
     return {} if name == "default" else {"name": name}
 
 
@@ -212,7 +212,7 @@ def _as_named(name: str) -> str:
 
 
 def _store(name: str = "default") -> "tuple[BundleStore, Path]":
-    """Return the store of bundles under a name, and the state folder, which has the audit file."""
+    """Return the store of bundles under a name, and the state folder with the audit file."""
     from models.registry import BundleStore
     from services.settings.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""`tailrace erase`: many users at once, by a file, straight into the log of interactions, where each user's own events are."""
+"""`tailrace erase`: erase many users of a file, written directly to the interactions log, where users' events are."""
 
 import asyncio
 import csv
@@ -32,7 +32,7 @@ def erase(
         Path, typer.Option("--out", help="CSV of users and erasure ids; who is in it is not erased again.")
     ],
 ) -> None:
-    """Erase many users, and report how far the erasures are. A killed run goes on where it was; a later one reports again."""
+    """Erase many users, and report the progress of the erasures. A killed run resumes; a later run reports again."""
     from pipelines.publication.user_lists import read_user_ids
 
     settings = running_settings()
@@ -51,7 +51,7 @@ def erase(
 
 
 def _check(user_ids: Sequence[str]) -> None:
-    """Refuse a file with what is no id, before anybody is erased. Raises ConfigError."""
+    """Validate the ids of a file before any user is erased. Raises ConfigError."""
     from services.contracts.recommend import check_id
 
     for user_id in user_ids:
@@ -62,7 +62,7 @@ def _check(user_ids: Sequence[str]) -> None:
 
 
 def _accepted(path: Path) -> dict[str, str]:
-    """Return the erasures that a file has, by user; the line that a killed run did not finish is cut off. Raises ConfigError."""
+    """Return the recorded erasures by user; the unfinished line of a killed run is cut off. Raises ConfigError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -82,7 +82,10 @@ def _accepted(path: Path) -> dict[str, str]:
 
 
 def _erase(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[str, str]:
-    """Erase users batch after batch; each is in the file once the broker has it. One that was killed in between is erased twice, which is harmless."""
+    """Erase users batch by batch; each is recorded once the broker has it.
+
+    A user may be erased twice if the run is killed in between, which is harmless.
+    """
     from pipelines.runner.bars import Bars
     from services.contracts.erasure import Erasure
 
@@ -112,7 +115,10 @@ def _erase(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[st
 
 
 async def _count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[int, int]:
-    """Return how many erasures are done in the stores that requests read, and how many everywhere. Raises DependencyUnavailable."""
+    """Return the number of erasures done in the stores that requests read, and in all stores.
+
+    Raises DependencyUnavailable.
+    """
     from services.features.erasing import RedisReceipts
 
     receipts, num_online, num_done = RedisReceipts(settings.redis_address), 0, 0

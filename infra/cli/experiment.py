@@ -1,4 +1,4 @@
-"""`tailrace experiment join|report`: impressions with what followed, and what an experiment or a policy is worth by them."""
+"""`tailrace experiment join|report`: impressions with their outcomes, and the value of an experiment or a policy."""
 
 import json
 from dataclasses import asdict
@@ -28,7 +28,7 @@ def join(
     since: Annotated[datetime | None, typer.Option(help="First day (UTC).", formats=[_DAY])] = None,
     until: Annotated[datetime | None, typer.Option(help="The day after the last.", formats=[_DAY])] = None,
 ) -> None:
-    """Join clicks to the impressions that they followed, without erased users; days whose files exist are joined again."""
+    """Join clicks to their impressions, without erased users; days whose files exist are joined again."""
     from pipelines.experiments.join import join as join_days
     from services.settings.settings import load_settings
     from services.stream.erasure.ledger import Ledger
@@ -69,7 +69,7 @@ def report(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a page, with pictures beside it.")] = None,
 ) -> None:
-    """Compare the variants of an experiment: intervals and p-values hold however often one looks."""
+    """Compare the variants of an experiment: intervals and p-values are valid at every look."""
     from pipelines.experiments.describe import as_lines, as_markdown
 
     found: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def report(
 
 
 def _shares(given: str, experiment: str, file: Path | None) -> dict[str, float] | None:
-    """Return the shares of the option, else those of the experiments file. Raises ConfigError."""
+    """Return the traffic fractions of the option, else of the experiments file. Raises ConfigError."""
     from services.contracts.experiments import read_experiments
 
     if given:

@@ -1,4 +1,7 @@
-"""`tailrace import`: a shop's tables into the live catalogue and the log of events. What is read is in pipelines.tables, what is resumed in pipelines.imports."""
+"""`tailrace import`: a shop's tables into the live catalogue and the event log.
+
+pipelines.tables reads the tables; pipelines.imports resumes imports.
+"""
 
 import shutil
 import time
@@ -59,7 +62,7 @@ def items(
         bool, typer.Option(help="Where nothing is live, also publish a bundle of these items, without models.")
     ] = False,
 ) -> None:
-    """Import items into the live catalogue. Columns that are no field of items are attributes."""
+    """Import items into the live catalogue. Columns that are not fields of items become attributes."""
     from pipelines.imports.run import import_items, open_items
     from pipelines.tables.options import table_options
 
@@ -88,7 +91,7 @@ def events(
     ] = None,
     again: Again = False,
 ) -> None:
-    """Import events into the stream, in order of time; those of more than 29 days ago into a table for the pipeline."""
+    """Import events into the stream, in order of time; events older than 29 days go to a table for the pipeline."""
     from pipelines.imports.old_events import OldEvents
     from pipelines.imports.run import import_events
     from pipelines.tables.options import table_options
@@ -147,7 +150,7 @@ def _run(
 
 
 def _report(settings: "Settings", done: "Outcome", findings: "Findings") -> None:
-    """Print what was found in the table, and what was imported of it."""
+    """Print the findings of the table, and the result of the import."""
     shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
     for sentence in findings.sentences():
         out.print(sentence, markup=False)

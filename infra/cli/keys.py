@@ -84,7 +84,7 @@ def new(
 
 @keys_app.command("list")
 def list_() -> None:
-    """List the keys and what they allow."""
+    """List the keys and their permissions."""
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -118,7 +118,7 @@ def rotate(
         typer.Option(min=0.001, max=_MAX_DAYS, help="Days until the new key expires. Default: as the old key."),
     ] = None,
 ) -> None:
-    """Replace a key. The new key is printed once; the old one remains valid for a while."""
+    """Replace a key. The new key is printed once; the old key remains valid for a while."""
     from services.gateway.access.keys import hash_of, make_key, read_keys, write_keys
 
     state_dir, path = _key_files()
@@ -142,7 +142,7 @@ def revoke(key_id: KeyId) -> None:
 
 
 def _key_files() -> tuple[Path, Path]:
-    """Return the state folder and the keys file. Raises ConfigError when none is set."""
+    """Return the state folder and the keys file. Raises ConfigError if it is not set."""
     from services.settings.settings import load_settings
 
     settings = load_settings()
@@ -170,5 +170,5 @@ def _show_once(key: str) -> None:
     typer.echo("this key is shown only once and not stored; callers send it as `authorization: Bearer KEY`", err=True)
 
 
-if __name__ == "__main__":  # with no more installed than typer, rich and pydantic-settings
+if __name__ == "__main__":  # needs only typer, rich and pydantic-settings
     keys_app()

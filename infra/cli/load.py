@@ -1,4 +1,4 @@
-"""The benchmarks as commands of `tailrace`: any of them by name (`bench`), and faults (`chaos`)."""
+"""The benchmarks as commands of `tailrace`: by name (`bench`), and faults (`chaos`)."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import typer
 from services.errors import NotFound
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Of a command whose options are those of the benchmark behind it, `--help` among them."""
+"""For commands that pass their options, including `--help`, to the benchmark behind them."""
 BENCHMARKS = {
     "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity, `serve lists` compares batches, similar and popular items",
     "freshness": "how soon an event shows in an answer of the running stack",
@@ -32,7 +32,7 @@ BENCHMARKS = {
     "experiments": "whether verdicts, reports and off-policy estimates are right, on known truth",
     "gpu": "everything that a graphics card must show",
 }
-"""By name, the question that it answers."""
+"""The question that a benchmark answers, by name."""
 
 
 def bench(
@@ -51,7 +51,10 @@ def bench(
 
 
 def chaos(context: typer.Context) -> None:
-    """Inject faults into a separate stack and report what callers see: `tailrace bench faults`, into faults.json unless --json names a file."""
+    """Inject faults into a separate stack and report what callers see.
+
+    This is `tailrace bench faults`; it writes faults.json unless --json names a file.
+    """
     words = context.args
     _run("faults", words if {"--json", "--help"} & {*words} else ["--json", "faults.json", *words])
 

@@ -1,4 +1,4 @@
-"""The `tailrace` command. Imports lazily, so that `tailrace --help` is quick.
+"""The `tailrace` command. Imports lazily, so that `tailrace --help` is fast.
 
 A TailraceError, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
 """
@@ -166,7 +166,7 @@ def status() -> None:
 
 
 def _missing_for_training(settings: "Settings") -> str:
-    """Return what a first training lacks, where the live bundle was made of items alone."""
+    """Return what a first training still needs if the live bundle has items but no models; else ""."""
     from models.registry import BundleStore
 
     store = BundleStore.of(settings, settings.first_name)
@@ -411,7 +411,7 @@ def recommend(
     ] = None,
     histories: Annotated[str, typer.Option(help="Where histories come from: store, or offline tables.")] = "store",
 ) -> None:
-    """Write lists for many users into a file, as for a mail run. A killed run goes on where it was."""
+    """Write lists for many users to a file, for example for a mailing. A killed run resumes."""
     from infra.cli.user_lists import write_user_lists
     from pipelines.publication.user_lists import ListOptions
     from pipelines.tables.id_files import read_ids
@@ -433,7 +433,7 @@ def optimize(
     ] = None,
     promote: Annotated[bool, typer.Option(help="Make the best variant live, where VERSION is.")] = False,
 ) -> None:
-    """Make smaller and faster variants of a bundle's decoder, measure them as they serve, and publish those that win."""
+    """Make smaller and faster variants of a bundle's decoder, measure them as served, and publish the winners."""
     import shlex
 
     import torch
@@ -476,7 +476,7 @@ def add_items(
     ] = 1.0,
     force: Annotated[bool, typer.Option(help="Publish although the same bundle was withdrawn.")] = False,
 ) -> None:
-    """Make new items recommendable at once: the live bundle with these items, without training, by their codes or texts."""
+    """Make new items recommendable at once: add them to the live bundle, by codes or texts, without training."""
     from datetime import UTC, datetime
 
     from models.registry import BundleStore
@@ -512,7 +512,7 @@ def explain(
     ca_file: Annotated[Path | None, typer.Option(help="Certificate authority of a door with TLS.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON answer.")] = False,
 ) -> None:
-    """Explain how a recent request was answered and where its time went."""
+    """Explain how a recent request was answered, and its time by stage."""
     from infra.local.commands.explain import Door, ask, show
     from infra.local.commands.guide import plaintext_rest_address
     from services.settings.addresses import read_secret

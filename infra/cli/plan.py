@@ -151,7 +151,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _refuse_unused(context: typer.Context, names: set[str], is_used: bool, problem: str) -> None:
-    """Refuse options that this plan does not use. Raises InvalidRequest naming the option."""
+    """Reject options that this plan does not use. Raises InvalidRequest naming the option."""
     from models.errors import InvalidRequest
 
     given = [name for name in sorted(names) if _is_given(context, name)]

@@ -1,4 +1,4 @@
-"""`tailrace profile train|rank|text`: where the time goes, from a run here or from traces that a profiler wrote."""
+"""`tailrace profile train|rank|text`: profiles a run, or reads traces that a profiler wrote."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def profile(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Print where each millisecond went, the dearest operations, and the bottleneck in one sentence."""
+    """Print the time by cause, the most expensive operations, and the bottleneck in one sentence."""
     from pipelines.profiler.report import as_json, as_lines, profile_of
     from pipelines.profiler.timeline import as_html
     from pipelines.profiler.trace import read_traces
@@ -76,7 +76,7 @@ def profile(
 
 
 def _parse(words: list[str], traces: list[Path]) -> tuple[Subject, list[Path]]:
-    """Return what to run and which files to read: of words after --trace all but the subject are files."""
+    """Return what to run, and the trace files: words after --trace other than the subject are files."""
     known = set(Subject)
     named, others = [word for word in words[:1] if word in known], words
     if named:
@@ -117,7 +117,7 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
 
 
 def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "Work":
-    """Return some steps of the decoder's training, on windows of random items: their time depends on lengths and sizes, not on which they are."""
+    """Return training steps of the decoder on windows of random items: time depends on sizes, not on item values."""
     import numpy as np
     import torch
 
@@ -143,7 +143,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
                 yield partial(step, batch)
 
     def step(batch: Batch) -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):  # as `fit` computes
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):  # same computation as in `fit`
             loss = next_token_loss(decoder, catalogue, batch, mask_seen=options.mask_seen, paths=paths)
         descent.step([loss], 0.5)
 
@@ -151,7 +151,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
 
 
 def _ranking(bundle: "Bundle", decoder: "Decoder") -> "Work":
-    """Return rankings of random histories by the engine, as the replica does them."""
+    """Return rankings of random histories by the engine, as in a replica."""
     from models.prompt import prompt_limits, prompt_tokens
     from pipelines.profiler.record import of_engine
     from services.llm.engine.beam.trie import ItemCodes

@@ -1,4 +1,4 @@
-"""`tailrace release`: begin a canary, look at it, move it on, end it."""
+"""`tailrace release`: start a canary, show it, advance it, end it."""
 
 import re
 import time
@@ -55,7 +55,7 @@ def release(
     stop: Annotated[bool, typer.Option("--stop", help="End the release without withdrawing the version.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is stopped.")] = "",
 ) -> None:
-    """Release a version to a share of users beside the live one. It goes on, or back, by what they get; without VERSION: show how it stands."""
+    """Release a version to a traffic fraction. Canary analysis advances or ends it; without VERSION: show its state."""
     from models.registry import BundleStore
     from services.settings.settings import load_settings
 
@@ -81,7 +81,7 @@ def release(
 
 
 def _refuse_without_version(**given: object) -> None:
-    """Raise ConfigError for an option that only the beginning of a release has."""
+    """Raise ConfigError for an option that applies only to the start of a release."""
     for option, value in given.items():
         if value not in (None, "", []):
             raise ConfigError(f"--{option}: is of a release that begins; give the VERSION too")
@@ -106,7 +106,7 @@ def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
 
 
 def parse_percent(option: str, text: str) -> float:
-    """Return a percentage, such as 5%, as a share. Raises ConfigError naming the option."""
+    """Return a percentage, such as 5%, as a fraction. Raises ConfigError naming the option."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if not found or not 0 < float(found[1]) <= 100:
         raise ConfigError(f"{option}: {text!r} is no percentage; give above 0% to 100%, such as 5%")
@@ -122,7 +122,7 @@ def parse_duration_s(option: str, text: str) -> float:
 
 
 def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
-    """Return budgets by guard. Raises ConfigError for another form, and for a guard that does not exist."""
+    """Return budgets by guard. Raises ConfigError for bad syntax and unknown guards."""
     from pipelines.release.guards import check_budgets
 
     found = {}
@@ -137,7 +137,7 @@ def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
 
 
 def _lists_wanted(lists: bool | None, name: str) -> bool:
-    """Whether lists are made first. Stored lists are the default name's alone."""
+    """Whether lists are made first. Stored lists exist only for the default name."""
     if lists and name != "default":
         raise ConfigError(f"--lists: stored lists are the default name's, not {name}'s; leave it out")
     return name == "default" if lists is None else lists
@@ -162,7 +162,7 @@ def _begin(
 
 
 def _refuse(store: "BundleStore", version: str) -> None:
-    """Raise what the release would, before lists are made for it."""
+    """Raise the release's own errors before lists are made for it."""
     store.open(version)
     record = store.record()
     if record.canary is not None:
@@ -213,7 +213,7 @@ def _under_way(store: "BundleStore") -> "Canary":
 
 
 def _show(store: "BundleStore") -> None:
-    """Print how the name stands: the release under way with its guards, or the last one's end."""
+    """Print the state of a name: the current release with its guards, or how the last release ended."""
     record = store.record()
     canary = record.canary
     if canary is None:
@@ -280,5 +280,5 @@ def _lead_from_now(settings: "Settings") -> int:
 
 
 def _if_named(store: "BundleStore") -> dict[str, str]:
-    """Return what the audit file says of a name; nothing of the default one."""
+    """Return the audit fields of a name; none for the default name."""
     return {} if store.name == "default" else {"name": store.name}

@@ -1,4 +1,4 @@
-"""`tailrace settings`: every setting with its value, where the value comes from, and what it means, also while one of them is wrong."""
+"""`tailrace settings`: every setting with value, source and meaning, also while some are invalid."""
 
 import ast
 import inspect
@@ -17,14 +17,14 @@ from rich.markup import escape
 from services.errors import NotFound
 
 RECORDED = "run/ports.json"
-"""The source of the ports that a running stack has found free: a file of its state folder."""
+"""The source of ports that a running stack has chosen: a file of its state folder."""
 _SECRET = re.compile(r"(?<=://)[^/?#]+(?=@)|(?<=\?).+")
-"""Of a URL: user and password, and what follows the path."""
+"""Secret parts of a URL: user and password, and everything after the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. `source` is default, environment, or RECORDED; where `fault` says what is wrong, `value` is the text that is set."""
+    """One setting. `source` is default, environment, or RECORDED; if `fault` is set, `value` is the invalid text."""
 
     variable: str
     value: str | int | float | bool | None
@@ -40,7 +40,7 @@ def show_settings(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every setting with its value, its source and its meaning. Exit code 1 when one is wrong."""
+    """List every setting with its value, source and meaning. Exit code 1 if a setting is invalid."""
     found, faults = list_settings()
     wanted = [word.lower() for word in words or ()]
     shown = [one for one in found if all(word in f"{one.variable} {one.meaning}".lower() for word in wanted)]
@@ -58,14 +58,14 @@ def show_settings(
 
 
 def list_settings() -> tuple[list[Setting], list[str]]:
-    """Return all settings, secrets masked, and all that is wrong with the environment."""
+    """Return all settings, secrets masked, and all faults of the environment."""
     from infra.local.supervisor.ports import of_running_stack
     from services.settings.settings import inherited_environment, inspect_settings, variable_of
 
     given, faults = inspect_settings()
     environment = inherited_environment()
     used = given
-    with suppress(OSError):  # a state folder that cannot be read has no stack
+    with suppress(OSError):  # an unreadable state folder counts as no stack
         used = of_running_stack(given)
     meanings, found = _meanings(type(given)), []
     for name, field in type(given).model_fields.items():
@@ -87,7 +87,7 @@ def list_settings() -> tuple[list[Setting], list[str]]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """Return what stands below each field of this class, without line breaks."""
+    """Return the attribute docstring of each field of this class, without line breaks."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     return {
@@ -120,5 +120,5 @@ def _show(one: Setting, out: Console) -> None:
 
 
 def _written(value: str | int | float | bool | None) -> str:
-    """Return a value as it stands in the environment; None, which is not set, as nothing."""
+    """Return a value as in the environment; "" for None, which means not set."""
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

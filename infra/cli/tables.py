@@ -1,4 +1,4 @@
-"""The options of a table that all commands share: which column is which field."""
+"""The table options that all commands share: which column is which field."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -25,6 +25,6 @@ Lists = Annotated[
 def as_arguments(
     column: Sequence[str] | None, skip: Sequence[str] | None, header: Sequence[str] | None, lists: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the options as the arguments of a command."""
+    """Return the options as arguments of a command."""
     given = (("--column", column), ("--skip", skip), ("--header", header), ("--list", lists))
     return tuple(argument for option, values in given for value in values or () for argument in (option, value))

@@ -1,4 +1,4 @@
-"""What commands that write to the broker's topics share: the settings of the stack that runs, and the sending of records."""
+"""Shared by commands that write to the broker's topics: the running stack's settings, and sending records."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,10 @@ def running_settings() -> "Settings":
 
 @contextmanager
 def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """Provide what sends records to a topic and returns when the broker has them. Raises DependencyUnavailable."""
+    """Provide a function that sends records to a topic and waits until they are stored.
+
+    Raises DependencyUnavailable.
+    """
     from kafka import KafkaAdminClient, KafkaProducer
 
     from services.settings.kafka_clients import any_listens, broker_as_dependency, close_producer, open_client

@@ -28,9 +28,10 @@ from services.stream.rebuild import base_table
 def write_user_lists(
     settings: Settings, users: Path, out: Path, options: ListOptions, histories: str, console: Console
 ) -> None:
-    """Write the lists, with a progress bar. An unfinished run goes on with the bundle that it began with.
+    """Write the lists, with a progress bar. An unfinished run resumes with the bundle of its start.
 
-    Raises ConfigError naming the option, InvalidRequest for filters that name what the catalogue lacks, BundleNotFound, DependencyUnavailable.
+    Raises ConfigError naming the option, InvalidRequest for filters with values unknown to the catalogue,
+    BundleNotFound, DependencyUnavailable.
     """
     if histories not in ("store", "offline"):
         raise ConfigError(f"--histories: {histories!r} is not known; give store or offline")

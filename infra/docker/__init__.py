@@ -1,1 +1,1 @@
-"""What the containers of the image run."""
+"""The roles of the image's containers."""

@@ -93,7 +93,7 @@ def _prepare(settings: Settings) -> int:
     for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
         sys.stdout.write(f"made topic {name}\n")
     ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-    settings.stages_dir.mkdir(parents=True, exist_ok=True)  # an erasure stays open while it is absent
+    settings.stages_dir.mkdir(parents=True, exist_ok=True)  # erasures stay pending while it is absent
     if settings.text_path:
         sys.stdout.write(f"text is served from {ready_text(settings, Console()).text_path}\n")
     return 0
@@ -116,7 +116,7 @@ def _serve(settings: Settings, words: list[str]) -> int:
     parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
     home = make_ray_home(settings.state_dir)
     for_ray = ray_environment(home, settings, standby_host=parser.parse_args(words).standby_host)
-    log_file = settings.metrics_dir.with_name("gateway.log")  # Ray's workers do not have this container's output
+    log_file = settings.metrics_dir.with_name("gateway.log")  # the output of Ray's workers goes elsewhere
     environment = {**for_ray, "TAILRACE_LOG_FILE": str(log_file)}
     return run_beside_metrics(_python("infra.local.servers.serve"), environment, settings, log_file)
 
@@ -133,11 +133,12 @@ def _python(module: str) -> tuple[str, ...]:
 def run_beside_metrics(
     command: tuple[str, ...], environment: Mapping[str, str], settings: Settings, log_file: Path | None = None
 ) -> int:
-    """Run the command to its end beside the endpoint that Prometheus scrapes, and return its exit code.
+    """Run the command to its end together with the endpoint that Prometheus scrapes, and return its exit code.
 
-    The child has `PROMETHEUS_MULTIPROC_DIR` before its Python starts; the endpoint is a thread of this process. SIGTERM and SIGINT are
-    forwarded. What appears in `log_file` is copied to standard output, and what the child itself prints there goes to standard error: Ray's driver
-    reports there in its own words when a worker dies. Empties the metrics folder.
+    The child has `PROMETHEUS_MULTIPROC_DIR` before its Python starts; the endpoint is a thread of this process. SIGTERM
+    and SIGINT are forwarded. Lines of `log_file` are copied to standard output, and the child's own output goes to
+    standard
+    error: there Ray's driver reports the death of a worker. Empties the metrics folder.
     """
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
@@ -171,7 +172,7 @@ def _run_child(environment: Mapping[str, str], command: tuple[str, ...], log_fil
 
 
 def _follow(log_file: Path, pid: int) -> "subprocess.Popen[bytes]":
-    """Copy the file's lines to standard output until this process has ended, across the file's rotation."""
+    """Copy the file's lines to standard output until this process ends, across the file's rotation."""
     log_file.touch()
     options = ("--lines=+1", "--follow=name", "--retry", f"--pid={pid}", "--sleep-interval=0.2")
     command = ("/usr/bin/tail", *options, str(log_file))

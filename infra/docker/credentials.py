@@ -6,8 +6,8 @@
     keys/operator.key                   the operator's API key itself; no server mounts it
     grafana/password                    of Grafana's user admin
 
-A file that exists is left alone, so that running this again is safe. Folders are mounted only where they are needed, which
-is why the servers' files may be read by any user there.
+Existing files are kept, so repeated runs are safe. Folders are mounted only where they are needed, so the servers'
+files may be readable by any user there.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def make_missing(root: Path) -> Iterator[Path]:
 
 
 def operator_key(root: Path) -> str:
-    """Return the operator's API key. Raises ConfigError when it has not been made yet."""
+    """Return the operator's API key. Raises ConfigError if it has not been made yet."""
     try:
         return (root / "keys" / "operator.key").read_text().strip()
     except FileNotFoundError as error:

@@ -2,7 +2,7 @@
 
     http:PORT/PATH   answers GET with 200      tcp:PORT   accepts      beat:FILE   was touched recently
 
-Exits with 0 when all probes succeed, else names the first that fails. Standard library only, because it runs every few
+Exits with 0 if all probes succeed, else names the first failure. Standard library only, because it runs every few
 seconds.
 """
 

@@ -1,1 +1,1 @@
-"""The topics, and how they are made on a broker that keeps its data."""
+"""Creation of topics on a broker with durable data."""

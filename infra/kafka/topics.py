@@ -1,6 +1,7 @@
-"""Create a deployment's missing topics, with retention and durability (services/settings/kafka_topics.py): `python -m infra.kafka.topics`.
+"""Create a deployment's missing topics, with retention and durability: `python -m infra.kafka.topics`.
 
-Names and partitions are settings. An existing topic is left as it is. Producers create no topic, so this must run first.
+Topic properties are in services/settings/kafka_topics.py; names and partitions are settings. Existing topics are not
+changed. Producers do not create topics, so this must run first.
 """
 
 import sys
@@ -21,7 +22,7 @@ _RETRY_AFTER_S = 1.0
 
 
 def create_missing(connection: Mapping[str, Any], topics: Iterable[Topic]) -> list[str]:
-    """Create missing topics and return their names. `connection` has the client's arguments. Raises DependencyUnavailable."""
+    """Create missing topics and return their names. `connection` has client arguments. Raises DependencyUnavailable."""
     with broker_as_dependency():
         admin = KafkaAdminClient(**connection, bootstrap_timeout_ms=_CONNECT_MS)
         try:

@@ -1,4 +1,4 @@
-"""`python -m infra.slo`: generate everything that derives from the objectives; with --check only list what would change."""
+"""`python -m infra.slo`: generate everything that derives from the objectives; --check only lists differences."""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""promtool unit tests of the objectives' alerts: each fires when its budget burns at its rate, and none fires below.
+"""promtool unit tests of the objectives' alerts: each fires at its burn rate, and none fires below.
 
-A test has good traffic, then a burn, for as many objectives at once as share no series, in one environment; where a
-burn begins, another environment has as much traffic, all of it good. One file per time step, since promtool evaluates a whole file at one interval. Counters are chosen so that each burn rate is exact.
+A test has good traffic, then a burn, for all objectives that can run at once without sharing series, in one
+environment; at the onset of a burn, another environment has the same traffic, all of it good. One file per time step,
+since promtool evaluates a file at one interval. Counters are chosen so that each burn rate is exact.
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ from infra.slo.rules import DATA_MISSING, ENVIRONMENT, groups
 from services.observability.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
 
 PER_STEP = 10_000
-"""Events per step: enough that the bad events of each burn are a whole number."""
+"""Events per step: enough to make the bad events of each burn a whole number."""
 
 _BELOW = 0.9
 _EVERY_ALERT = f'ALERTS{{slo!="", alertname!="{DATA_MISSING}"}}'
@@ -41,7 +42,7 @@ class Scenario:
 
 
 def files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
-    """Return test files by their step of time, such as `15s`; `rule_file` is relative to them."""
+    """Return test files by time step, such as `15s`; `rule_file` is relative to them."""
     tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for step_s, test in _tests(objectives):
         tests[f"{step_s}s"].append(test)
@@ -85,7 +86,7 @@ def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
 
 
 def _overlap(one: Objective, other: Objective) -> bool:
-    """Whether two objectives may count one series: the same metric, and no label that separates them."""
+    """Whether two objectives may count one series: the same metric, without a label that separates them."""
     mine, theirs = ((*each.sli.total_terms, *each.sli.bad_terms) for each in (one, other))
     return any(
         a.selector.metric == b.selector.metric and not _apart(a.selector, b.selector) for a in mine for b in theirs
@@ -98,7 +99,7 @@ def _apart(one: Selector, other: Selector) -> bool:
 
 
 def _fires(scenario: Scenario, objectives: Objectives, window: str) -> dict[str, Any]:
-    """At the end the alert of this window fires with its exact labels and annotations; before the burn none does."""
+    """At the end the alert of this window fires with its exact labels and annotations; before the burn, none fires."""
     alerts = [_alert_of(one, objectives, window) for one in scenario.objectives]
     test = _test(scenario, f"fires over {window}")
     test["promql_expr_test"] = [
@@ -121,7 +122,7 @@ def _is_firing(alert: dict[str, Any], at_s: int) -> dict[str, Any]:
 
 
 def _exactly(scenario: Scenario, name: str, alerts: list[dict[str, Any]]) -> dict[str, Any]:
-    """These alerts and no others of this name, with exact text."""
+    """Exactly these alerts of this name, with exact text."""
     burn = f"{scenario.burn:g}"
     expected = [
         {
@@ -157,13 +158,13 @@ def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
 
 
 def _environments(scenario: Scenario) -> list[tuple[Scenario, str]]:
-    """Return the burning environment and, in the shortest scenario, another that must neither dilute it nor burn with it."""
+    """Return the burning environment and, in the shortest scenario, another that must neither dilute it nor burn."""
     is_onset = scenario.burning_s == _ONSET_WITHIN_S
     return [(scenario, _BURNING), *([(replace(scenario, burn=0), _GOOD)] if is_onset else ())]
 
 
 def _lacks_data(objectives: Objectives, *, is_scraped: bool) -> dict[str, Any]:
-    """Without any series each objective's missing-data alert fires, and names an environment that was scraped."""
+    """Without series, each objective's missing-data alert fires and names an environment that was scraped."""
     alerts = [_alert_of(one, objectives, None) for one in objectives.objectives]
     where = {ENVIRONMENT: _BURNING} if is_scraped else {}
     up = f'up{{job="{_BURNING}/tailrace", {ENVIRONMENT}="{_BURNING}"}}'
@@ -186,7 +187,7 @@ def _lacks_data(objectives: Objectives, *, is_scraped: bool) -> dict[str, Any]:
 
 
 def _alert_of(objective: Objective, objectives: Objectives, window: str | None) -> dict[str, Any]:
-    """Find the objective's alert over this window, or the one about missing data, among the generated rules."""
+    """Return the objective's generated alert over this window, or its missing-data alert."""
     rules = [rule for group in groups(objectives) for rule in group["rules"] if "alert" in rule]
     return next(
         rule for rule in rules if rule["labels"]["slo"] == objective.name and rule["labels"].get("window") == window
@@ -194,7 +195,7 @@ def _alert_of(objective: Objective, objectives: Objectives, window: str | None) 
 
 
 def _series(scenario: Scenario, objective: Objective, where: str) -> list[tuple[str, str]]:
-    """Counters of an environment with the burn's share of bad events from its start, and none before."""
+    """Counters of an environment with the burn's fraction of bad events from its start, and no bad events before."""
     num_bad = round(PER_STEP * scenario.burn * objective.budget, 6)
     good, bad, total = (
         _counter(scenario, before, after)
@@ -219,7 +220,7 @@ def _name(chosen: Selector, where: str) -> str:
 
 
 def _counter(scenario: Scenario, before: float, after: float) -> str:
-    """Write a counter that grows by `before` a step, then by `after`."""
+    """Write a counter that grows by `before` per step, then by `after`."""
     num_before, num_after = scenario.before_s // scenario.step_s, scenario.burning_s // scenario.step_s
     at_change = num_before * before
     return f"0+{before:g}x{num_before} {at_change + after:g}+{after:g}x{num_after - 1}"

@@ -1,6 +1,6 @@
-"""Grafana's dashboard of the objectives: a row each, with the good share, the burn rate over the alerts' windows, and the budget.
+"""Grafana's dashboard of the objectives: a row each, with good fraction, burn rates over the alert windows, and budget.
 
-The other dashboards are decided by nothing here: they are the JSON that Grafana reads and exports.
+The other dashboards are maintained as the JSON that Grafana reads and exports.
 """
 
 import json
@@ -23,7 +23,7 @@ from services.observability.objectives import Objective, Objectives
 
 _SOURCE_NAME = "datasource"
 _SOURCE = DataSourceRef(type_val="prometheus", uid=f"${{{_SOURCE_NAME}}}")
-"""The Prometheus chosen on the dashboard: a cluster's Grafana has its own data source under its own uid."""
+"""The Prometheus selected on the dashboard: a cluster's Grafana has its own data source under its own uid."""
 _BURN_HELP = "1 spends the whole budget in the window of the objective; 14.4 spends a month's budget in two days."
 
 
@@ -75,7 +75,7 @@ def _panels(one: Objective, promised: Objectives) -> tuple[Any, ...]:
 
 
 def _lines(title: str, queries: dict[str, str]) -> Any:
-    """Return a panel of lines over time, of these expressions by legend."""
+    """Return a time-series panel of these expressions by legend."""
     legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = timeseries.Panel().title(title).description("").legend(legend.show_legend(True)).min(0)
     for ref_id, (name, expr) in zip("ABCDEFGH", queries.items(), strict=False):

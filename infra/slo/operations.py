@@ -1,6 +1,6 @@
-"""Operational alerts beside the objectives: unavailable parts, filling queues, degraded answers, each by environment.
+"""Operational alerts in addition to the objectives': unavailable parts, filling queues, degraded answers.
 
-These alerts name causes; the objectives' alerts name symptoms that callers notice, and only those and outages page.
+These alerts name causes; the objectives' alerts name symptoms that callers notice. Only the latter and outages page.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LAG = "tailrace_stream_lag_events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert. `expr` must hold for `lasts` before it fires; `runbooks/<name>.md` says what to do."""
+    """One alert. `expr` must hold for `lasts` before it fires; its runbook is `runbooks/<name>.md`."""
 
     name: str
     expr: str

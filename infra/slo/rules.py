@@ -1,10 +1,10 @@
-"""The objectives as Prometheus rules: the burn rate of each budget over each window, and the alerts on it.
+"""The objectives as Prometheus rules: the burn rate of each budget over each window, and its alerts.
 
-One Prometheus may scrape several environments: every rule counts each by itself, by the label that the Prometheus operator gives to
-a pod's series. Series without the label are one environment.
+One Prometheus may scrape several environments: every rule is evaluated per environment, by the label that the
+Prometheus operator adds to a pod's series. Series without the label form one environment.
 
-Alerts are in one group with the windows that they use, because a group's rules run in order: they see the values recorded in
-the same evaluation, so that a fast burn alerts within a minute, a scrape and an evaluation.
+Alerts are in one group with their windows, because a group's rules run in order: alerts see values recorded in the same
+evaluation, so a fast burn alerts within a minute, a scrape and an evaluation.
 """
 
 import re
@@ -68,7 +68,10 @@ def _sums(objective: Objective) -> list[Rule]:
 
 
 def _budget_left(objective: Objective, days: int) -> Rule:
-    """Return the rule for the remaining share of the budget, from recorded sums: raw counters over a month would be millions of samples."""
+    """Return the rule for the remaining budget fraction.
+
+    It uses recorded sums: raw counters over a month would be millions of samples.
+    """
     bad, total = (f'sum_over_time({metric}{{slo="{objective.name}"}}[{days}d])' for metric in (BAD, TOTAL))
     spent = f"{bad} / (clamp_min({total}, 1e-9) * {objective.budget:g})"
     return {"record": BUDGET_LEFT, "expr": f"1 - {spent}", "labels": {"slo": objective.name}}
@@ -122,7 +125,7 @@ _PLAIN = re.compile(r"[\w.]+")
 
 
 def selector(chosen: Selector, span: str | None = None) -> str:
-    """Write a selector, with a range when one is given. Raises ValueError for alternatives that are not plain words."""
+    """Write a selector, with an optional range. Raises ValueError for alternatives that are not plain words."""
     matchers = ", ".join(_matcher(label, values) for label, values in chosen.match.items())
     return chosen.metric + (f"{{{matchers}}}" if matchers else "") + (f"[{span}]" if span else "")
 
@@ -134,9 +137,9 @@ def over(terms: tuple[Term, ...], function: str, span: str) -> str:
 
 
 def burn_rate(objective: Objective, span: str) -> str:
-    """Write the burn rate of the budget over a window, rounded to two decimals; 0 without traffic.
+    """Write the burn rate of the budget over a window; 0 without traffic.
 
-    Rounded, so that a burn of exactly 14.4 is not slightly less.
+    It is rounded to two decimals, so that a burn of exactly 14.4 is not slightly less.
     """
     bad = over(objective.sli.bad_terms, "rate", span)
     total = over(objective.sli.total_terms, "rate", span)
@@ -154,7 +157,10 @@ def any_absent(objective: Objective) -> str:
 
 
 def lacking(*series: str) -> str:
-    """Write a query that returns a sample for each environment of the last day that lacks one of these series, or where there is no environment."""
+    """Write a query that returns a sample for each environment of the last day without one of these series.
+
+    Without any environment, it returns one sample.
+    """
     scraped = f"group by ({ENVIRONMENT}) ({_SCRAPED})"
     each = [f"{scraped} unless group by ({ENVIRONMENT}) ({one})" for one in series]
     return " or ".join((*each, f"absent({_SCRAPED})"))

@@ -1,7 +1,8 @@
-"""All events in the order in which histories hold them: recorded ones by time, then those of the live log as they arrived.
+"""All events in the order of histories: recorded events by time, then live-log events by arrival.
 
-Which logged events are repetitions, and what time a user's row has after each, is decided by the stream worker's own aggregate. So a history
-read as of a row's time is the one that was served then, whatever came late, twice, or for an item outside the catalogue.
+The stream worker's own aggregate decides which logged events are duplicates and which time a user's row has after each
+event. A history read as of a row's time is therefore the history that was served then, including late events,
+duplicates and events of items outside the catalogue.
 """
 
 from collections.abc import Iterator
@@ -13,16 +14,16 @@ from services.features.schema import BASE_TOPIC, LogPosition, UserHistory
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 
 _ANY_LENGTH = HistoryLimits(max_items=1)
-"""Neither repetitions nor times depend on how many items a row keeps."""
+"""Neither duplicates nor times depend on how many items a row keeps."""
 
 
 def arrange(recorded: pl.DataFrame, logged: pl.DataFrame, roles: EventRoles = DEFAULT_ROLES) -> pl.DataFrame:
-    """Return both as one table in order of arrival, without what the aggregate skips, with the `row_time` after each event.
+    """Return both as one table in order of arrival, without the events that the aggregate skips, plus `row_time`.
 
     Args:
-        recorded: Ordered events with rising times per user, without ignored ones.
+        recorded: Ordered events with rising times per user, without ignored events.
         logged: Events in order of arrival with event_id, topic_id, partition and offset.
-        roles: What event types mean.
+        roles: Roles of the event types.
     """
     numbered = recorded.with_columns(
         event_id=pl.format(f"{BASE_TOPIC}-{{}}", pl.int_range(pl.len())),
@@ -39,9 +40,10 @@ def arrange(recorded: pl.DataFrame, logged: pl.DataFrame, roles: EventRoles = DE
 
 
 def not_logged(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
-    """Return the recorded events that the live log does not hold too: those count where they arrived, as they did online.
+    """Return the recorded events that the live log does not contain; logged events count where they arrived.
 
-    The same event has the same user, item, type and time in milliseconds, or the same user, item and `event_id`, where `recorded` has one.
+    Equal events have the same user, item, type and time in milliseconds, or the same user, item and `event_id` if
+    `recorded` has that column.
     """
     same = [pl.col("user_id"), pl.col("item_id"), pl.col("event_type"), pl.col("event_time").dt.epoch("ms")]
     others = recorded.join(logged, on=same, how="anti", maintain_order="left")
@@ -51,7 +53,7 @@ def not_logged(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
 
 
 def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
-    """Yield the rows as the aggregate takes them."""
+    """Yield the rows as the events that the aggregate takes."""
     columns = [arrivals[name] for name in ("user_id", "item_id", "event_id")]
     places = [arrivals[name] for name in ("topic_id", "partition", "offset")]
     times_us, meanings = arrivals["event_time"].dt.epoch("us"), (arrivals["event_type"], arrivals["value"])
@@ -62,7 +64,7 @@ def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
 
 
 def _applied(logged: pl.DataFrame, recorded_us: dict[str, int], roles: EventRoles) -> Iterator[tuple[int, int]]:
-    """Yield the place of each logged event that is applied, and the row's time (Unix µs) after it."""
+    """Yield the index of each logged event that is applied, and the row's time (Unix µs) after it."""
     rows: dict[str, UserHistory] = {}
     for place, event in enumerate(logged_events(logged)):
         before = rows.get(event.user_id) or _recorded_row(event.user_id, recorded_us.get(event.user_id))
@@ -73,7 +75,7 @@ def _applied(logged: pl.DataFrame, recorded_us: dict[str, int], roles: EventRole
 
 
 def _recorded_row(user_id: str, time_us: int | None) -> UserHistory | None:
-    """Return what matters of a user's row after the recorded events; None without any."""
+    """Return the parts of a user's row that later events depend on; None if the user has no recorded events."""
     if time_us is None:
         return None
     return UserHistory(

@@ -1,11 +1,12 @@
-"""Checks of the data against that of the live bundle: how much there is, what cannot be used, and whether new events are like the old ones.
+"""Checks of the data against the live bundle's data: volume, unusable rows, and drift of new events.
 
-    describe(ingested, since) ──▶ what is kept in the bundle's manifest under `data`, and printed
-    problems(now, before, options) ──▶ what is beyond its bound
+    describe(ingested, since) ──▶ facts, kept in the bundle's manifest under `data` and printed
+    problems(now, before, options) ──▶ facts beyond their bound
 
-The clean tables are made in any case; what is beyond its bound stops the publication, since something before this pipeline has probably changed.
-Drift is the population stability index (PSI) of the new events' shares to the old ones': sum((new - old) * ln(new / old)); by
-a usual rule of thumb below 0.1 nothing has changed, and above 0.25 much has (Siddiqi, Credit Risk Scorecards, 2006).
+The clean tables are written in any case. A fact beyond its bound stops the publication, because something upstream of
+this pipeline has probably changed. Drift is the population stability index (PSI) of the fractions of new and old
+events: sum((new - old) * ln(new / old)). By a usual rule of thumb, a PSI below 0.1 means no change and above 0.25 a
+large change (Siddiqi, Credit Risk Scorecards, 2006).
 """
 
 import json
@@ -21,18 +22,19 @@ from services.errors import ConfigError
 
 _NUM_BINS = 10
 _MIN_ROWS = 1_000
-"""Of fewer rows neither a share nor the index says anything."""
+"""With fewer rows, neither a fraction nor the index is meaningful."""
 _MIN_SHARE = 1e-4
-"""What an empty bin counts as, so that the index stays finite."""
+"""The fraction assumed for an empty bin, so that the index stays finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """The bounds.
+    """Bounds of the checks.
 
     Args:
-        min_volume_share: Events, users and items must be at least this share of the live bundle's.
-        max_unusable_share: Rows that cannot be used, or name an unknown item, may be at most this share of the recorded and of the live events.
+        min_volume_share: Smallest ratio of events, users and items to the live bundle's.
+        max_unusable_share: Largest fraction of unusable rows or rows with an unknown item, for recorded and live events
+            each.
         max_drift: The largest PSI of new events.
     """
 
@@ -41,7 +43,7 @@ class CheckOptions:
     max_drift: float = 0.25
 
     def __post_init__(self) -> None:
-        """Refuse what bounds nothing. Raises ConfigError naming the option."""
+        """Validate the bounds. Raises ConfigError naming the option."""
         for option, value in (
             ("--min-volume-share", self.min_volume_share),
             ("--max-unusable-share", self.max_unusable_share),
@@ -53,9 +55,10 @@ class CheckOptions:
 
 
 def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:
-    """Return the facts of these tables (JSON values). `before` are those of the live bundle: events later than its newest are new.
+    """Return the facts of these tables (JSON values). Events later than the newest of `before` are new.
 
-    The newest event is that of those up to now: after one in the future no event would ever be new.
+    `before` holds the live bundle's facts. Its newest event is the newest up to its time: an event in the future would
+    otherwise leave no event new.
     """
     summary = json.loads((ingested / "ingest.json").read_text())
     events = pl.read_parquet(ingested / "events.parquet")
@@ -74,7 +77,7 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
 
 
 def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: CheckOptions) -> list[str]:
-    """Return what is beyond its bound, each with the option that changes the bound."""
+    """Return the facts beyond their bounds, each with the option that changes the bound."""
     found = [
         f"{share:.1%} of the {table} cannot be used ({reason}), over {options.max_unusable_share:.0%} (--max-unusable-share)"
         for table, by_reason in now["unusable_shares"].items()
@@ -103,7 +106,7 @@ def psi(new: np.ndarray, old: np.ndarray) -> float:
 
 
 def _unusable_shares(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the share of the rows read, by table of events and reason; of tables that are large enough."""
+    """Return the fraction of unusable rows by event table and reason, for tables that are large enough."""
     num_rows = {"events": summary["num_recorded_rows"], "live": summary["num_live_rows"]}
     shares = {
         name: {reason: found["num_rows"] / num_rows[table] for reason, found in summary["rejected"][table].items()}
@@ -116,10 +119,10 @@ def _unusable_shares(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _drift_since(events: pl.DataFrame, since_us: int | None) -> dict[str, Any]:
-    """Return how many events are later than this time, and their PSI by what is compared. Nothing is compared where too few are new or old.
+    """Return the number of events later than this time, and their PSI by quantity; empty if too few are new or old.
 
-    Items are compared by how often they were used before, types and values among the types that were there before: a new item or type is no
-    drift of the old ones.
+    Items are compared by how often they were used before, types and values among the types that existed before: a new
+    item or type is not drift of the old ones.
     """
     micros = pl.col("event_time").dt.epoch("us")
     is_new = micros > since_us if since_us is not None else pl.lit(value=False)
@@ -142,7 +145,7 @@ def _drift_since(events: pl.DataFrame, since_us: int | None) -> dict[str, Any]:
 
 
 def _psi_of(new: pl.Series, old: pl.Series) -> float:
-    """Return the PSI of two columns of categories. Of too few new rows it is 0: nothing is known."""
+    """Return the PSI of two columns of categories; 0 with too few new rows."""
     new = new.drop_nulls()
     if len(new) < _MIN_ROWS:
         return 0.0
@@ -152,7 +155,7 @@ def _psi_of(new: pl.Series, old: pl.Series) -> float:
 
 
 def _shelves(item_ids: pl.Series) -> dict[str, int]:
-    """Return each item's bin: the most used items with a tenth of all events are the first, and so on."""
+    """Return each item's bin: the most used items with a tenth of all events form the first bin, and so on."""
     used = item_ids.value_counts(sort=True)
     before = used["count"].cum_sum() - used["count"]
     return dict(zip(used[item_ids.name], (before * _NUM_BINS // len(item_ids)).to_list(), strict=True))

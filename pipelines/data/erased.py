@@ -1,4 +1,4 @@
-"""Events of erased users are left out of what is ingested: given tables are read without them, and need not be rebuilt."""
+"""Excludes events of erased users from ingestion; input tables need not be rebuilt."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -12,9 +12,10 @@ _USER = "user_id"
 
 
 def keeps_unerased(ledger: Ledger | None) -> Callable[[pl.DataFrame], pl.Series] | None:
-    """Return what says of a given table's rows with user_id and event_time which are not erased: those of others, and those after their user's erasure.
+    """Return a predicate over rows with user_id and event_time that keeps unerased rows; None without erasures.
 
-    Of an erased user a row without a readable time is erased too. None without erasures.
+    It keeps rows of other users and rows after their user's erasure. A row of an erased user without a readable time is
+    dropped.
     """
     erased = _whoever(ledger)
     return partial(_is_kept, erased) if erased else None
@@ -32,7 +33,7 @@ def _is_kept(erased: Erased, rows: pl.DataFrame) -> pl.Series:
 
 
 def logged_without_erased(events: pl.DataFrame, ledger: Ledger | None) -> pl.DataFrame:
-    """Return the live log's events without those that came before their user's erasure, by their place in the log."""
+    """Return the live log's events that are not covered by an erasure, judged by their position in the log."""
     found = _found(events, _whoever(ledger))
     if not found:
         return events
@@ -53,7 +54,7 @@ def _whoever(ledger: Ledger | None) -> Erased | None:
 
 
 def _found(events: pl.DataFrame, erased: Erased | None) -> dict[str, Tombstone]:
-    """Return the erased users among those of a table."""
+    """Return the erased users of a table."""
     if not erased:
         return {}
     users = (str(user_id) for user_id in events[_USER].unique().drop_nulls().to_list())

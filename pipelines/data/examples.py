@@ -1,16 +1,18 @@
-"""The examples of a split: which rows there are, and how later stages read them.
+"""The examples of a split: which rows exist, and how later stages read them.
 
-    leave-one-out   of each user with at least three positive events the last is the test label, the one before it the validation label, and the
-                    model trains on all before those; users with fewer only train
-    global-time     one cut in time for all users: the model trains on all events before the last fifth of the positive ones, is validated on each user's last label
-                    in the tenth after it, and tested on each user's last label in the final tenth. So no model has learned from what lies after a label that it
-                    is judged by, or from anything after the first cut
+    leave-one-out   For each user with at least three positive events, the last is the test label and the one before it
+                    the validation label; the model trains on all earlier events. Users with fewer events are only
+                    trained on.
+    global-time     One cut in time for all users: the model trains on all events before the last fifth of the positive
+                    events, is validated on each user's last label in the tenth after it, and tested on each user's last
+                    label in the final tenth. No model has seen an event later than its evaluation label, or any event
+                    after the first cut.
 
-A test label is the user's last positive event and at least the third, in both. Every row carries the time as of which its history is read, so the feature
-store, and not this file, decides what was known then.
+In both, a test label is the user's last positive event and at least the third. Every row carries the time as of which
+its history is read, so the feature store, not this file, decides what was known then.
 
-What is published learns from all events, after the gate: of the rows for that (`refit_rows`) the training rows hold every event, and the test labels validate. They
-are in a folder of their own, which no stage before the gate reads.
+The published model trains on all events, after the gate: in its rows (`refit_rows`) the training rows hold every event,
+and the test labels validate. These rows are in a separate folder, which no stage before the gate reads.
 """
 
 import json
@@ -31,11 +33,11 @@ from services.stream.aggregate import history_limits
 MIN_EVENTS_TO_EVALUATE = 3
 SPLIT = "split.json"
 REFIT = "refit"
-"""The folder of the refit's rows beside the others; it has the same files."""
+"""The folder of the refit's rows; it holds the same files."""
 DISLIKES = pl.List(pl.Struct({"item": pl.Int32, "place": pl.Int32, "weight": pl.Float32}))
-"""The type of the column of dislikes."""
+"""The data type of the `dislikes` column."""
 _VALID_FROM_SHARE, _TEST_FROM_SHARE = 0.8, 0.9
-"""How much of the positive events, in order of time, lies before each cut of the global time split."""
+"""Fractions of the positive events, in order of time, before each cut of the global time split."""
 
 
 class SplitKind(StrEnum):
@@ -46,7 +48,7 @@ class SplitKind(StrEnum):
 
 
 class Split(StrEnum):
-    """What a row is for."""
+    """The split of a row."""
 
     TRAIN = "train"
     VALID = "valid"
@@ -55,38 +57,39 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The two times of the global time split: events before the first are learned from."""
+    """The two times of the global time split; the model trains on events before the first."""
 
     valid_from: datetime
     test_from: datetime
 
 
 def global_cuts(events: pl.DataFrame) -> Cuts:
-    """Return the cuts for these events, of which at least one is positive."""
+    """Return the cuts for these events, which must include a positive event."""
     times = events.filter(pl.col("role") == Role.POSITIVE)["event_time"].sort()
     valid_from, test_from = (times[int(share * len(times))] for share in (_VALID_FROM_SHARE, _TEST_FROM_SHARE))
     return Cuts(valid_from, test_from)
 
 
 def as_of_rows(events: pl.DataFrame, max_items: int, cuts: Cuts | None = None) -> pl.DataFrame:
-    """Return (user_id, event_timestamp, split, target_item_id, idle_s) for ordered events in their roles; without cuts it leaves one out.
+    """Return (user_id, event_timestamp, split, target_item_id, idle_s) for ordered events in their roles.
 
-    A label's row is as of the microsecond before it, and `idle_s` is its time after the user's event before, in seconds. A training row has no
-    target: its history is the sequence to learn. Of a history longer than the `max_items` that the store keeps, one training row begins where the
-    next later one was cut, so that each event is learned from once.
+    Without cuts, the split is leave-one-out. A label's row is as of the microsecond before it, and `idle_s` is its time
+    after the user's previous event, in seconds. A training row has no target: its history is the training sequence. If
+    a history exceeds the `max_items` that the store keeps, each training row begins where the next later row was cut,
+    so that each event is trained on once.
     """
     placed = _placed(events)
     return _all_rows(_left_out(placed) if cuts is None else _after(placed, cuts), max_items)
 
 
 def refit_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
-    """Return the same columns for what learns from all events: each user's training rows hold them all, and the labels of the test split validate."""
+    """Return the same columns for training on all events: training rows hold every event, and test labels validate."""
     placed = _left_out(_placed(events))
     return _all_rows(placed.with_columns(is_valid="is_test", is_test=pl.lit(False), num_train="total"), max_items)
 
 
 def _placed(events: pl.DataFrame) -> pl.DataFrame:
-    """Return each event with its place among its user's, and that of each label among the user's labels."""
+    """Return each event with its position in the user's history, and each label with its position among the labels."""
     is_positive = pl.col("role") == Role.POSITIVE
     return events.select(
         "user_id",
@@ -115,7 +118,7 @@ def _all_rows(placed: pl.DataFrame, max_items: int) -> pl.DataFrame:
 
 
 def _left_out(placed: pl.DataFrame) -> pl.DataFrame:
-    """Add is_valid, is_test and the user's `num_train` first events, which are learned from: leave one out."""
+    """Add is_valid, is_test and num_train, the number of the user's first events to train on, by leave-one-out."""
     is_evaluated = pl.col("is_positive") & (pl.col("num_labels") >= MIN_EVENTS_TO_EVALUATE)
     from_end = pl.col("num_labels") - pl.col("nth_label")
     placed = placed.with_columns(is_valid=is_evaluated & (from_end == 1), is_test=is_evaluated & (from_end == 0))
@@ -124,7 +127,7 @@ def _left_out(placed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _after(placed: pl.DataFrame, cuts: Cuts) -> pl.DataFrame:
-    """Add the same by the global time split."""
+    """Add is_valid, is_test and num_train by the global time split."""
     time, may_test = pl.col("event_time"), pl.col("is_positive") & (pl.col("nth_label") >= MIN_EVENTS_TO_EVALUATE)
     in_test = may_test & (time >= cuts.test_from)
     in_valid = may_test & (time >= cuts.valid_from) & (time < cuts.test_from)
@@ -136,9 +139,9 @@ def _after(placed: pl.DataFrame, cuts: Cuts) -> pl.DataFrame:
 
 
 def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int, longest: int) -> pl.Expr:
-    """Whether a training row holds the newest of the first `count` events: all of them, or what the row after it lacks.
+    """Whether a training row ends with the newest of the first `count` events: all, or those the next row cuts off.
 
-    `longest` is the most events that a user has.
+    `longest` is the largest number of events of a user.
     """
     stride = history_limits(max_items).stride
     kept = max_items // stride * stride
@@ -165,7 +168,7 @@ class Cases:
     Args:
         histories: Item indices, oldest first.
         targets: The index of the item that came next.
-        idle_s: Its time after the history's newest event, in seconds; NaN where that is not known.
+        idle_s: Its time after the history's newest event, in seconds; NaN if unknown.
     """
 
     user_ids: tuple[str, ...]
@@ -179,15 +182,16 @@ class Cases:
 
 
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
-    """Read the sequences to train on; those too short to hold a next item are left out."""
+    """Read the training sequences; sequences too short to hold a next item are skipped."""
     histories = _read(tokenized, Split.TRAIN)["history"]
     return [np.array(history, dtype=np.int64) for history in histories.to_list() if len(history) > 1]
 
 
 def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
-    """Read the same with the weights of the labels, of mean 1: what all share changes nothing; those of dislikes are in the same unit.
+    """Read the training sequences with label weights, scaled to mean 1, and dislikes with weights in the same unit.
 
-    Without repeats, a disliked item that the history holds is learned against where it came first: after that it is not shown anyway.
+    Without repeats, a disliked item of the history is trained against at its first position: later it is not shown
+    anyway.
     """
     columns = _read(tokenized, Split.TRAIN).select("history", "weights", "dislikes")
     rows = [row for row in columns.iter_rows() if len(row[0]) > 1]
@@ -198,7 +202,7 @@ def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
 
 
 def read_counts(tokenized: Path) -> list[np.ndarray] | None:
-    """Read what each event of the same sequences counts; None: all count 1."""
+    """Read the counts of the events of the same sequences; None if all count 1."""
     rows = [row for row in _read(tokenized, Split.TRAIN).select("history", "counts").iter_rows() if len(row[0]) > 1]
     if not any(counts for _, counts in rows):
         return None
@@ -214,13 +218,13 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
 
 
 def read_split(tokenized: Path) -> dict[str, Any]:
-    """Read the `kind` of the split, of the global time split the cuts (ISO 8601), and what was found of `repeats`."""
+    """Read the `kind` of the split, the cuts of a global time split (ISO 8601), and the value of `repeats`."""
     about: dict[str, Any] = json.loads((tokenized / SPLIT).read_text())
     return about
 
 
 def sample_cases(cases: Cases, most: int) -> Cases:
-    """Return at most this many cases, evenly taken."""
+    """Return at most this many cases, evenly spaced."""
     step = max(1, -(-len(cases) // most))
     return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step])
 

@@ -1,17 +1,18 @@
-"""Stage 1: any source of events becomes two clean tables; unusable rows are set aside, exact duplicates dropped, and both counted.
+"""Stage 1: turn any source of events into two clean tables; set unusable rows aside, drop exact duplicates, count both.
 
     arrivals.parquet    all events in order of arrival, as histories hold them (pipelines.data.arrivals)
-    events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, weight, count; by time.
-                        The time is that of the user's row after the event (timestamp[us, UTC]): it rises strictly per user, also when
-                        events came late
-    dislikes.parquet    what users dislike of the known items: user_id, item_id, event_time, weight, until (pipelines.data.roles.dislikes_of)
+    events.parquet      events of known items that histories hold: user_id, item_id, event_time, event_type, value,
+                        role, weight, count; by time. The time is that of the user's row after the event (timestamp[us,
+                        UTC]): it rises strictly per user, also when events came late
+    dislikes.parquet    users' dislikes of known items: user_id, item_id, event_time, weight, until
+                        (pipelines.data.roles.dislikes_of)
     items.parquet       item_id, title, categories (list of text), text
-    rejected_*.parquet  the rows that were set aside, as text, with their number and the reason; of a row that is no row of its table only these
-    ingest.json         counts, a few samples of each reason, and notes on what was changed or is odd
+    rejected_*.parquet  rows set aside, as text, with row number and reason; malformed rows have only these two
+    ingest.json         counts, samples of each reason, and notes on changed or odd values
 
-The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history. An event
-that both hold counts once, as the log's.
-What events mean is decided by their roles (services.contracts.event_roles). This file does not know how they are split.
+The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of
+today are one history. An event in both counts once, as the log's.
+Event roles decide what an event means (services.contracts.event_roles). This file does not know how events are split.
 """
 
 import hashlib
@@ -64,22 +65,25 @@ _LIVE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where events and items come from: files of the user's own, where without one of events the live log has them all, or (both None) ml-100k; and files of the live log. `roles` says what they mean."""
+    """Sources of events and items: table files, ml-100k if both are None, and files of the live log.
+
+    Without an events file, the live log holds all events. `roles` are the roles of event types.
+    """
 
     events: Path | None
     items: Path | None
     live_log: tuple[Path, ...]
     roles: EventRoles = DEFAULT_ROLES
     erasures: Ledger | None = None
-    """Whose events are left out: of the log those before an erasure, of the tables those until its time."""
+    """Users whose events are excluded: log events before an erasure, table rows up to its time."""
     tables: TableOptions = PLAIN
-    """How the files of events and items are read."""
+    """Options for reading the files of events and items."""
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
-    """List the stream worker's files of raw interactions in order of arrival, without those that were merged into larger ones.
+    """List the stream worker's files of raw interactions in order of arrival, skipping files merged into larger ones.
 
-    Within a partition, topics come in the order in which they were made, and a topic's files by day and offset.
+    Within a partition, topics come in order of creation, and a topic's files by day and offset.
     """
     files = current_files((offline_log_dir / "interactions").rglob("*.parquet"))
     made = {topic_folder(path): path.stat().st_mtime for path in reversed(files)}
@@ -92,7 +96,7 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
 
 
 def key(source: Source) -> str:
-    """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
+    """Return the content key of this source: the files' hashes, and the live events however files divide them."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
     gone = sorted(one.erasure_id for one in _tombstones(source))
@@ -162,19 +166,22 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
 
 
 def describe_found(ingested: Path) -> list[str]:
-    """Return a sentence for each event type: how many events it has in which roles; one for each note on the tables; and one on repeats."""
+    """Return sentences: the number of events of each type by role, the notes on the tables, and the repeats."""
     summary = _read_summary(ingested)
     repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history"
     return [*summary["roles"], *(str(Note(**note)) for note in summary["notes"]), repeats]
 
 
 def set_aside(ingested: Path) -> list[str]:
-    """Return a sentence for each reason for which rows were set aside: how many, the reason, and one of them."""
+    """Return a sentence for each reason of rejected rows: count, reason and an example row."""
     return _rejections(_read_summary(ingested)["rejected"])
 
 
 def describe_future(ingested: Path, now: datetime) -> list[str]:
-    """Return a sentence on events later than a day from now, which a time zone does not explain: they stay the newest of their users. None without any."""
+    """Return a sentence on events more than a day in the future; None without such events.
+
+    A time zone does not explain them, and they remain the newest events of their users.
+    """
     events = pl.scan_parquet(ingested / "events.parquet")
     future = events.filter(pl.col("event_time") > now + _MOST_LEAD).collect()
     if future.is_empty():
@@ -199,7 +206,10 @@ def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def count_for_training(source: Source, item_ids: Sequence[str]) -> tuple[int, int, int]:
-    """Return how many positive events of these items the live log has, of how many users, and how many more one user must have for a training."""
+    """Return the live log's number of positive events of these items, number of their users, and missing events.
+
+    The last is how many more events a single user needs for training.
+    """
     live, _ = _live_events(source)
     logged, _ = _check_live(live, pl.Series(item_ids, dtype=pl.String))
     positive = logged.filter(roles.role_of(source.roles) == Role.POSITIVE, pl.col("item_id").is_in(list(item_ids)))
@@ -208,7 +218,7 @@ def count_for_training(source: Source, item_ids: Sequence[str]) -> tuple[int, in
 
 
 def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[str]) -> None:
-    """Refuse data too small to train and evaluate on, with sentences on roles and what was set aside. Raises StageFailed."""
+    """Validate that the data suffices for training and evaluation. Raises StageFailed with roles and rejected rows."""
     positive = events.filter(pl.col("role") == Role.POSITIVE)
     longest = max(positive["user_id"].value_counts()["count"], default=0)
     if longest < _MIN_EVENTS:
@@ -239,9 +249,10 @@ def open_tables(source: Source, cache_dir: Path) -> tuple[ItemTable, EventTable 
 
 
 def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the live log in order of arrival, and which of its rows no model learns from, as text with the reason.
+    """Return the live log in order of arrival, and its rows that no model trains on, as text with the reason.
 
-    The doors have checked these events, so they are exact. A history holds events of items outside the catalogue too: the next catalogue may have them.
+    The gateway has validated these events, so ids are exact. Histories also hold events of items outside the catalogue:
+    the next catalogue may have them.
     """
     time = pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(UTC_US)
     value = pl.when(pl.col("value").is_finite()).then("value").otherwise(1.0)
@@ -266,7 +277,7 @@ def _tombstones(source: Source) -> Iterator[Tombstone]:
 
 
 def _live_events(source: Source) -> tuple[pl.DataFrame, list[Path]]:
-    """Return the events of the log's files that came before no erasure, and the files that hold none that can be read."""
+    """Return the log events not covered by an erasure, and the unreadable files."""
     raw, unreadable = [pl.DataFrame(schema=_LIVE_TYPES)], []
     for path in source.live_log:
         try:
@@ -278,7 +289,7 @@ def _live_events(source: Source) -> tuple[pl.DataFrame, list[Path]]:
 
 
 def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFrame:
-    """Return the events to learn from and against, at the times of the rows after them."""
+    """Return the events to train on, for and against, at the times of the rows after them."""
     known = arrived.filter(pl.col("item_id").is_in(known_items.implode()))
     return (
         known.select("user_id", "item_id", "row_time", "event_type", "value")

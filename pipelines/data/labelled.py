@@ -1,4 +1,4 @@
-"""A sequence to learn from, with or without weights of its labels and dislikes between them. Numpy alone: the fit reads it on any machine."""
+"""A training sequence, with or without label weights and dislikes. Depends only on numpy and runs anywhere."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dislikes:
-    """Items that are learned against, each at a place of its sequence: the history before it are the first `places` items. All three are (M,), and weights are above 0."""
+    """Items to train against, each at a position of the sequence: its history is the first `places` items.
+
+    All three arrays are (M,); weights are above 0.
+    """
 
     items: np.ndarray
     places: np.ndarray
@@ -18,9 +21,9 @@ class Dislikes:
         return len(self.items)
 
     def within(self, start: int, end: int) -> "Dislikes | None":
-        """Return those of the part of the sequence from `start` to before `end`, by their places there; None without any.
+        """Return the dislikes of the subsequence from `start` to before `end`, by their positions in it; None if empty.
 
-        One at the border of two parts belongs to the earlier, at whose end its history is whole.
+        A dislike at the border of two subsequences belongs to the earlier, at whose end its history is complete.
         """
         own = (self.places >= (start + 1 if start else 0)) & (self.places <= end)
         return Dislikes(self.items[own], self.places[own] - start, self.weights[own]) if own.any() else None
@@ -28,7 +31,10 @@ class Dislikes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """A sequence of items with the weight of each as a label, 0 for those that are none; both are (N,). Dislikes are no items of it."""
+    """A sequence of items with the weight of each as a label, 0 for items that are not labels; both are (N,).
+
+    Disliked items are not part of it.
+    """
 
     items: np.ndarray
     weights: np.ndarray
@@ -39,14 +45,14 @@ class Weighted:
         return len(self.items)
 
     def __getitem__(self, part: slice) -> "Weighted":
-        """Return a part of it."""
+        """Return a subsequence."""
         start, end, _ = part.indices(len(self))
         own = None if self.dislikes is None else self.dislikes.within(start, end)
         return Weighted(self.items[part], self.weights[part], own)
 
 
 Labelled = np.ndarray | Weighted
-"""A sequence to learn from; all items of an array are labels of weight 1."""
+"""A training sequence; all items of an array are labels of weight 1."""
 
 
 def items_of(sequence: Labelled) -> np.ndarray:
@@ -60,5 +66,5 @@ def weights_of(sequence: Labelled) -> np.ndarray:
 
 
 def dislikes_in(sequence: Labelled) -> Dislikes | None:
-    """Return what is learned against in a sequence, None for nothing."""
+    """Return the dislikes of a sequence, None if it has none."""
     return sequence.dislikes if isinstance(sequence, Weighted) else None

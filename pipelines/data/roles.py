@@ -1,7 +1,4 @@
-"""Roles of a whole table of events, what they count, the share of its labels that repeat, and what was found, in words. Pure.
-
-The rules are those of services.contracts.event_roles.
-"""
+"""Roles, counts and repeat fraction of a whole event table, and findings as sentences. Pure."""
 
 import re
 from collections.abc import Callable
@@ -17,10 +14,11 @@ def role_of(roles: EventRoles) -> pl.Expr:
 
 
 def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
-    """Add `role`, and by the rule's weight `weight`, with which the event is learned from (0: it is not), and `count`, what it counts in popularity and similar items.
+    """Add `role`, `weight` (the training weight, 0: not trained on) and `count` (for popularity and similar items).
 
-    What a user dislikes in the end, by a negative event that no positive one follows, counts nothing of that user's: it is no label, and lifts no list. Negative events
-    count here nothing either; `dislikes_of` has them. `events` are in order of time.
+    A user's final dislike of an item, by a negative event that no positive event follows, removes the user's counts for
+    it: it is not a label and adds nothing to popularity. Negative events count 0 here; `dislikes_of` has them. `events`
+    are in order of time.
     """
     weight, count = (_by_type(roles, of) for of in (_weight, _count))
     labelled = events.with_columns(role=role_of(roles), weight=weight, count=count)
@@ -33,9 +31,10 @@ def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
 
 
 def dislikes_of(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
-    """Return what is learned against: (user_id, item_id, event_time, weight, until) for events in order of time.
+    """Return the dislikes (user_id, item_id, event_time, weight, until) of events in order of time.
 
-    A user's dislike of an item counts once, from the first negative event on, until the positive one after it (null: there is none), which takes it back. Those whose weight is 0 are left out.
+    A user's dislike of an item counts once: from its first negative event until the next positive event takes it back
+    (null without one). Dislikes of weight 0 are skipped.
     """
     deciding = events.with_columns(role=role_of(roles), weight=_by_type(roles, _weight)).filter(_decides())
     is_negative, pair = pl.col("role") == Role.NEGATIVE.value, ("user_id", "item_id")
@@ -49,7 +48,10 @@ def dislikes_of(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
 
 
 def repeat_share(events: pl.DataFrame) -> float:
-    """Return the share of positive events, but a user's first event, whose item the user's history holds already; 0 without any."""
+    """Return the fraction of positive events, excluding each user's first event, whose item is already in the history.
+
+    It is 0 without such events.
+    """
     placed = events.with_columns(
         has_history=pl.int_range(pl.len()).over("user_id") > 0,
         is_repeat=~pl.struct("user_id", "item_id").is_first_distinct(),
@@ -59,7 +61,7 @@ def repeat_share(events: pl.DataFrame) -> float:
 
 
 def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:
-    """Return a sentence for each event type: how many there are, and in which roles."""
+    """Return a sentence for each event type: its number of events by role."""
     counted = events.with_columns(role=role_of(roles)).group_by("event_type", "role").len().sort("event_type", "role")
     found: dict[str, list[str]] = {}
     for event_type, role, count in counted.iter_rows():
@@ -68,7 +70,7 @@ def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:
 
 
 def describe_alike(events: pl.DataFrame, roles: EventRoles) -> list[str]:
-    """Return a sentence for each group of types, among these events' and the rules', whose names differ in case or punctuation alone."""
+    """Return a sentence for each group of types, in events and rules, that differ only in case or punctuation."""
     counts = dict(events["event_type"].value_counts().iter_rows())
     groups: dict[str, list[str]] = {}
     for name in sorted({*counts, *roles.rules}):
@@ -111,10 +113,10 @@ def _at_value(rule: TypeRule, from_it_on: pl.Expr, below: pl.Expr) -> pl.Expr:
 
 
 def _decides() -> pl.Expr:
-    """Whether a row's `role` is one of those that say whether the user dislikes the item."""
+    """Whether the row's `role` decides if the user dislikes the item."""
     return pl.col("role").is_in([Role.POSITIVE.value, Role.NEGATIVE.value])
 
 
 def joins_history() -> pl.Expr:
-    """Whether a row's `role` is one of those that histories hold."""
+    """Whether histories hold rows of this `role`."""
     return pl.col("role").is_in([role.value for role in HISTORY_ROLES])

@@ -1,8 +1,8 @@
 """MovieLens-100k as raw tables, which pipelines.tables reads like any other.
 
-It is taken from the wheel of RecBole that carries it, checked by hash and kept in a cache folder. The data set's terms forbid
-redistribution, so whoever runs the pipeline downloads it and it is never in this repository. Only the two tables are read; nothing of the
-package is installed or run.
+The data comes from the RecBole wheel that contains it, checked by hash and kept in a cache folder. The data set's terms
+forbid redistribution, so each user's pipeline downloads it; this repository never contains it. Only the two tables are
+read: no code of the package is installed or run.
 """
 
 import io
@@ -19,7 +19,7 @@ _FOLDER = "recbole/dataset_example/ml-100k"
 
 
 def fetch_wheel(cache_dir: Path) -> Path:
-    """Return the path of the checked wheel, downloading it with pip when the cache lacks it. Raises EnvironmentFault."""
+    """Return the path of the verified wheel; pip downloads it if the cache lacks it. Raises EnvironmentFault."""
     return wheel.fetch_wheel(wheel.Wheel("recbole==1.2.1", WHEEL, WHEEL_SHA256), cache_dir)
 
 

@@ -1,1 +1,1 @@
-"""A shop's tables into the live catalogue and the log of events: read in batches, checked row by row, resumable."""
+"""Import of a shop's tables into the live catalogue and the event log: batched, validated row by row, resumable."""

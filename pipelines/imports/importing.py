@@ -1,9 +1,10 @@
-"""One import: accepted rows are delivered in batches, and how far it is, is written down after each. A killed one goes on where it was.
+"""An import delivers accepted rows in batches and records its progress after each; a killed import resumes there.
 
-    <folder>/<name>.json    rows that are delivered, and a hash of them
+    <folder>/<name>.json    number of delivered rows, and their hash
 
-An import compares as many rows as were delivered before. Where they are the same, as of a source that only grew, it goes on behind them; where the source is another by
-now, it begins again, which does no harm: a delivery replaces an item by the same, and an event that was delivered before counts once.
+An import first compares the source's rows with those delivered before. If they match, as in a source that only grew, it
+resumes after them; otherwise it starts from the beginning. That is safe: a delivery replaces an item with the same
+item, and an event that was delivered before counts once.
 """
 
 import hashlib
@@ -23,13 +24,13 @@ _MODULUS = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an import is, and the hash of the rows up to there."""
+    """Number of rows delivered, and their hash."""
 
     num_rows: int = 0
     digest: int = 0
 
     def behind(self, rows: pl.DataFrame) -> "Progress":
-        """Return the progress behind more rows, however they are cut into batches."""
+        """Return the progress after more rows, independent of batch boundaries."""
         return Progress(
             num_rows=self.num_rows + rows.height, digest=(self.digest + _sum(rows, self.num_rows)) % _MODULUS
         )
@@ -37,7 +38,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an import did: rows delivered in all, those of them that were delivered before, and whether it began again because the source changed."""
+    """Result of an import: rows delivered in total and before this run, and whether a changed source restarted it."""
 
     num_rows: int
     num_before: int
@@ -48,10 +49,10 @@ class Import:
     """Delivers the rows that are not delivered yet.
 
     Args:
-        open_rows: Begins with the first row: frames of rows that are accepted, in the same order each time.
-        deliver: Returns once a batch is kept for good. Raises DependencyUnavailable.
-        moved: Is told after each batch how many rows are delivered.
-        progress_file: Where it is written how far the import is.
+        open_rows: Returns frames of accepted rows from the first row, in the same order each time.
+        deliver: Returns once a batch is durable. Raises DependencyUnavailable.
+        moved: Called after each batch with the number of rows delivered.
+        progress_file: File that records the progress.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Import:
         self._file = progress_file
 
     def run(self) -> Outcome:
-        """Deliver what is left. Raises what source and delivery raise."""
+        """Deliver the remaining rows. Raises the errors of source and delivery."""
         before = _read_progress(self._file)
         left = self._behind(before)
         done = before if left is not None else Progress()
@@ -81,7 +82,7 @@ class Import:
         return Outcome(num_rows=done.num_rows, num_before=begun_at, is_again=is_again)
 
     def _behind(self, before: Progress) -> Iterator[pl.DataFrame] | None:
-        """Return the rows behind those that were delivered; None where those are other rows now."""
+        """Return the rows after the delivered rows; None if the delivered rows have changed."""
         rows, passed, rest = iter(self._open_rows()), Progress(), None
         while passed.num_rows < before.num_rows:
             frame = next(rows, None)
@@ -99,7 +100,7 @@ def _chained(first: pl.DataFrame | None, rows: Iterator[pl.DataFrame]) -> Iterat
 
 
 def _sum(rows: pl.DataFrame, offset: int) -> int:
-    """Return the sum of the rows' hashes, of which each has its row's place in it."""
+    """Return the sum of the rows' hashes; each hash includes the row's position."""
     content = [
         pl.col(name).list.join("\x1f") if isinstance(dtype, pl.List) else pl.col(name)
         for name, dtype in sorted(rows.schema.items())
@@ -110,13 +111,13 @@ def _sum(rows: pl.DataFrame, offset: int) -> int:
 
 
 def progress_file(folder: Path, kind: str, name: str, options: object) -> Path:
-    """Return where the progress of an import of this source with these options is kept."""
+    """Return the progress file for an import of this source with these options."""
     key = hashlib.sha256(json.dumps([kind, name, repr(options)]).encode()).hexdigest()[:16]
     return folder / f"{kind}-{key}.json"
 
 
 def _read_progress(path: Path) -> Progress:
-    """Return what was written down; nothing where that cannot be read, since an import may begin again."""
+    """Return the recorded progress; none if it cannot be read, since an import may start from the beginning."""
     try:
         read = Progress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""Events that are too old for the stream, as a table for `tailrace pipeline --events`: one file that is replaced whole when an import ends.
+"""A table of events too old for the stream, for `tailrace pipeline --events`; an import replaces it when it ends.
 
-Beside it, in FILE.parts, are the batches of an import that has not ended. Each id is kept once.
+FILE.parts holds the batches of an unfinished import. Each event id is kept once.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class OldEvents:
         self._parts = table.with_name(f"{table.name}.parts")
 
     def add(self, events: Sequence[Interaction]) -> None:
-        """Keep a batch; the same batch again is kept once. Returns when it is on the disk."""
+        """Keep a batch; repeating a batch has no effect. Returns when the batch is on disk."""
         if not events:
             return
         self._parts.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class OldEvents:
             self._write(pl.DataFrame(rows), self._parts / f"{len(parts):08}-{name}.parquet")
 
     def finish(self) -> int:
-        """Merge the batches into the table by time, ties in the order of their arrival, and return how many events it then holds."""
+        """Merge the batches into the table by time, ties in order of arrival; return the table's number of events."""
         files = [*sorted(self._parts.glob("*.parquet"))]
         if files:
             read = [self._table, *files] if self._table.exists() else files

@@ -1,6 +1,6 @@
-"""Events in order of time, however many there are: parts on the disk, each sorted, of which one stretch of time after the other is read.
+"""Events in order of time, of any number: sorted parts on disk, read one stretch of time after another.
 
-A file of events may be larger than the memory, and its newest events may come first.
+A file of events may exceed memory, and its newest events may come first.
 """
 
 import shutil
@@ -14,7 +14,7 @@ STRETCH_ROWS = 1_000_000
 
 
 class OrderedEvents:
-    """The events of one table by time, ties by row. Removes its folder at the end."""
+    """The events of one table by time, ties by row. `remove` deletes its folder."""
 
     def __init__(self, folder: Path, batches: Iterable[pl.DataFrame]) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class OrderedEvents:
             self._write(left)
 
     def stretches(self) -> Iterator[pl.DataFrame]:
-        """Yield the events, a stretch of time after the other."""
+        """Yield the events, one stretch of time at a time."""
         if not self._num_parts:
             return
         parts = pl.scan_parquet(self._folder / "*.parquet")
@@ -47,7 +47,7 @@ class OrderedEvents:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _edges(self, parts: pl.LazyFrame) -> pl.Series:
-        """Return the times between stretches of about equally many events."""
+        """Return the times that divide the events into stretches of about equal size."""
         if self.num_rows <= 2 * STRETCH_ROWS:
             return pl.Series([], dtype=pl.Datetime("us", "UTC"))
         times = parts.select("event_time").collect()["event_time"].sort()

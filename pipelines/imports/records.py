@@ -1,4 +1,4 @@
-"""The records of rows that the reader accepted: items of the live catalogue, and events. Pure."""
+"""Records of the rows that the reader accepted: items of the live catalogue, and events. Pure."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _FIELDS = ("title", "categories", "available", "published_ms", "expires_ms", "va
 
 
 def item_states(items: pl.DataFrame) -> list[ItemState]:
-    """Return the states of items, in their order."""
+    """Return the states of the items, in row order."""
     return [_state(row) for row in items.iter_rows(named=True)]
 
 
@@ -32,7 +32,7 @@ def _state(row: dict[str, Any]) -> ItemState:
 
 
 def interactions(events: pl.DataFrame) -> list[Interaction]:
-    """Return events, in their order. One without an id gets one of its content, so that it counts once however often it is imported."""
+    """Return the events, in row order. A missing event id is derived from the content, so re-imports count once."""
     return [*_interactions(events.with_columns(pl.col("event_time").dt.epoch("ms")))]
 
 
@@ -54,7 +54,7 @@ def _content_id(content: Sequence[object]) -> str:
 
 
 def untimely(now_ms: int, oldest_ms: int | None) -> pl.Expr:
-    """Return why an event cannot be imported now: it is in the future, or older than `oldest_ms`. Null where it can."""
+    """Return why an event cannot be imported now (in the future, or older than `oldest_ms`); null if it can."""
     time_ms = pl.col("event_time").dt.epoch("ms")
     reason = pl.when(time_ms > now_ms + MAX_EVENT_LEAD_MS).then(pl.lit(IN_FUTURE))
     return reason if oldest_ms is None else reason.when(time_ms < oldest_ms).then(pl.lit(TOO_OLD))

@@ -1,6 +1,6 @@
-"""An import from file to topic: the table is read, its rows are ordered, and those that were not delivered before are sent.
+"""An import from file to topic: read the table, order its rows, and send the rows that were not delivered before.
 
-Knows neither the command line nor the broker: `send` returns when records are kept for good.
+It knows neither the command line nor the broker: `send` returns when records are durable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +22,20 @@ from services.contracts.events import MAX_EVENT_AGE_MS
 
 _DAY_MS = 86_400_000
 Send = Callable[[Sequence[tuple[bytes, bytes]]], None]
-"""Takes keys and values."""
+"""Sends keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One import's table, what it is done with, and where it is written down how far it is.
+    """The table of one import, its destination, and its progress file.
 
     Args:
         path: The file.
         options: How it is read.
-        send: Returns once a batch is kept for good. Raises DependencyUnavailable.
-        progress_file: How far the import is.
+        send: Returns once a batch is durable. Raises DependencyUnavailable.
+        progress_file: File that records the progress.
         scratch: A folder for parts of a large table.
-        moved: Is told after each batch how many rows are delivered.
+        moved: Called after each batch with the number of rows delivered.
     """
 
     path: Path
@@ -47,14 +47,14 @@ class Run:
 
 
 def open_items(path: Path, options: TableOptions) -> ItemTable:
-    """Open a table of items. Raises DataError, or ConfigError for an option that names no column."""
+    """Open a table of items. Raises DataError, or ConfigError for an option that matches no column."""
     table = ItemTable(open_table(path, "items", options), options)
     check_used(options, [("items", table.table, table.named)])
     return table
 
 
 def import_items(run: Run) -> tuple[Outcome, Findings]:
-    """Import items, and return what was done and what was found. Raises DataError, ConfigError, DependencyUnavailable."""
+    """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable."""
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
 
@@ -65,10 +65,13 @@ def import_items(run: Run) -> tuple[Outcome, Findings]:
 
 
 def import_events(run: Run, old: OldEvents | None, now_ms: int) -> tuple[Outcome, Findings]:
-    """Import events in order of time; those that are too old for the stream go to `old`, or are set aside. Raises as `import_items`."""
+    """Import events in order of time; those too old for the stream go to `old` or are set aside.
+
+    Raises as `import_items`.
+    """
     table = EventTable(open_table(run.path, "events", run.options), run.options)
     check_used(run.options, [("events", table.table, table.named)])
-    since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # what is sent is read later than now
+    since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # events are read some time after they are sent
     refuse = untimely(now_ms, since_ms if old is None else None)
     ordered = OrderedEvents(run.scratch, table.batches(refuse=refuse))
 

@@ -1,6 +1,7 @@
-"""Where a shop's tables are: a file on disk or in an object store, or the answer to a SQL query. All become a file on this machine, which pipelines.tables reads.
+"""Sources of a shop's tables: a file on disk or in an object store, or the result of a SQL query.
 
-What an object store holds is downloaded from where a broken download ended. A database is read through ADBC, batch by batch, into an Arrow file, with its types.
+Each becomes a local file, which pipelines.tables reads. Downloads from an object store resume. A database is read
+through ADBC, batch by batch, into an Arrow file, with its types.
 """
 
 import hashlib
@@ -17,14 +18,14 @@ _CHUNK_BYTES = 8 << 20
 
 
 def local_file(source: str, query: str | None, downloads: Path) -> Path:
-    """Return a file with the rows of a path, of the URL of an object (s3://, gs://, az://), or of a database's answer to `query`.
+    """Return a file with the rows of a path, an object URL (s3://, gs://, az://), or a database's result for `query`.
 
     Args:
-        source: Where the rows are.
-        query: SQL, with an ORDER BY if an import of it is to go on where it was.
-        downloads: A folder for what is no file on this machine.
+        source: Path or URL.
+        query: SQL, with an ORDER BY if an import of it must be resumable.
+        downloads: A folder for copies of remote sources.
 
-    Raises DataError, ConfigError for a bad option, EnvironmentFault where a store or database does not answer.
+    Raises DataError, ConfigError for a bad option, EnvironmentFault if a store or database does not answer.
     """
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme in _DATABASES:
@@ -37,7 +38,7 @@ def local_file(source: str, query: str | None, downloads: Path) -> Path:
 
 
 def name_of(source: str, query: str | None) -> str:
-    """Return what identifies a source, without what may be secret in its address."""
+    """Return a source's identity, without secrets of its address."""
     return " ".join((_without_secrets(source), *([query] if query else [])))
 
 
@@ -67,7 +68,7 @@ def _connect(source: str) -> Any:
         from adbc_driver_sqlite import dbapi as sqlite
 
         path = Path(source.removeprefix("sqlite://"))
-        if not path.is_file():  # SQLite would make it
+        if not path.is_file():  # SQLite would create it
             raise DataError("", f"no database {path}", "sqlite:///path/to/shop.db")
         return sqlite.connect(str(path))
     from adbc_driver_postgresql import dbapi as postgresql
@@ -76,7 +77,7 @@ def _connect(source: str) -> Any:
 
 
 def _downloaded(url: str, folder: Path) -> Path:
-    """Return the path of a copy of the object as it is now, whole."""
+    """Return the path of a complete copy of the object in its current state."""
     from obstore.exceptions import BaseError
 
     parts = urlsplit(url)
@@ -93,7 +94,7 @@ def _downloaded(url: str, folder: Path) -> Path:
         with part.open("ab") as file:
             while (at := file.tell()) < found["size"]:
                 file.write(store.get_range(name, start=at, end=min(found["size"], at + _CHUNK_BYTES)))
-    except FileNotFoundError as error:  # obstore's NotFoundError is one
+    except FileNotFoundError as error:  # obstore's NotFoundError is a FileNotFoundError
         raise DataError("", f"no object {url}", "s3://bucket/items.csv") from error
     except BaseError as error:
         raise EnvironmentFault(f"{url} cannot be read ({str(error).splitlines()[0]})") from error

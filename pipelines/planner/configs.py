@@ -1,6 +1,7 @@
-"""A decoder's shape from any family's `config.json`, whether or not we serve the family. Needs no weights, torch or transformers.
+"""A decoder's shape from any family's `config.json`, whether or not we serve the family.
 
-Every key is read, known to change neither bytes nor FLOPs, refused by name, or listed in the shape's notes.
+Needs no weights, torch or transformers. Every key is read, known to change neither bytes nor FLOPs, refused by name, or
+listed in the shape's notes.
 """
 
 import json
@@ -32,9 +33,9 @@ _SIZES = {
     "expert_size": ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size"),
     "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
 }
-"""A size's names in the families' configs, the first that is set counts."""
+"""A size's names in the families' configs; the first name that is set counts."""
 _FOUR_TIMES = {"gpt2", "gptj", "gpt_bigcode", "codegen", "gpt_neo", "bloom", "mpt", "falcon", "gpt-sw3"}
-"""Families whose feed-forward layer is four times the hidden size where no key says otherwise."""
+"""Families whose feed-forward layer is four times the hidden size by default."""
 _REFUSED = (
     (re.compile(r"^is_encoder_decoder$|^(en|de)coder_(layers|ffn_dim|attention_heads)$"), "an encoder with a decoder"),
     (re.compile(r"^(mamba|ssm|conv_kernel|linear_(num|key|value|conv)|rwkv|lru_|time_mix|state_size)"), "state-space or linear attention layers"),
@@ -61,7 +62,10 @@ _FULL_TYPES = {"full_attention", "global", "attention", "full"}
 
 
 def read_shape(path: Path) -> DecoderShape:
-    """Read a Hugging Face folder, or its `config.json`. Raises InvalidRequest where it is absent, CheckpointError naming the key that cannot be planned."""
+    """Read a Hugging Face folder, or its `config.json`.
+
+    Raises InvalidRequest if it is absent, CheckpointError naming a key that cannot be planned.
+    """
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
         fix = "give a folder in Hugging Face's layout, or --parameters and --flops"
@@ -79,7 +83,7 @@ def read_shape(path: Path) -> DecoderShape:
 def shape_from(
     path: Path | None, parameters: float | None, flops: float | None, activation_bytes: float | None = None
 ) -> Shape:
-    """Return the shape of a folder, or of another model by its sizes. Raises InvalidRequest where neither or both are given."""
+    """Return the shape of a folder, or of another model by its sizes. Raises InvalidRequest unless one is given."""
     sizes = {"--parameters": parameters, "--flops": flops, "--activation-mb": activation_bytes}
     if path is not None:
         for option, value in sizes.items():
@@ -129,7 +133,7 @@ class _Config:
         self.expert_layers: Sequence[int] = ()
 
     def value(self, key: str) -> Any:
-        """Return a key's value, the family's default where it is absent."""
+        """Return a key's value, the family's default if it is absent."""
         self.read.add(key)
         value = self.raw.get(key)
         return self.defaults.get(key) if key not in self.raw else value
@@ -153,7 +157,7 @@ class _Config:
         return default
 
     def needed(self, size: str) -> int:
-        """Return a size that has no default. Raises ValueError naming the key."""
+        """Return a size without a default. Raises ValueError naming the key."""
         value = self.whole(size)
         if value is None:
             raise ValueError(
@@ -177,7 +181,7 @@ _EXACT = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
 
 
 def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the decoder's own config of a model of text and images, with the keys that it takes from the outer one; and the outer config."""
+    """Return a multimodal model's decoder config, with keys taken from the outer config, and the outer config."""
     key = next((key for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
     if key is None or any(isinstance(raw.get(name), int) for name in _SIZES["hidden_size"]):
         return raw, raw
@@ -188,7 +192,7 @@ def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refuse(raw: Mapping[str, Any]) -> None:
-    """Refuse models whose bytes do not follow from the sizes of a decoder's layer. Raises ValueError naming the key."""
+    """Reject models whose bytes do not follow from the sizes of a decoder's layer. Raises ValueError naming the key."""
     way = "plan it with --parameters and --flops"
     family = str(raw.get("model_type"))
     if family in _ENCODERS:
@@ -421,7 +425,7 @@ def _window_size(config: _Config, family: Family) -> int | None:
 
 
 def _num_windowed(config: _Config, family: Family, layers: int) -> int:
-    """Return how many layers have the window, where no key lists them."""
+    """Return how many layers have the window, if no key lists them."""
     if family.window == "late":
         first = config.whole("max_window_layers", 0 if config.family_name == "qwen3_moe" else 28, least=0) or 0
         return max(0, layers - first)
@@ -436,7 +440,7 @@ def _num_windowed(config: _Config, family: Family, layers: int) -> int:
 
 
 def _layer_types(config: _Config, layers: int) -> list[str] | None:
-    """Return each layer's kind of attention where a key lists them. Raises ValueError naming the key."""
+    """Return each layer's kind of attention if a key lists them. Raises ValueError naming the key."""
     key = next((key for key in ("layer_types", "attention_layers") if config.value(key) is not None), None)
     if key is None:
         return _neo_types(config, layers)

@@ -1,7 +1,7 @@
-"""Accelerators by their data sheets: FLOP/s, memory, bandwidth and links. Needs the standard library only.
+"""Accelerators by their data sheets: FLOP/s, memory, bandwidth and links. Standard library only.
 
-FLOP/s are dense. GPUs' gigabytes of memory are GiB, as drivers report them. A link's bandwidth is one direction's, of one GPU.
-The network between nodes is that of the vendor's own system, or the assumption that `source` states.
+FLOP/s are dense. Memory is in GiB, as drivers report it. A link's bandwidth is one direction's, per GPU. The network
+between nodes is that of the vendor's own system, or the assumption that `source` states.
 """
 
 import re
@@ -22,13 +22,13 @@ _VENDORS = re.compile(r"^(?:nvidia|amd|tesla|geforce|instinct|quadro)+")
 class Device:
     """One accelerator.
 
-    People write its name as `base`, each of `marks`, and any of `qualifiers`, in any case and with any separators. `starts` are the
-    beginnings of the names under which its driver reports it.
+    People write its name as `base`, each of `marks`, and any of `qualifiers`, in any case and with any separators.
+    `starts` are the beginnings of the names under which its driver reports it.
     """
 
     name: str
     chip: str
-    """The chip on it: A100s of either memory have the same, and so have H100 and H200."""
+    """The chip on it: A100s of either memory share a chip, as do H100 and H200."""
     base: str
     marks: tuple[str, ...] = ()
     qualifiers: tuple[str, ...] = ()
@@ -36,14 +36,14 @@ class Device:
     flops_per_s: Mapping[str, float]
     """By dtype of the products: fp32, bf16 (fp16 on a device without bf16, see `half`), fp8."""
     half: str = "bf16"
-    """The 16-bit dtype that `flops_per_s["bf16"]` is of."""
+    """The 16-bit dtype of `flops_per_s["bf16"]`."""
     memory_bytes: float
     memory_bytes_per_s: float
     node_link: str
     """What connects the GPUs of a node."""
     node_link_bytes_per_s: float
     pair_link: tuple[str, float] | None = None
-    """A bridge between two GPUs of a node, with its bytes a second."""
+    """A bridge between two GPUs of a node, with its bytes per second."""
     network_bytes_per_s: float
     """Between nodes, a GPU's own share."""
     gpus_per_node: int = 8
@@ -471,7 +471,7 @@ DEVICES = (
         source="AMD Instinct MI300X data sheet (2023); network assumed: 400 Gb/s a GPU",
     ),
 )
-"""Longer beginnings of a driver's name win where several match."""
+"""If several prefixes of a driver's name match, the longest wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +488,10 @@ class Gpus:
 
 
 def device_named(name: str, field: str = "--gpus") -> Device:
-    """Return the device of this name, in any case and with any separators, or as its driver reports it. Raises InvalidRequest naming `field` and the nearest names."""
+    """Return the device of this name, in any case and with any separators, or as its driver reports it.
+
+    Raises InvalidRequest naming `field` and the nearest names.
+    """
     if (reported := device_of_driver(name.strip())) is not None:
         return reported
     wanted = _VENDORS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
@@ -512,7 +515,7 @@ def _is_written(device: Device, text: str) -> bool:
 
 
 def device_of_driver(name: str) -> Device | None:
-    """Return the device that torch reports under this name (`torch.cuda.get_device_name`), None where the table has none."""
+    """Return the device that torch reports under this name (`torch.cuda.get_device_name`), None if unknown."""
     found = [(start, device) for device in DEVICES for start in device.starts if _is_start(start, name)]
     return max(found, key=lambda pair: len(pair[0]))[1] if found else None
 
@@ -528,6 +531,6 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def _is_start(start: str, name: str) -> bool:
-    """Whether a name begins with these words: `NVIDIA L4` begins `NVIDIA L4`, and not `NVIDIA L40S`; `A10` begins `A10G`."""
+    """Whether a name begins with these words: `NVIDIA L4` does not begin `NVIDIA L40S`; `A10` begins `A10G`."""
     rest = name[len(start) :]
     return name.startswith(start) and not re.match(r"\d", rest)

@@ -1,4 +1,4 @@
-"""Which layouts of a training fit into the GPUs' memory, and which are fastest. Pure: the trainer and the command both ask here."""
+"""Training layouts that fit into the GPUs' memory, and the fastest of them. Pure: for trainer and command."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from pipelines.planner.step_time import StepTime, step_time
 
 NUM_BEST = 3
 _SIMPLER = 0.02
-"""A layout must be this share of the time faster for each kind of parallelism beyond plain data parallelism, which is simpler to run."""
+"""Each kind of parallelism beyond data parallelism must gain this fraction of the time: it is harder to run."""
 _ALIKE = 0.01
-"""Within this share of the time a layout with larger micro-batches is taken: small products are less efficient than the model knows."""
+"""Within this fraction of the time, larger micro-batches win: small products are less efficient than modelled."""
 USABLE = 0.95
-"""Share of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
+"""Fraction of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
 _MAX_ROWS = 2**24
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout with its memory on the fullest GPU, and its time where it fits."""
+    """A layout with its memory on the fullest GPU, and its time if it fits."""
 
     layout: Layout
     memory: Memory
@@ -40,7 +40,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """The fastest layouts that fit, and by kind of parallelism the layout that takes least memory. `refusal` says why none fits, empty otherwise."""
+    """The fastest layouts that fit, and the smallest layout of each kind of parallelism.
+
+    `refusal` says why no layout fits, else it is empty.
+    """
 
     shape: Shape
     gpus: Gpus
@@ -53,9 +56,10 @@ class TrainingPlan:
 
 
 def best_layouts(shape: Shape, gpus: Gpus, batch: int, length: int, number: int = NUM_BEST) -> list[Layout]:
-    """Return the fastest layouts that fit, the best first; empty where none does.
+    """Return the fastest layouts that fit, the best first; empty if none does.
 
-    `batch` are the rows of one step over all GPUs, `length` a row's tokens. Raises InvalidRequest where the GPUs cannot share the batch.
+    `batch` is the number of rows of one step over all GPUs, `length` a row's tokens. Raises InvalidRequest if the GPUs
+    cannot share the batch.
     """
     return [made.layout for made in plan_training(shape, gpus, batch, length, number).best]
 
@@ -71,9 +75,9 @@ def plan_training(
     execution: Execution = DEFAULTS,
     dtype: str = "bf16",
 ) -> TrainingPlan:
-    """Return the plan of a training: the fastest layouts, one for each mesh, and why others do not fit. Raises InvalidRequest naming the option.
+    """Return the plan of a training: the fastest layouts, one for each mesh, and why others do not fit.
 
-    `asked` restricts it to one mesh. `dtype` is that of the layers' products.
+    `asked` restricts it to one mesh. `dtype` is the layers' product type. Raises InvalidRequest naming the option.
     """
     for option, value in (("--batch", batch), ("--length", length)):
         if not 1 <= value <= _MAX_ROWS:
@@ -114,7 +118,7 @@ def plan_training(
 
 
 def _refuse_impossible(shape: Shape, gpus: Gpus, batch: int, asked: Asked, execution: Execution) -> None:
-    """Refuse a mesh that no trainer could build for this model and batch. Raises InvalidRequest naming the option."""
+    """Reject a mesh that no trainer could build for this model and batch. Raises InvalidRequest naming the option."""
     ways = asked.data * asked.shard
     problem = fix = ""
     if isinstance(shape, PlainShape):
@@ -176,7 +180,7 @@ def kind_of(layout: Layout) -> str:
 
 
 def why_not(memory: Memory, gpus: Gpus) -> str:
-    """Return in words what does not fit, empty where all does."""
+    """Return in words what does not fit, empty if all does."""
     usable = USABLE * gpus.device.memory_bytes
     if memory.total <= usable:
         return ""
@@ -189,7 +193,7 @@ def why_not(memory: Memory, gpus: Gpus) -> str:
 
 
 def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, execution: Execution) -> Iterator[Layout]:
-    """Return every layout of the GPUs that the batch can be shared by."""
+    """Return every layout of the GPUs that can share the batch."""
     for tensor, pipeline, shard in _meshes(shape, gpus, asked, execution):
         ways = gpus.number // (tensor * pipeline)
         if batch % ways:
@@ -210,7 +214,7 @@ def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, executio
 
 
 def _meshes(shape: Shape, gpus: Gpus, asked: Asked | None, execution: Execution) -> Iterator[tuple[int, int, int]]:
-    """Return the sizes of tensor and pipeline parallelism and of sharding: over the whole mesh, over a node, or without."""
+    """Return the sizes of tensor and pipeline parallelism and of sharding: whole mesh, one node, or none."""
     if asked is not None:
         yield asked.tensor, asked.pipeline, asked.shard
         return
@@ -222,7 +226,10 @@ def _meshes(shape: Shape, gpus: Gpus, asked: Asked | None, execution: Execution)
 
 
 def _model_parallel(shape: Shape, gpus: Gpus, execution: Execution) -> Iterator[tuple[int, int]]:
-    """Return the sizes of tensor and pipeline parallelism: heads and feed-forward rows must divide, no stage may be empty, and a tensor's group stays in a node."""
+    """Return the sizes of tensor and pipeline parallelism.
+
+    Heads and feed-forward rows must divide, no stage may be empty, and a tensor group stays in a node.
+    """
     if not isinstance(shape, DecoderShape):
         yield 1, 1
         return
@@ -237,7 +244,7 @@ def _model_parallel(shape: Shape, gpus: Gpus, execution: Execution) -> Iterator[
 
 
 def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidate]) -> str:
-    """Return why no layout fits, by the layout that takes least, and what would be needed."""
+    """Return why no layout fits, from the layout with the least memory, and what would be needed."""
     kinds = {name: name.count(" x ") for name in smallest}
     made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.states))]
     why = f"{made.layout.name}: {why_not(made.memory, gpus)}"
@@ -252,7 +259,7 @@ def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidat
 
 
 def enough_gpus(shape: Shape, gpus: Gpus, length: int) -> int | None:
-    """Return the least power of two of GPUs that would train the model with FSDP, a row at a time; None where 65,536 would not."""
+    """Return the least power of two of GPUs that train the model with FSDP, a row at a time; None above 65,536."""
     checkpointing: Checkpointing = "none" if isinstance(shape, PlainShape) else "full"
     for number in (1 << power for power in range(1, 17)):
         layout = Layout(shard=number, checkpointing=checkpointing)

@@ -1,7 +1,7 @@
-"""Cores and memory that a load needs, computed from the results of `python -m benchmarks.capacity`. Pure.
+"""Cores and memory of a load, computed from the results of `python -m benchmarks.capacity`. Pure.
 
-Every constant but those below comes from the results file; `notes` lists estimates that are not measurements. The formulas are in
-docs/capacity.md.
+Every constant except those below comes from the results file; `notes` lists estimates that are not measurements. The
+formulas are in docs/capacity.md.
 """
 
 import json
@@ -16,12 +16,12 @@ from services.errors import ConfigError
 PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics")
 TIERS = ("precomputed", "llm", "student", "popular")
 MAX_BUSY = 0.6
-"""The share of a core that is planned with; the rest is for bursts, since waiting grows steeply beyond."""
+"""The planned utilisation of a core; the rest is for bursts, since waiting grows steeply beyond."""
 _LEAST_RATE, _MOST = 1e-9, 10**15
 PROMPT_ITEMS = 200
 FLOAT_BYTES = 4
 LOADED_TIMES = 3.3
-"""As much memory as its student's file a further bundle takes in a gateway, with catalogue, neighbours and rankings: 3.6 MB at 1,682 items."""
+"""A further bundle's memory in a gateway, as a multiple of its student's file: 3.6 MB at 1,682 items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Demand:
     """Names of bundles that the stack serves at once."""
 
     def __post_init__(self) -> None:
-        """Refuse impossible values. Raises ConfigError naming the option."""
+        """Validate the values. Raises ConfigError naming the option."""
         for option, value, least in (
             ("--rate", self.rate, _LEAST_RATE),
             ("--users", self.users, 1),
@@ -60,7 +60,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One kind of process: how many cores it needs busy, how many replicas, and the memory of all of them in MB."""
+    """One kind of process: its busy cores, its replicas, and their total memory in MB."""
 
     part: str
     cores: float
@@ -164,7 +164,7 @@ def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: i
 
 
 def store_mb(demand: Demand, measured: Mapping[str, Any]) -> float:
-    """Return what the online store holds at the measured sizes: a history for each user and, where the mix has them, a list."""
+    """Return the online store's size: a history per user and, if the mix uses them, a list."""
     kinds = measured["store"]["by_kind"]
     per_user = kinds["history"]["mean_bytes"] + (_list_bytes(measured) if demand.mix["precomputed"] else 0)
     return float(demand.users * per_user / 2**20)

@@ -1,9 +1,11 @@
-"""The memory of one GPU, by component, for a training in this trainer's numbers and for serving. Pure arithmetic; the sizes are bytes.
+"""The memory of one GPU in bytes, by component, for training by this trainer and for serving. Pure arithmetic.
 
-A training keeps weights, gradients, Adam's two moments and the weights' average in fp32. One GPU and DDP compute in bf16 by autocast, whose copies of the weights
-live from a layer's forward pass to its backward pass; FSDP2 gathers the weights of a layer at a time in bf16 and adds gradients up in fp32. Activations are what the
-layers of `models/decoder` keep for the backward pass, operation by operation. Tables of the vocabulary are not split by tensor parallelism. DDP's buckets are the
-gradients themselves (`gradient_as_bucket_view`). A training in fp32, as on a CPU, makes no copies. The result is an upper bound: all components at their largest at once.
+A training keeps weights, gradients, Adam's two moments and the weights' average in fp32. One GPU and DDP compute in
+bf16 by autocast, whose copies of the weights live from a layer's forward pass to its backward pass; FSDP2 gathers the
+weights of a layer at a time in bf16 and adds gradients up in fp32. Activations are what the layers of `models/decoder`
+keep for the backward pass, operation by operation. Tables of the vocabulary are not split by tensor parallelism. DDP's
+buckets are the gradients themselves (`gradient_as_bucket_view`). A training in fp32, as on a CPU, makes no copies. The
+result is an upper bound: all components at their largest at once.
 """
 
 from collections.abc import Mapping
@@ -20,10 +22,10 @@ FRAMEWORK_BYTES = 2e9
 """Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and the allocator's gaps."""
 DEFAULTS = Execution()
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
-"""A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
+"""A chunk of `pipelines/training/target/softmax.py`: all logits never exist at the same time."""
 
 Numbers = Literal["autocast", "bf16", "fp32"]
-"""Numbers that the layers compute with: fp32 weights under autocast, bf16 weights as FSDP2 gathers them, or fp32 without either."""
+"""The layers' numbers: fp32 weights under autocast, bf16 weights gathered by FSDP2, or plain fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Memory:
 
     @property
     def states(self) -> float:
-        """Weights, gradients and Adam's moments, which no smaller batch makes smaller."""
+        """Weights, gradients and Adam's moments, which do not depend on the batch size."""
         return sum(self.parts.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
 
 
@@ -55,8 +57,9 @@ def training_memory(
 ) -> Memory:
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
-    `is_bf16`: whether decoders compute in bf16; else in fp32. `fuses_norms`: whether the device normalises in one kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights
-    is kept, too, as this trainer does.
+    `is_bf16`: whether decoders compute in bf16; else in fp32. `fuses_norms`: whether the device normalises in one
+    kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights is
+    kept, too, as this trainer does.
     """
     if isinstance(shape, PlainShape):
         return _plain_memory(shape, layout, keeps_average=keeps_average)
@@ -78,7 +81,7 @@ def training_memory(
 
 
 def stage_parameters(shape: DecoderShape, layout: Layout, execution: Execution = DEFAULTS) -> float:
-    """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and the tables that a stage at an end holds."""
+    """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and tables."""
     layers = -(-shape.num_layers // layout.pipeline)
     outside = float(shape.outside_parameters)
     if layout.pipeline > 1 and not shape.is_tied:
@@ -96,12 +99,13 @@ def kept_bytes_per_token(
     fuses_norms: bool = True,
     execution: Execution = DEFAULTS,
 ) -> float:
-    """Return what one layer keeps of a token for its backward pass.
+    """Return the bytes that one layer keeps of a token for its backward pass.
 
-    In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
-    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2); in fp32 all of these take 4. Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head; where queries and keys
-    are normalised, they are kept in fp32 before it. The feed-forward
-    layer keeps what enters and leaves its products and the gate.
+    In bytes per number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products
+    in bf16, one for each product under autocast (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2); in fp32
+    all of these take 4. Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 per head;
+    normalised queries and keys are also kept in fp32 before normalisation. The feed-forward layer keeps the inputs and
+    outputs of its products and the gate.
     """
     norm = FP32 if fuses_norms else 2 * FP32
     number = _number_bytes(numbers)
@@ -124,20 +128,23 @@ def _number_bytes(numbers: Numbers) -> int:
 
 
 def chunk_bytes(shape: DecoderShape) -> float:
-    """Return the scores and probabilities of one chunk of the loss, in fp32, which go before the backward pass."""
+    """Return the scores and probabilities of one chunk of the loss, in fp32, freed before the backward pass."""
     rows = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // shape.vocab_size))
     return 2 * FP32 * rows * shape.vocab_size
 
 
 def kv_bytes_per_token(shape: DecoderShape, kind: KvKind = "model") -> float:
-    """Return the keys and values of one token in all layers, as the engine's pool lays them out: kinds of one byte have an fp32 scale a head."""
+    """Return the bytes of one token's keys and values in all layers, as in the engine's pool.
+
+    One-byte data types have an fp32 scale per head.
+    """
     if kind == "model":
         return shape.num_layers * shape.cached_numbers * shape.storage.kv
     return float(shape.num_layers * (shape.cached_numbers + FP32 * shape.cached_heads))
 
 
 def kv_bytes(shape: DecoderShape, length: float, kind: KvKind = "model") -> float:
-    """Return the keys and values of one context: layers with a sliding window hold its tokens only."""
+    """Return the bytes of one context's keys and values: layers with a sliding window hold only its tokens."""
     return kv_bytes_per_token(shape, kind) * shape.cached_tokens(length) / shape.num_layers
 
 
@@ -150,7 +157,10 @@ def serving_memory(
     weight_kind: WeightKind = "model",
     kv_kind: KvKind = "model",
 ) -> Memory:
-    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. `weight_kind` packs the weights of a checkpoint that is not quantised."""
+    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together.
+
+    `weight_kind` packs the weights of a checkpoint that is not quantised.
+    """
     weights = shape.weight_bytes
     if weight_kind != "model":
         matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
@@ -189,7 +199,7 @@ def _stage_memory(
     parts = _states(parameters / layout.shard, keeps_average=keeps_average)
     if is_sharded and execution.keep_gathered:  # weights and gradients of a stage are whole during a step
         parts["working weights"] = parts["buffers"] = number * parameters
-    elif is_sharded:  # two layers, the second fetched ahead, and the parameters outside the layers; gradients of the largest group in bf16, and in fp32 to be added up
+    elif is_sharded:  # two layers (one prefetched), the rest, largest gradients in bf16 and fp32
         parts["working weights"] = number * (2 * layer + shape.outside_parameters)
         parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
     elif numbers == "autocast":
@@ -215,7 +225,7 @@ def _activations(
     fuses_norms: bool,
     execution: Execution,
 ) -> float:
-    """Return what the layers of a stage keep of all micro-batches that are on their way, and the last stage's final norm."""
+    """Return the activations of a stage's layers for all micro-batches in flight, and the last stage's final norm."""
     residual = BF16 if numbers == "bf16" else FP32
     whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms, execution=execution)
     waiting = 1.0 if is_last else float(min(layout.pipeline, layout.accumulation))
@@ -232,6 +242,6 @@ def _activations(
 
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:
-    """Return the results of a layer's products and of attention, bytes a token: kept by selective checkpointing in addition to the layer's input."""
+    """Return the bytes per token of a layer's product and attention results, for selective checkpointing."""
     inner = 2 * shape.score_width + 2 * _kept_key_width(shape) + (shape.ffn_matrices - 1) * shape.active_ffn_size
     return number_bytes * (inner / tensor + 2 * shape.hidden_size) + FP32 * shape.num_heads / tensor

@@ -1,6 +1,7 @@
-"""A layout of a training over GPUs, as one mesh (pipeline, data, shard, tensor) with what each GPU computes at a time. Pure arithmetic.
+"""A layout of a training over GPUs, as one mesh (pipeline, data, shard, tensor). Pure arithmetic.
 
-Tensor is innermost: its group lies within a node. Shard is fully sharded data parallelism (FSDP2), data replicates, and both take batches of their own.
+Tensor is innermost: its group lies within a node. Shard is fully sharded data parallelism (FSDP2), data replicates;
+both take different batches.
 """
 
 import re
@@ -14,12 +15,12 @@ Checkpointing = Literal["none", "selective", "full"]
 
 MAX_VIRTUAL_STAGES = 64
 MICRO_BATCHES = 4
-"""The most of them that this trainer sends through a pipeline at once, for each stage: it idles at most a quarter of the ideal time."""
+"""Maximal number of micro-batches in flight per stage: the pipeline then idles at most a quarter of the ideal time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How a trainer executes a layout. The defaults are this trainer's; other trainers' techniques are planned to compare with."""
+    """How a trainer executes a layout. Defaults are this trainer's; other trainers' techniques are for comparison."""
 
     sequence_parallel: bool = False
     """Tensor parallelism splits norms and the residual stream by tokens (Korthikanti et al. 2022)."""
@@ -28,12 +29,12 @@ class Execution:
     async_tp: bool = False
     """Tensor parallelism's collectives overlap with its products."""
     keep_gathered: bool = False
-    """FSDP gathers weights and reduces gradients once a step instead of for each micro-batch, as torchtitan does under pipelines."""
+    """FSDP gathers weights and reduces gradients per step, not per micro-batch, as torchtitan does under pipelines."""
     virtual_stages: int = 1
-    """Interleaved 1F1B: runs of layers of each pipeline rank."""
+    """Interleaved 1F1B: stages of each pipeline rank."""
 
     def __post_init__(self) -> None:
-        """Refuse an impossible number of stages. Raises InvalidRequest naming the option."""
+        """Validate the number of stages. Raises InvalidRequest naming the option."""
         if not 1 <= self.virtual_stages <= MAX_VIRTUAL_STAGES:
             problem = f"{self.virtual_stages} is not from 1 to {MAX_VIRTUAL_STAGES}"
             raise InvalidRequest("--virtual-stages", problem, "give the runs of layers of a pipeline rank")
@@ -57,7 +58,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one training is laid out. A step's batch has `data * shard * micro_batch * accumulation` rows."""
+    """The layout of a training. A step's batch has `data * shard * micro_batch * accumulation` rows."""
 
     data: int = 1
     shard: int = 1
@@ -66,7 +67,7 @@ class Layout:
     micro_batch: int = 1
     """Rows that a GPU computes at a time."""
     accumulation: int = 1
-    """Micro-batches of a step, whose gradients add up; a pipeline has them on their way one behind another."""
+    """Micro-batches of a step, whose gradients add up; in a pipeline they follow each other."""
     checkpointing: Checkpointing = "none"
 
     @property
@@ -95,7 +96,7 @@ class Layout:
         return " x ".join(parts) or "one GPU"
 
     def spans(self) -> dict[str, int]:
-        """Return by dimension how many neighbouring GPUs one of its groups lies over."""
+        """Return by dimension over how many neighbouring GPUs one of its groups extends."""
         shard = self.tensor * self.shard
         data = shard * self.data
         return {"tensor": self.tensor, "shard": shard, "data": data, "pipeline": data * self.pipeline}
@@ -107,7 +108,7 @@ _FIELDS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ddp": "data", "fsdp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A layout that somebody asks about: the sizes of its mesh; rows of a micro-batch and checkpointing where they are fixed, too."""
+    """A requested layout: the sizes of its mesh, and optionally rows of a micro-batch and checkpointing."""
 
     data: int = 1
     shard: int = 1
@@ -118,7 +119,10 @@ class Asked:
 
 
 def layout_asked(text: str, num_gpus: int) -> Asked:
-    """Read `tp8,pp2,dp4`; `fsdp`, `mb` and a kind of checkpointing may be in it. Raises InvalidRequest unless it is a layout of `num_gpus`."""
+    """Read `tp8,pp2,dp4`, optionally with `fsdp`, `mb` and a kind of checkpointing.
+
+    Raises InvalidRequest unless it is a layout of `num_gpus`.
+    """
     found: dict[str, Any] = {}
     for word in re.split(r"[,+\s]+", text.strip().lower()):
         match = _SIZE.fullmatch(word)
@@ -135,10 +139,10 @@ def layout_asked(text: str, num_gpus: int) -> Asked:
 
 
 def bubble_of_ideal(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
-    """Return the idle time of a 1F1B pipeline as a share of the time without idling: (P - 1) / (V M) (Narayanan et al. 2021)."""
+    """Return the idle time of a 1F1B pipeline relative to the ideal time: (P - 1) / (V M) (Narayanan et al. 2021)."""
     return (stages - 1) / (virtual_stages * micro_batches)
 
 
 def bubble_of_step(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
-    """Return the same idle time as a share of the whole step: (P - 1) / (V M + P - 1)."""
+    """Return the same idle time as a fraction of the whole step: (P - 1) / (V M + P - 1)."""
     return (stages - 1) / (virtual_stages * micro_batches + stages - 1)

@@ -47,7 +47,7 @@ def describe_model(shape: Shape, gpus: Gpus) -> Iterator[str]:
 
 
 def _stored(shape: DecoderShape) -> str:
-    """Return the bytes of the stored weights, and what differs from a dense decoder with full attention, in words."""
+    """Return the bytes of the stored weights, and the differences from a dense decoder with full attention."""
     words = [
         f"{shape.weight_bytes / 1e9:.2f} GB stored" + (f" ({shape.storage.method})" if shape.storage.method else "")
     ]
@@ -61,7 +61,7 @@ def _stored(shape: DecoderShape) -> str:
 
 
 def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterator[str]:
-    """Return the lines of a training's plan. `price` is that of a GPU for an hour."""
+    """Return the lines of a training's plan. `price` is the price of a GPU hour."""
     yield ""
     yield (
         f"TRAINING   {plan.batch:,} rows of {plan.length:,} tokens a step"
@@ -97,7 +97,7 @@ def describe_contexts(shape: DecoderShape, rows: int, length: int, kv_kind: KvKi
 
 
 def describe_serving(plan: ServingPlan, price: float | None = None) -> Iterator[str]:
-    """Return the lines of a deployment's plan. `price` is that of a GPU for an hour."""
+    """Return the lines of a deployment's plan. `price` is the price of a GPU hour."""
     load = plan.load
     yield ""
     yield f"SERVING    {load.rate:g} requests/s of {load.prompt:,} tokens in, {load.output:,} out"
@@ -116,7 +116,7 @@ def describe_serving(plan: ServingPlan, price: float | None = None) -> Iterator[
 
 
 def training_sentence(step: StepTime) -> str:
-    """Return what a training step is bound by, in one sentence."""
+    """Return the bound of a training step, in one sentence."""
     sides = {
         "compute": step.products_s,
         "attention": step.attention_s,
@@ -131,7 +131,7 @@ def training_sentence(step: StepTime) -> str:
 
 
 def phase_sentence(phase: Phase) -> str:
-    """Return what a phase of serving is bound by, in one sentence."""
+    """Return the bound of a phase of serving, in one sentence."""
     return (
         f"roofline   {phase.name}: bound by {phase.bound} ({phase.num_bytes / 1e9:.1f} GB take {1e3 * phase.memory_s:.2f} ms, {phase.flops / 1e12:.2g} TFLOP {1e3 * phase.compute_s:.2f} ms, "
         f"overhead {1e3 * phase.overhead_s:.2f} ms); what would move it: {_SERVING_MOVES[phase.bound]}"

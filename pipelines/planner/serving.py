@@ -1,7 +1,8 @@
-"""Serving text or rankings by one decoder: memory, the time of each phase, a load's concurrency, and replicas against shards. Pure arithmetic.
+"""Serving text or rankings by one decoder: memory, time of each phase, concurrency of a load, replicas against shards.
 
-A phase takes the longer of its bytes and its FLOPs (the roofline), at shares of the data sheet that are assumed, as is the host's time a step: no published serving run was
-fitted, so times are given within a factor. This engine serves one model on one GPU; shards over several are computed to compare with, and not offered.
+Pure arithmetic. A phase takes the longer of its bytes and its FLOPs (the roofline), at assumed fractions of the data
+sheet, with an assumed host time per step: no published serving run was fitted, so times are given within a factor. This
+engine serves one model on one GPU; shards over several are computed for comparison, and not offered.
 """
 
 import math
@@ -16,18 +17,18 @@ from pipelines.planner.shapes import DecoderShape, Shape
 from services.llm.engine.config import KvKind
 
 FACTOR = 1.5
-"""Times are within this factor either way: an assumption, as wide as what planners of others were found to be off (45 % in TTFT)."""
+"""Times are within this factor either way: an assumption, as wide as published errors of planners (45 % in TTFT)."""
 _COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
 _MAX_TOKENS = 2**24
 _STEP_S = 1e-3
-"""Of the host: planning a step and starting it."""
+"""Host time to plan and start a step."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
-"""The least time of an all-reduce; a sharded layer has two."""
+"""The minimal time of an all-reduce; a sharded layer has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The requested load: requests a second in all, tokens of each; `beams` is above 1 where items are ranked by beam search."""
+    """The requested load: requests per second in total, tokens of each; `beams` above 1 ranks items by beam search."""
 
     rate: float
     prompt: int
@@ -36,7 +37,7 @@ class Load:
     kv_kind: KvKind = "model"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be. Raises InvalidRequest naming the option."""
+        """Validate the values. Raises InvalidRequest naming the option."""
         if not 0 < self.rate < math.inf:
             raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
         for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
@@ -46,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One step of a kind: its bytes and FLOPs, and the seconds that either takes on one GPU's part."""
+    """One step of a kind: its bytes and FLOPs, and the seconds of either on one GPU's part."""
 
     name: str
     num_bytes: float
@@ -69,24 +70,27 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """One way to use the GPUs: `replicas` groups of `shards`. Times are of one group, rates of all; None where it does not fit or cannot bear the load."""
+    """One way to use the GPUs: `replicas` groups of `shards`. Times are per group, rates in total.
+
+    They are None if the model does not fit or the load is too high.
+    """
 
     shards: int
     replicas: int
     memory: Memory
     concurrency: int
-    """Requests that a group has room for."""
+    """Maximal number of concurrent requests in a group."""
     best_tokens_per_s_per_gpu: float
     """Output tokens at full concurrency."""
     running: float | None
-    """Requests that are decoded at a time at the load."""
+    """Requests decoded at a time under the load."""
     step_s: float | None
     ttft_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """The phases on one GPU, and every way to use the GPUs, fewest shards first. `verdict` compares them in a sentence."""
+    """The phases on one GPU, and every way to use the GPUs, fewest shards first. `verdict` compares them."""
 
     shape: DecoderShape
     gpus: Gpus
@@ -105,14 +109,14 @@ def kv_kind_named(name: str) -> KvKind:
 
 
 def price_of(value: float | None) -> float | None:
-    """Return the price of a GPU for an hour. Raises InvalidRequest for a negative or infinite price."""
+    """Return the price of a GPU hour. Raises InvalidRequest for a negative or infinite price."""
     if value is not None and not 0 <= value < math.inf:
         raise InvalidRequest("--price-per-gpu-hour", f"{value:g} is not a price", "give 0 or more")
     return value
 
 
 def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
-    """Return the plan of a deployment. Raises InvalidRequest for models other than decoders, and for a rate that these GPUs do not bear."""
+    """Return the plan of a deployment. Raises InvalidRequest for non-decoders, and for rates above capacity."""
     if not isinstance(shape, DecoderShape):
         raise InvalidRequest("--serve", "this engine serves decoders only", "give --train for another model")
     ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
@@ -129,7 +133,7 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
 
 
 def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) -> int:
-    """Return the GPUs that bear a load in groups like this way's: each group at the highest rate that it bears."""
+    """Return the number of GPUs for the load in groups like this way's: each group at its maximal rate."""
     prefill_s = prefill(shape, device, load, way.shards).seconds
     low, high = 0.0, 1 / prefill_s
     for _ in range(60):
@@ -142,7 +146,7 @@ def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) ->
 
 
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
-    """Return the prefill of one prompt: every weight once, the head's for the last token, attention over the causal half."""
+    """Return the prefill of one prompt: all weights once, the head for the last token, causal attention."""
     products = shape.num_layers * shape.active_weights * load.prompt + shape.table_parameters
     flops = 2 * products + 4 * load.prompt * shape.score_width * shape.attention_pairs(load.prompt)
     num_bytes = shape.bytes_read_by(load.prompt) + kv_bytes(shape, load.prompt, load.kv_kind)
@@ -150,7 +154,7 @@ def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) ->
 
 
 def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards: int = 1) -> Phase:
-    """Return one step of `rows` requests, a token each, whose contexts are half way through the output."""
+    """Return one step of `rows` requests, a token each, with contexts at half of the output."""
     context = load.prompt + load.output / 2
     num_bytes = shape.bytes_read_by(rows) + rows * kv_bytes(shape, context, load.kv_kind)
     flops = rows * (2 * shape.forward_weights + 4 * shape.cached_score_width * shape.cached_tokens(context))
@@ -190,7 +194,10 @@ def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
 
 
 def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Sharding:
-    """Return one way to use the GPUs at a load. The requests that run follow from Little's law; prefills take their share of the time and queue for it (M/D/1)."""
+    """Return one way to use the GPUs at a load.
+
+    Concurrency follows from Little's law; prefills take their share of the time and queue for it (M/D/1).
+    """
     device, replicas = gpus.device, gpus.number // shards
     length = load.prompt + load.output
     empty = serving_memory(shape, 0, length, shards=shards, kv_kind=load.kv_kind)
@@ -223,7 +230,7 @@ def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Shard
 def _running(
     shape: DecoderShape, device: Device, load: Load, shards: int, rate: float, prefill_s: float, concurrency: int
 ) -> float | None:
-    """Return how many requests one group decodes at a time at this rate: the least number whose steps keep up. None where none does."""
+    """Return how many requests a group decodes at a time at this rate: the least number that keeps up, or None."""
     share = rate * prefill_s
     if share >= 1:
         return None
@@ -241,7 +248,7 @@ def _running(
 
 
 def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
-    """Compare replicas with shards by output tokens a GPU."""
+    """Compare replicas with shards by output tokens per GPU."""
     fitting = [way for way in ways if way.concurrency]
     if not fitting:
         needed = ways[-1].memory.total - ways[-1].memory.parts["framework"]

@@ -1,4 +1,4 @@
-"""The sizes of a model that memory and time follow from: of a decoder, or of any model by its parameters and FLOPs."""
+"""The sizes of a model that determine memory and time: of a decoder, or of any model by its parameters and FLOPs."""
 
 from dataclasses import dataclass, field
 
@@ -7,19 +7,19 @@ from models.decoder.layer import Norm, Projection, rows_of
 from models.errors import InvalidRequest
 
 _FLOPS_PER_KEPT_BYTE = 100
-"""A guess for models other than decoders: of a forward pass. ResNet-50 in bf16 has about 80, a vision transformer several hundred."""
+"""A guess for non-decoders' forward pass: ResNet-50 in bf16 has about 80, a vision transformer hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The mixture of experts in `num_layers` of a decoder's layers; the other layers have a dense feed-forward layer."""
+    """The mixture of experts in `num_layers` of a decoder's layers; all other layers have a dense feed-forward."""
 
     num: int
     per_token: int
     ffn_size: int
     num_layers: int
     shared_size: int = 0
-    """Width of the experts that every token takes, all together."""
+    """Total width of the experts that every token takes."""
     router_numbers: int = 0
     """Weights of a layer's router and gates."""
     ffn_matrices: int = 3
@@ -31,7 +31,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads from one vector of `kv_rank` numbers, and one rotary key."""
+    """Multi-head latent attention (DeepSeek-V2): all heads' keys and values from one vector of `kv_rank` numbers.
+
+    One rotary key is shared by all heads.
+    """
 
     kv_rank: int
     q_rank: int
@@ -43,7 +46,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Bytes of a weight by kind of matrix, scales included, as a checkpoint stores them. `kv` is of a number in the KV cache."""
+    """Bytes per weight by kind of matrix, including scales, in the checkpoint. `kv` is per number of the KV cache."""
 
     attention: float = 2.0
     ffn: float = 2.0
@@ -64,9 +67,11 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """A decoder. Widths are numbers a token: of the residual stream, of all query heads, of all key (or value) heads, of the feed-forward layer.
+    """A decoder. Widths are numbers per token.
 
-    `ffn_matrices` is 3 for a gated feed-forward layer, 2 for a plain one; `num_positions` counts learned rows of positions.
+    They are of the residual stream, of all query heads, of all key (or value) heads, and of the feed-forward layer.
+    `ffn_matrices` is 3 for a gated feed-forward layer, 2 for a plain one; `num_positions` counts learned rows of
+    positions.
     """
 
     name: str
@@ -85,14 +90,14 @@ class DecoderShape:
     has_qk_norm: bool = False
     """Whether queries and keys are normalised, which keeps both in fp32."""
     other_parameters: int = 0
-    """Parameters beyond all of these: of the final norm where it has more or fewer than `hidden_size`, of some layers only."""
+    """Other parameters: of the final norm if it differs from `hidden_size`, and of some layers only."""
     windows: tuple[int, ...] = ()
-    """The sliding windows, with their sinks, of the layers that have one. Other layers see every token before."""
+    """The sliding windows, with their sinks, of the layers that have one. Other layers see every earlier token."""
     experts: Experts | None = None
     latent: Latent | None = None
     storage: Storage = field(default_factory=Storage)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Keys that were not read and parts that are not counted, for the reader of the plan."""
+    """Keys that were not read and parts that are not counted, as notes of the plan."""
 
     @property
     def query_width(self) -> int:
@@ -106,7 +111,7 @@ class DecoderShape:
 
     @property
     def score_width(self) -> float:
-        """Numbers of a query head that a token multiplies with each earlier one: the mean of keys' and values', over all heads."""
+        """Numbers of a query head multiplied with each earlier token: the mean of keys' and values', over all heads."""
         latent = self.latent
         return self.num_heads * (
             (latent.nope_dim + latent.rope_dim + latent.value_dim) / 2 if latent else float(self.head_dim)
@@ -114,7 +119,7 @@ class DecoderShape:
 
     @property
     def cached_score_width(self) -> float:
-        """The same in decoding, where latent attention multiplies with the cached vectors themselves."""
+        """The same in decoding, where latent attention multiplies with the cached vectors."""
         latent = self.latent
         return self.num_heads * (latent.kv_rank + latent.rope_dim / 2) if latent else self.score_width
 
@@ -125,7 +130,7 @@ class DecoderShape:
 
     @property
     def cached_heads(self) -> int:
-        """Vectors of these numbers, each with a scale of its own in a cache of one byte a number."""
+        """Vectors of these sizes, each with its own scale in a one-byte cache."""
         return 1 if self.latent else 2 * self.num_kv_heads
 
     @property
@@ -225,7 +230,7 @@ class DecoderShape:
         return sum(size * self.storage.bytes_of(kind) for kind, size in self.weights_by_kind.items())
 
     def bytes_read_by(self, rows: float) -> float:
-        """Return the bytes of weights that a step of `rows` reads: the layers', the experts' in use, and the head's."""
+        """Return the bytes of weights that a step of `rows` reads: the layers, the experts in use, and the head."""
         sizes = self.weights_by_kind
         read: dict[str, float] = {kind: sizes.get(kind, 0) for kind in ("attention", "ffn", "shared", "router")}
         if self.experts is not None:
@@ -234,17 +239,20 @@ class DecoderShape:
         return head + sum(size * self.storage.bytes_of(kind) for kind, size in read.items())
 
     def cached_tokens(self, length: float) -> float:
-        """Return the tokens that the KV cache holds of a context, added up over the layers: a window's at most."""
+        """Return the tokens of a context in the KV cache, summed over the layers: at most a window's."""
         full = self.num_layers - len(self.windows)
         return full * length + sum(min(length, window) for window in self.windows)
 
     def attention_pairs(self, length: float) -> float:
-        """Return the mean number of tokens that a token of a row sees, added up over the layers."""
+        """Return the mean number of tokens that a token of a row sees, summed over the layers."""
         windowed = sum(length / 2 if length <= window else window - window**2 / (2 * length) for window in self.windows)
         return (self.num_layers - len(self.windows)) * length / 2 + windowed
 
     def training_flops(self, tokens: float, length: float) -> float:
-        """Return the FLOPs of forward and backward pass over rows of this length, as `pipelines/training/speed.py` counts them: attention over the causal half."""
+        """Return the FLOPs of forward and backward pass over rows of this length, with causal attention.
+
+        `pipelines/training/speed.py` counts in the same way.
+        """
         return 6 * tokens * self.forward_weights + 12 * self.score_width * self.attention_pairs(length) * tokens
 
     @property

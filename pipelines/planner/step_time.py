@@ -1,8 +1,11 @@
-"""The time of a training step on a layout: roofline, collectives, pipeline bubble, and an interval. Pure arithmetic over constants fitted to published runs.
+"""The time of a training step on a layout: roofline, collectives, pipeline bubble, and an interval.
 
-A micro-batch takes its products at the device's peak times an efficiency, attention over the causal half at a share of that, and its traffic, which is what the layers
-keep for the backward pass times a number of passes, at the memory's bandwidth. A step adds what it waits for collectives, the bubble and the optimizer. The constants, the
-runs that they come from and the command that fits them again are in `fitted.json`. Kernel launches bound small models: an assumption, stated below.
+Pure arithmetic over constants fitted to published runs.
+A micro-batch takes its products at the device's peak times an efficiency, attention over the causal half at a share of
+that, and its traffic, which is what the layers keep for the backward pass times a number of passes, at the memory's
+bandwidth. A step adds what it waits for collectives, the bubble and the optimizer. The constants, the runs that they
+come from and the command that fits them again are in `fitted.json`. Kernel launches bound small models: an assumption,
+stated below.
 """
 
 import json
@@ -20,29 +23,40 @@ from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 
 FITTED = Path(__file__).parent / "fitted.json"
 LAUNCH_S, LAUNCHES_PER_LAYER = 5e-6, 120
-"""Assumed: the host starts a kernel in 5 us, and a layer's forward and backward pass are some 120 kernels. No step is faster than that."""
+"""Assumed: the host starts a kernel in 5 us, and a layer has some 120 kernels, forward and backward.
+
+No step is faster than its launches.
+"""
 CALL_S = 15e-6
 """Assumed: the least time of a collective."""
 _PLAIN_MODULES, _BUCKET_BYTES = 30, 25 * 2**20
 """Assumed: the number of parts of another model that FSDP gathers one after another. DDP's buckets are torch's."""
 _ATTENTION_AGAIN = 9 / 7
-"""Fused attention has two products forward and five backward, since it computes the scores again (Dao et al. 2022); with full checkpointing the two come twice."""
+"""Fused attention has two products forward and five backward, which recompute the scores (Dao et al. 2022).
+
+With full checkpointing the two forward products run twice.
+"""
 _SCORE_BYTES = 12
 """Traffic of one score of the vocabulary: written, read and its gradient, in fp32."""
 _OPTIMIZER_BYTES = 2 * (FP32 + ADAM_BYTES) + FP32 + 3 * FP32
 """Read and written for each parameter: weight and moments both ways, the gradient, and the average."""
 
 Group = Literal["data", "parallel", "unseen"]
-"""Steps that share an interval: dense decoders with FSDP in bf16 on a chip with fitted runs; with other layouts, dtypes and techniques; other chips and models."""
+"""Groups of steps that share an interval.
+
+They are: dense decoders with FSDP in bf16 on a chip with fitted runs; other layouts, dtypes and techniques; other chips
+and models.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     """Fitted values. `efficiency` is by chip, of the peak; `attention` is a share of that.
 
-    `exposed`, `data`, `tensor` and `pipeline` are the shares of the time of a collective (FSDP's, DDP's, tensor parallelism's, between
-    stages) that a step waits, at the data sheet's bandwidth; `async_tp` is a further factor where tensor parallelism overlaps.
-    `intervals` hold the logarithms of measured by predicted throughput, by group, between which most runs lie.
+    `exposed`, `data`, `tensor` and `pipeline` are the shares of the time of a collective (FSDP's, DDP's, tensor
+    parallelism's, between stages) that a step waits, at the data sheet's bandwidth; `async_tp` is a further factor
+    where tensor parallelism overlaps. `intervals` hold the logarithms of measured by predicted throughput, by group,
+    between which most runs lie.
     """
 
     efficiency: Mapping[str, float]
@@ -59,7 +73,7 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One kind of communication of a step: bytes that a GPU sends, the time at the data sheet's bandwidth, and how much of it the step waits."""
+    """One kind of communication of a step: bytes sent per GPU, time at full bandwidth, and the wait of the step."""
 
     name: str
     link: str
@@ -70,7 +84,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The seconds of one step. `total_s` lies between `low_s` and `high_s` in most runs; `notes` say which runs the interval is of."""
+    """The seconds of one step. `total_s` is in `low_s` to `high_s` in most runs; `notes` name the interval's runs."""
 
     products_s: float
     attention_s: float
@@ -121,8 +135,9 @@ def step_time(
 ) -> StepTime:
     """Return the time of a step. `length` is a row's tokens.
 
-    `dtype`: of the layers' products; `reduce_bytes`: of a gradient on its way, fp32 in this trainer; `gathers` how often FSDP gathers the weights for a
-    micro-batch: for both passes, or once where they stay. `constants` are the fitted ones unless given.
+    `dtype`: of the layers' products; `reduce_bytes`: of a gradient on its way, fp32 in this trainer; `gathers` how
+    often FSDP gathers the weights for a micro-batch: for both passes, or once where they stay. `constants` are the
+    fitted ones unless given.
     """
     found = constants or fitted()
     work = (
@@ -157,7 +172,7 @@ def step_time(
 
 
 def mfu(shape: Shape, layout: Layout, length: int, gpus: Gpus, seconds: float) -> float:
-    """Return the model FLOPs utilisation of steps that take so long, as a share: the model's own arithmetic, without what is computed again."""
+    """Return the model FLOPs utilisation at this step time, as a fraction, without recomputed arithmetic."""
     flops = (
         3 * layout.batch * shape.flops_per_sample
         if isinstance(shape, PlainShape)
@@ -167,7 +182,7 @@ def mfu(shape: Shape, layout: Layout, length: int, gpus: Gpus, seconds: float) -
 
 
 def efficiency_of(device: Device, constants: Constants) -> float:
-    """Return the share of the peak that large products reach: the chip's own, or of the fitted chip with the nearest peak."""
+    """Return the fraction of the peak that large products reach: the chip's, or the nearest fitted chip's."""
     if device.chip in constants.efficiency:
         return constants.efficiency[device.chip]
     peaks = {one.chip: one.flops_per_s["bf16"] for one in DEVICES if one.chip in constants.efficiency}
@@ -176,7 +191,7 @@ def efficiency_of(device: Device, constants: Constants) -> float:
 
 
 def group_link(gpus: Gpus, size: int, span: int) -> tuple[str, float]:
-    """Return the link of a group of `size` GPUs that lies over `span` neighbours, and its bandwidth in bytes a second for each.
+    """Return the link of a group of `size` GPUs over `span` neighbours, and its bandwidth in bytes per second per GPU.
 
     A ring over nodes enters and leaves each by as many network cards as it has members there.
     """
@@ -201,7 +216,7 @@ def _decoder_work(
     constants: Constants,
     execution: Execution,
 ) -> tuple[float, float, float, float]:
-    """Return the seconds of one micro-batch on the busiest stage: products, attention, traffic, and waiting for launches."""
+    """Return the seconds of a micro-batch on the busiest stage: products, attention, traffic, and launches."""
     tokens, layers = layout.micro_batch * length, -(-shape.num_layers // layout.pipeline)
     again = 4 / 3 if layout.checkpointing == "full" else 1.0
     traffic_again = 1.0 if layout.checkpointing == "none" else 4 / 3
@@ -246,7 +261,10 @@ def _collectives(
     constants: Constants,
     execution: Execution,
 ) -> tuple[Collective, ...]:
-    """Return what one GPU sends in a step, by rings: (n - 1) / n of a gathered or scattered tensor, twice that of one that all reduce."""
+    """Return the bytes that one GPU sends in a step, by rings.
+
+    A ring sends (n - 1) / n of a tensor to gather or scatter it, and twice as much to all-reduce it.
+    """
     spans, found = layout.spans(), []
     whole = _held_parameters(shape, layout, execution) * layout.shard
     micro, layers = layout.accumulation, _PLAIN_MODULES
@@ -303,7 +321,7 @@ def group_of(
     dtype: str = "bf16",
     execution: Execution = DEFAULTS,
 ) -> Group:
-    """Return the runs whose interval applies to a step."""
+    """Return the group of runs whose interval applies to a step."""
     if device.chip not in constants.efficiency or isinstance(shape, PlainShape) or shape.experts is not None:
         return "unseen"
     is_fsdp = 1 < layout.num_gpus == layout.shard

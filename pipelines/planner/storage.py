@@ -1,6 +1,7 @@
-"""Bytes of a checkpoint's weights by its `quantization_config`: which modules are quantised, and how many bytes a weight then takes. Pure.
+"""Bytes of a checkpoint's weights by its `quantization_config`: quantised modules and bytes per weight. Pure.
 
-A method's row gives bits, groups and scales; patterns of modules that are not converted are matched with the module names of transformers.
+A method's row gives bits, groups and scales; patterns of excluded modules are matched with the module names of
+transformers.
 """
 
 import re
@@ -34,7 +35,8 @@ _DTYPES = {
 class Format:
     """How a quantised matrix is stored: bits of a weight, and the bytes of its scales.
 
-    A scale is shared by `group` weights of a row (0: by the whole row), or by `block` rows and columns; a whole matrix has one if `is_single`.
+    A scale is shared by `group` weights of a row (0: by the whole row), or by `block` rows and columns; a whole matrix
+    has one if `is_single`.
     """
 
     bits: float
@@ -43,7 +45,7 @@ class Format:
     is_single: bool = False
     scale_bytes: float = 2.0
     column_bytes: float = 0.0
-    """Bytes of a column beyond the scales, such as GPTQ's index of groups."""
+    """Bytes of a column in addition to the scales, such as GPTQ's index of groups."""
 
     def bytes_of(self, rows: int, columns: int) -> float:
         """Return the bytes of a matrix of `rows` outputs and `columns` inputs."""
@@ -58,7 +60,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A matrix of one layer, or of all (`layer` is None), under the names that families give it."""
+    """A matrix of one layer, or of all (`layer` is None), under its names in the families."""
 
     kind: str
     names: tuple[str, ...]
@@ -123,7 +125,7 @@ _PREFIXES = (
 
 
 def number_bytes_of(raw: Raw) -> float:
-    """Return the bytes of a number in the checkpoint's dtype; bfloat16 where it names none. Raises ValueError naming the key."""
+    """Return the bytes of a number in the checkpoint's dtype, bfloat16 by default. Raises ValueError naming the key."""
     for key in ("dtype", "torch_dtype"):
         value = raw.get(key)
         if value is None or value == "auto":
@@ -138,7 +140,10 @@ def number_bytes_of(raw: Raw) -> float:
 def storage_of(
     shape: DecoderShape, number_bytes: float, raw: Raw | None, layers_of: Mapping[str, Sequence[int]]
 ) -> Storage:
-    """Return the bytes of each kind of weight. `layers_of` names the layers with experts and those without. Raises ValueError naming the key."""
+    """Return the bytes of each kind of weight. `layers_of` names the layers with and without experts.
+
+    Raises ValueError naming the key.
+    """
     sizes: dict[str, Any] = dict.fromkeys(_KINDS, number_bytes)
     plain = Storage(**sizes, kv=max(number_bytes, 2.0))
     if not raw:
@@ -159,7 +164,7 @@ Matches = Callable[[_Module], bool]
 
 
 def _read(raw: Raw) -> tuple[str, list[tuple[Matches, Format]], Matches]:
-    """Return the method in words, the formats of the modules that rules match in order, and whether a module is skipped."""
+    """Return the method in words, the formats of modules in the order of the rules, and whether a module is skipped."""
     method = str(raw.get("quant_method") or raw.get("quant_type") or ("bitsandbytes" if _is_bnb(raw) else "")).lower()
     method = method.replace("_", "-").removeprefix("quantizationmethod.")
     if method not in _METHODS:
@@ -205,7 +210,7 @@ _SKIP_HEAD = {
     "bitnet",
     "quanto",
 }
-"""Methods that leave the head unless they are told to convert it."""
+"""Methods that do not convert the head by default."""
 _SKIP_ROUTER = {"gptq", "awq", "mxfp4", "fp8", "auto-round"}
 """Methods whose checkpoints keep the router of experts in 16 bits."""
 
@@ -415,7 +420,10 @@ _METHODS: Mapping[str, Callable[[Raw], list[tuple[Matches, Format]]]] = {
 
 
 def matcher(patterns: tuple[str, ...]) -> Callable[[tuple[str, ...]], bool]:
-    """Return whether one of a module's names matches: a pattern is `re:` and a regular expression, has wildcards, or is a run of a name's parts."""
+    """Return whether one of a module's names matches a pattern.
+
+    A pattern is `re:` and a regular expression, has wildcards, or is a sequence of a name's parts.
+    """
     plain = {
         pattern.strip(".") for pattern in patterns if not (pattern.startswith(_EXPRESSIONS) or _WILD.search(pattern))
     }
@@ -438,7 +446,7 @@ _EXPRESSIONS, _WILD = ("re:", "-:"), re.compile(r"[*?\[]")
 
 
 def _runs(name: str) -> Iterator[str]:
-    """Yield every run of neighbouring parts of a dotted name."""
+    """Yield every sequence of neighbouring parts of a dotted name."""
     parts = name.split(".")
     return (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
 

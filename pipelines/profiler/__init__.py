@@ -1,1 +1,1 @@
-"""Explain where the time of a training step, of a ranking or of a text went."""
+"""Explains the time of a training step, a ranking or a text."""

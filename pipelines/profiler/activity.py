@@ -1,23 +1,25 @@
-"""What a rank did at each moment: intervals of computing, communicating and copying, and why nothing ran in between.
+"""Activity of a rank over time: intervals of computing, communicating and copying, and the causes of gaps.
 
-**A GPU's trace.** Activity is kernels, copies and fills, of all streams and devices of the rank. Ranges, synchronisations and the host's
-calls are none. The span goes from the first to the last activity.
+**GPU traces.** Activity is the kernels, copies and fills of all streams and devices of the rank. Ranges,
+synchronisations and host calls are not activity. The span goes from the first to the last activity.
 
-**A trace of the CPU alone.** The processor is the device: activity is the operations of torch, on every thread that runs them. An operation
-that calls others has what is left between them; a mere wrapper (a node of autograd, a range) does no work. What runs inside a loader's
-range prepares input and is none either. The span goes from the first to the last operation or range, the profiler's own among them, so that a wait
-before the first operation counts. There are no copies between devices; `aten::copy_` is an operation bound by memory.
+**CPU-only traces.** The CPU is the device: activity is the torch operations on every thread. An operation that calls
+others has the time left between them; a wrapper (an autograd node, a range) does no work. Operations inside a loader's
+range prepare input and are not activity. The span goes from the first to the last operation or range, including the
+profiler's, so that a wait before the first operation counts. Device copies do not exist; `aten::copy_` is bound by
+memory.
 
-The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
-operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one
-is an interruption: the host's, and excluded from the verdict.
+A CPU also runs other work. Its interference inside a tiny operation, or between two operations, looks like a large
+operation or a wait. So an operation is all dispatch if almost all of its calls cost no more than dispatch. A long gap
+at a place where gaps are usually short is an interruption: it counts as the host's and is excluded from the verdict.
 
-**Gaps**, in which nothing ran, are explained by one thread: the one that launched what ended the gap (`threads.py`). Loaders, writers and monitors wait
-on threads of their own all the time. What lies in a loader's range of that thread is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap:
-the host was on its way to the next operation. In a longer one the host did something else. The thread's Python frames or operations tell what. Where
-nothing is recorded, the host of a GPU was busy in code that torch does not see. On a CPU, after the start of a collective it is the wait for
-the other ranks; else it is filed as a wait for data: the processor that would compute did nothing for torch, and input is what a step most
-often waits for.
+**Gaps** are attributed to one thread: the thread that launched the activity ending the gap (`threads.py`). Loaders,
+writers and monitors wait on their own threads all the time. Gap time within a loader's range of that thread is a wait
+for data. A gap shorter than `LONG_GAP_US` is a launch gap: the host was preparing the next operation. In a longer gap,
+the thread's Python frames or operations tell what the host did. Without records, the host of a GPU was busy in
+code that torch does not see. On a CPU, such a gap after the start of a collective is a wait for other ranks; any other
+is a wait for
+data: the processor did nothing for torch, and input is what a step most often waits for.
 """
 
 import math
@@ -41,20 +43,20 @@ from pipelines.profiler.threads import Thread, Threads
 from pipelines.profiler.trace import Event, Kind, Trace
 
 LONG_GAP_US = 1_000.0
-"""A launch takes 5 to 50 us, a step of Python between two of them rarely more than 200; reads, sleeps and queues take milliseconds."""
+"""A launch takes 5 to 50 us, Python between two launches rarely over 200; reads, sleeps, queues take milliseconds."""
 DISPATCH_US = 8.0
-"""What an operation of torch costs on a CPU whatever its size, the profiler included: 2 to 8 us. So much of each counts as dispatch."""
+"""An operation with 20 or more calls is tiny if at most this fraction (and two) exceed ten times `DISPATCH_US`."""
 _MANY, _RARE = 20, 0.003
-"""Of so many calls, at least, this share (and two) may last longer than ten times `DISPATCH_US` without saying anything of the operation ..."""
+"""A long gap is a wait if at least this fraction of the gaps between the same two operations is long."""
 _OFTEN = 0.34
-"""... and a long gap counts as a wait where at least this share of the gaps between the same two operations are long: one of three is not."""
+"""A long gap is a wait if at least this fraction of the gaps between the same two operations is long."""
 _MOST = 0.5
-"""A frame or a call explains a gap of which it covers this share."""
+"""A frame or call explains a gap if it covers this fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """Unions of intervals within the span. The first five may overlap; the last three are disjoint and fill the gaps."""
+    """Unions of intervals within the span. The first five may overlap; the last three are disjoint and fill gaps."""
 
     start_us: float
     end_us: float
@@ -68,11 +70,11 @@ class Activity:
     data_wait: Intervals
     host: Intervals
     unrecorded_us: float
-    """Of the data wait, what is filed so because nothing was recorded."""
+    """Part of the data wait that was assigned for lack of records."""
     interrupted_us: float
-    """Of the host's, what does not recur where it happened."""
+    """Part of the host's time that does not recur at its place."""
     unknown_us: float
-    """Of the memory's, what is filed so because neither a name nor shapes tell what bounds it."""
+    """Part of the memory-bound time whose bound neither a name nor shapes tell."""
 
     @property
     def busy(self) -> Intervals:
@@ -81,7 +83,7 @@ class Activity:
 
 
 def activity_of(trace: Trace, device: int | None = None) -> Activity:
-    """Return what a rank did, on one of its devices or on all."""
+    """Return the activity of a rank, on one of its devices or on all."""
     return _of_gpu(trace, device) if trace.is_of_gpu else _of_cpu(trace)
 
 
@@ -138,7 +140,7 @@ def _of_cpu(trace: Trace) -> Activity:
 
 
 def _loading(trace: Trace) -> dict[Thread, Intervals]:
-    """Return when each thread is in a loader's range."""
+    """Return each thread's intervals within a loader's range."""
     by_thread: dict[Thread, list[Event]] = defaultdict(list)
     for event in trace.of(Kind.RANGE, Kind.OPERATION):
         if is_input(event.name):
@@ -147,12 +149,12 @@ def _loading(trace: Trace) -> dict[Thread, Intervals]:
 
 
 def _same(event: Event) -> tuple[str, str]:
-    """Return what calls of equal size have in common: the name, and the shapes where they were recorded."""
+    """Return the key of calls of equal size: the name, and the shapes if recorded."""
     return event.name, str(event.args.get("Input Dims", ""))
 
 
 def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[str, str]]:
-    """Return the operations of which many calls cost no more than their dispatch, and next to none much more."""
+    """Return the operations with many calls if almost all of them cost no more than dispatch."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event, pieces in work:
         times[_same(event)].append(sum(end_us - start_us for start_us, end_us in pieces))
@@ -166,7 +168,7 @@ def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[
 
 
 def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
-    """Return the operations of a CPU that do work themselves, each with the pieces of its time in which no other that it called ran."""
+    """Return the CPU operations that do work themselves, each with the pieces of its time outside its callees."""
     threads: dict[object, list[Event]] = defaultdict(list)
     for event in trace.of(Kind.OPERATION, Kind.RANGE):
         threads[event.thread].append(event)
@@ -179,7 +181,7 @@ def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
 
 
 def _own_pieces(events: Sequence[Event]) -> list[tuple[Event, list[tuple[float, float]]]]:
-    """Cut a thread's time among nested events: each moment belongs to the innermost. They come by start, the enclosing first."""
+    """Divide a thread's time among nested events; a moment belongs to the innermost. Events are sorted, outer first."""
     pieces: list[tuple[Event, list[tuple[float, float]]]] = [(event, []) for event in events]
     stack: list[tuple[Event, list[tuple[float, float]]]] = []
     reached_us = 0.0
@@ -233,7 +235,7 @@ def _with_gaps(
 
 
 def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
-    """Return of each gap whether those between the same two operations are often long."""
+    """Return whether gaps between the same two operations are often long, for each gap."""
     starts = np.array([one.start_us for one in recorded])
     before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
     after = np.searchsorted(starts, gaps[:, 1] - 1e-3, side="left")
@@ -246,7 +248,7 @@ def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> 
 
 
 class _Host:
-    """What the host did during long gaps."""
+    """Activity of the host during long gaps."""
 
     def __init__(self, trace: Trace, recorded: Sequence[Event], threads: Threads) -> None:
         self._threads = threads
@@ -258,7 +260,7 @@ class _Host:
         self._leaves = leaves
 
     def explain(self, gaps: Intervals, recurs: np.ndarray) -> dict[str, Intervals]:
-        """Cut gaps into waits for data, waits for other ranks, work of the host, interruptions of it, and what is unrecorded."""
+        """Divide gaps into waits for data, waits for other ranks, host work, interruptions, and unrecorded time."""
         found: dict[str, list[Intervals]] = {
             name: [] for name in ("data", "communication", "host", "interrupted", "unrecorded")
         }
@@ -273,13 +275,13 @@ class _Host:
                 found["communication"].append(one)
             else:
                 silent = subtract(one, self._recorded)
-                silent = silent[longer_than(silent, LONG_GAP_US)]  # between operations there is always a little
+                silent = silent[longer_than(silent, LONG_GAP_US)]  # there is always a little time between operations
                 found["host"].append(one if self._is_of_gpu else subtract(one, silent))
                 found["unrecorded"].append(NONE if self._is_of_gpu else silent)
         return {name: union(*pieces) for name, pieces in found.items()}
 
     def _follows_collective(self, start_us: float) -> bool:
-        """Whether the last operation that began before is a collective, for whose end the thread may wait."""
+        """Whether the last operation begun before is a collective, whose end the thread may wait for."""
         place = int(np.searchsorted(self._starts, start_us, side="right")) - 1
         return place >= 0 and is_communication(self._leaves[place].name)
 
@@ -292,7 +294,7 @@ def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
 
 
 class _Covering:
-    """The Python frames of one thread, by what they say of a gap."""
+    """The Python frames of one thread, by the cause of a gap that they indicate."""
 
     def __init__(self, frames: Sequence[Event]) -> None:
         self._frames = frames
@@ -300,9 +302,9 @@ class _Covering:
         self._ends = np.array([one.end_us for one in frames])
 
     def explain(self, start_us: float, end_us: float) -> str | None:
-        """Return `data`, `communication` or `host` by the innermost frame that tells, of those that cover most of a gap; None without one.
+        """Return `data`, `communication` or `host` by the innermost telling frame over most of a gap; None without one.
 
-        A bare wait, such as a sleep or a read, is a wait for data unless a frame around it says what it is part of.
+        A bare wait, such as a sleep or a read, is a wait for data unless an enclosing frame tells its purpose.
         """
         shared = np.minimum(self._ends, end_us) - np.maximum(self._starts, start_us)
         covering = [self._frames[int(place)] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]

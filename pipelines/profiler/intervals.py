@@ -1,4 +1,4 @@
-"""Sets of intervals on a line of time: sorted, disjoint, as (N, 2) float64 arrays of starts and ends in microseconds."""
+"""Sets of time intervals: sorted, disjoint, as (N, 2) float64 arrays of starts and ends in microseconds."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ NONE: Intervals = np.empty((0, 2))
 
 
 def union(*many: Intervals) -> Intervals:
-    """Return what lies in any of these arrays of intervals, which may overlap and be in any order. Empty intervals vanish."""
+    """Return the union of arrays of intervals, which may overlap and be in any order. Empty intervals vanish."""
     pairs = np.concatenate([np.asarray(one, dtype=np.float64).reshape(-1, 2) for one in (NONE, *many)])
     pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
@@ -27,22 +27,22 @@ def union_of(pairs: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """Return what lies in both. Each is sorted and disjoint."""
+    """Return the intersection of two sorted and disjoint sets."""
     return _where(left, right, 3)
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """Return what lies in the left and not in the right. Each is sorted and disjoint."""
+    """Return the left set without the right; both are sorted and disjoint."""
     return _where(left, right, 1)
 
 
 def total(intervals: Intervals) -> float:
-    """Return the length of disjoint intervals together."""
+    """Return the total length of disjoint intervals."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 
 def longer_than(intervals: Intervals, least_us: float) -> np.ndarray:
-    """Return of each interval whether it lasts at least so long."""
+    """Return whether each interval has at least this length."""
     found: np.ndarray = intervals[:, 1] - intervals[:, 0] >= least_us
     return found
 

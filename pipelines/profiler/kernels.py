@@ -1,7 +1,8 @@
-"""The kind of work of a device's kernel, by its name. One table: the first row that matches decides, and each row names its source.
+"""The kind of work of a device's kernel, by its name: the first matching row of one table, each with its source.
 
-A product (matrix product, convolution, attention over many queries) does more arithmetic the more data it reads; other kernels are bound by
-memory. A name that no row matches is unknown: the operation that launched the kernel may still tell (`operations.py`). Pure.
+A product (matrix product, convolution, attention over many queries) does more arithmetic the more data it reads; other
+kernels are bound by memory. A name without a match is unknown: the operation that launched the kernel may still tell
+(`operations.py`). Pure.
 """
 
 import re
@@ -11,7 +12,7 @@ from functools import lru_cache
 
 
 class Work(StrEnum):
-    """What bounds a kernel whose shapes are not recorded."""
+    """The bound of a kernel whose shapes are not recorded."""
 
     PRODUCT = "product"
     MEMORY = "memory"
@@ -20,7 +21,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names of one kind of work, and where they come from."""
+    """Names of one kind of work, and their sources."""
 
     work: Work
     pattern: re.Pattern[str]
@@ -76,7 +77,7 @@ TABLE = (
         r"quantiz|(?:^|_)\w*quant_(?:fp8|int8|fp4|mx|kernel)|_quant(?:$|_)|fp8_?rowwise_to|fp8_qparam|hfp8|dequant",
         "vLLM csrc/quantization; FBGEMM quantize_ops; SGLang fp8_kernel.py; bitsandbytes kDequantizeBlockwise",
     ),
-    # Attention of one query a sequence reads each key and value once.
+    # Attention with one query per sequence reads each key and value once.
     _memory(
         r"paged_attention_(?:v[12]|kernel|ll4mi)|decodewithpagedkvcache|singledecodewithkvcache|masked_multihead_attention"
         r"|single_query_cached|_fwd(?:_grouped)?_kernel_stage[12]",
@@ -117,7 +118,7 @@ TABLE = (
         r"(?:[^a-z]|$)|scaled_mm|rnn_\w*persist|lstm_",
         "vLLM fused_moe.py and lora/ops; aiter fmoe; ATen RNN.cu; cuDNN RNN; FBGEMM jagged_tensor_ops",
     ),
-    # Names that say a simple operation.
+    # Names of simple operations.
     _memory(
         r"elementwise|reduce|reduction|softmax|norm|pool|upsample|interpolat|dropout|copy|fill|memset|memcpy|cat(?:array|_|$)|concat|stack"
         r"|transpose|permut|gather|scatter|index|indices|embedding|lookup|sort|scan|radix|histogram|unique|topk|argmax|sampl|mask|where"
@@ -131,12 +132,12 @@ TABLE = (
         "ATen native/cuda; CUB; Thrust; cuFFT; FBGEMM TBE and sparse_ops; Apex multi_tensor_apply; Liger",
     ),
 )
-"""Names of the listed sources, seen in traces or in their code; within a library the more special row comes first."""
+"""Names from the listed sources, seen in traces or code; within a library, more specific rows come first."""
 
 
 @lru_cache(maxsize=16_384)
 def work_of(name: str) -> Work:
-    """Return the kind of work of a kernel, `UNKNOWN` where no row matches."""
+    """Return the kind of work of a kernel, `UNKNOWN` if no row matches."""
     said = _spoken_name(name)
     return next((row.work for row in TABLE if row.pattern.search(said)), Work.UNKNOWN)
 
@@ -153,7 +154,7 @@ _INNER_NAMES = 3
 
 
 def _spoken_name(name: str) -> str:
-    """Return the function's own name without template arguments and parameters; of a wrapper, the first names of its arguments too."""
+    """Return a function's name without template arguments and parameters; wrappers add their arguments' names."""
     plain = _demangled(name.replace("(anonymous namespace)::", "").removeprefix("void ").removesuffix(".kd"))
     own = re.split(r"[<(]", plain, maxsplit=1)[0]
     if _WRAPPER.search(own) is None:
@@ -166,7 +167,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def _demangled(name: str) -> str:
-    """Return the identifiers of an Itanium-mangled name, the first template argument opened by `<`; other names as they are."""
+    """Return the identifiers of an Itanium-mangled name, first template argument after `<`; other names unchanged."""
     if not name.startswith("_Z"):
         return name
     words: list[str] = []
@@ -195,10 +196,10 @@ _DTYPES = (
     ("bf16", _HALF),
     ("fp32", r"tf32|(?<![a-z])sgemm|s1688|scudnn|_SB_|nvjet_(?:sm\d+_)?s"),
 )
-"""Marks of the operands' dtype in names of products; bf16 stands for both half precisions, fp32 for TF32 too."""
+"""Marks of the operands' dtype in names of products; bf16 means either half precision, fp32 also TF32."""
 _DTYPE_MARKS = tuple((dtype, re.compile(mark, re.IGNORECASE)) for dtype, mark in _DTYPES)
 
 
 def dtype_in(name: str) -> str | None:
-    """Return the dtype of a product's operands where its kernel's name tells, as the planner's data sheets name it."""
+    """Return the dtype of a product's operands if its kernel's name tells, as the planner's data sheets name it."""
     return next((dtype for dtype, mark in _DTYPE_MARKS if mark.search(name)), None)

@@ -1,4 +1,4 @@
-"""What the name of an operation, a range or a frame says of its work; kernels have a table of their own, in `kernels.py`. Pure."""
+"""The kind of work of an operation, range or frame, by its name (kernels: see `kernels.py`). Pure."""
 
 import re
 
@@ -52,12 +52,12 @@ def is_communication(name: str) -> bool:
 
 
 def is_launch(name: str) -> bool:
-    """Whether a call of the runtime starts a kernel, a graph or a copy."""
+    """Whether a runtime call starts a kernel, a graph or a copy."""
     return _LAUNCH.match(name) is not None
 
 
 def is_compiled(name: str) -> bool:
-    """Whether an operation is a region that a compiler made: any operations of the program may be in it."""
+    """Whether an operation is a compiled region, which may contain any operation of the program."""
     return _COMPILED.match(name) is not None
 
 
@@ -75,9 +75,9 @@ def is_wrapper(name: str) -> bool:
 
 
 def is_input(name: str) -> bool:
-    """Whether a range is the wait for input: torch's own range of a DataLoader, or one whose words all speak of loading data.
+    """Whether a range is the wait for input: torch's own range of a DataLoader, or a name of only loading words.
 
-    `DistributedDataParallel.forward` and `load_state_dict` are none.
+    `DistributedDataParallel.forward` and `load_state_dict` do not match.
     """
     if name.startswith("enumerate(DataLoader)"):
         return True
@@ -86,7 +86,7 @@ def is_input(name: str) -> bool:
 
 
 def is_input_frame(name: str) -> bool:
-    """Whether a Python frame makes input, whatever is around it: the DataLoader's own code, an iterator, or a function named for batches."""
+    """Whether a Python frame makes input in any context: the DataLoader, an iterator, a function named for batches."""
     if "dataloader.py" in name or name.endswith(": __next__"):
         return True
     found = _FRAME.match(name)
@@ -100,5 +100,5 @@ def is_waiting_frame(name: str) -> bool:
 
 
 def is_other_work(name: str) -> bool:
-    """Whether a Python frame does work in which a wait or a read is no wait for input: checkpoints, logs, compilers, synchronisation."""
+    """Whether waits inside a Python frame are not waits for input: checkpoints, logs, compilers, synchronisation."""
     return _OTHER_WORK.search(name) is not None

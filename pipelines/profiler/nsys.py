@@ -1,8 +1,9 @@
 """Reads the SQLite files that `nsys export --type sqlite` writes.
 
-A file is data from anywhere. Only tables are read, only the columns that are needed, with no function of SQLite, and with a bound on the
-steps of SQLite's machine that grows with the file: views, virtual tables, generated columns and damaged pages could work for ever. Times are
-nanoseconds. Tables and columns are those of NVIDIA's "SQLite Export Schema Reference"; each table exists only where something was recorded.
+Files are untrusted. Only stored tables and the needed columns are read, without SQLite functions, and with a bound on
+SQLite VM steps that grows with the file: views, virtual tables, generated columns and damaged pages could run forever.
+Times are nanoseconds. Tables and columns follow NVIDIA's "SQLite Export Schema Reference"; each table exists only if
+something was recorded.
 """
 
 import sqlite3
@@ -28,13 +29,13 @@ _NEEDED = ("start", "end")
 _NAMES = ("text", "demangledName", "shortName", "nameId", "textId")
 _COLUMNS = (*_NEEDED, *_NAMES, "deviceId", "streamId", "globalPid", "globalTid", "correlationId", "copyKind")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
-"""CUPTI's numbers of the directions of copies."""
+"""CUPTI's codes of copy directions."""
 _MAX_ROWS = 5_000_000
 _MAX_VALUE_BYTES = 2**20
 _MIN_ROW_BYTES = 5
-"""Of a row on its page: its place, its length, its number and its header."""
+"""Per row on a page: its place, length, number and header."""
 _STEPS, _STEPS_A_BYTE, _CHECK_EVERY = 100_000, 4, 1_000
-"""A scan takes a step a column and three a row."""
+"""A scan takes one step per column and three per row."""
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 
 Row = Mapping[str, Any]
@@ -92,7 +93,10 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _tables(base: sqlite3.Connection) -> dict[str, set[str]]:
-    """Return the stored columns of each table that has pages of its own, as views and virtual tables have not. From then on only reads are allowed."""
+    """Return the stored columns of each table with its own pages, which excludes views and virtual tables.
+
+    Afterwards only reads are allowed.
+    """
     found = base.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0").fetchall()
     wanted = {"StringIds", "TARGET_INFO_GPU", *_DEVICE_TABLES, *_HOST_TABLES} & {name for (name,) in found}
     tables = {
@@ -106,7 +110,7 @@ def _tables(base: sqlite3.Connection) -> dict[str, set[str]]:
 def _rows(
     base: sqlite3.Connection, tables: Mapping[str, set[str]], table: str, wanted: tuple[str, ...]
 ) -> Iterator[Row]:
-    """Yield the rows of a table, none where it does not exist, with those of the wanted columns that it has."""
+    """Yield a table's rows with the wanted columns that exist; nothing if the table does not exist."""
     if table not in tables:
         return
     columns = [name for name in wanted if name in tables[table]]
@@ -149,7 +153,7 @@ _MAX_US = 1e18
 
 
 def _whole(row: Row, name: str) -> int:
-    """Return an integer of the row, 0 where it has none."""
+    """Return an integer of the row, 0 if null."""
     found = row.get(name)
     return found if isinstance(found, int) else 0
 

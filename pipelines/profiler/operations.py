@@ -1,9 +1,9 @@
-"""What an operation costs at least: FLOPs and bytes from its recorded shapes, its roofline, and the operations that took the longest.
+"""Minimal cost of an operation: FLOPs and bytes from recorded shapes, its roofline, and the slowest operations.
 
-The share of the roofline is the least time that the work needs on this device, the longer of FLOPs over peak and bytes over bandwidth, over the
-time that it took. Peaks are the planner's data sheets by the device's name in the trace, or what was measured where our own recorder ran;
-without either, or without shapes (`record_shapes=True`), there is no share. Bytes count each input once and the output once, so an operation
-whose data stays in a cache may reach more than 1.
+The roofline fraction is the least time that the work needs on this device (the longer of FLOPs over peak and bytes over
+bandwidth) over the time that it took. Peaks come from the planner's data sheets, by the device's name in the trace, or
+were measured by our own recorder. Without peaks, or without shapes (`record_shapes=True`), the fraction is unknown.
+Bytes count each input once and the output once, so an operation whose data stays in a cache may exceed 1.
 """
 
 import math
@@ -41,13 +41,13 @@ _REDUCTIONS = {
 """Operations whose output is small, or is among their inputs."""
 _JOINS = {"cat", "stack"}
 _KNOWN_SPACES = ("aten::", "prims::", "mkldnn::")
-"""Namespaces whose operations do what their names say. What a compiled region or another library's operation does is not in its shapes."""
+"""Namespaces whose operation names imply the work. Shapes do not tell the work of compiled regions or libraries."""
 _LARGEST = 2**63
-"""No tensor has so many numbers."""
+"""Upper bound on the elements of a tensor."""
 _RIDGE_OF_CPUS = 10.0
-"""FLOPs a byte above which a CPU of unknown limits is bound by compute: cores with 0.3 to 3 TFLOP/s at 20 to 300 GB/s lie between 5 and 30."""
+"""FLOPs per byte above which a CPU of unknown limits is compute-bound: 0.3 to 3 TFLOP/s at 20 to 300 GB/s."""
 _RIDGE_OF_GPUS = 12.0
-"""The same for a GPU that is not in the table; an A100's in fp32, the lowest of those that train today."""
+"""The same for an unknown GPU: an A100's in fp32, the lowest among today's training GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Limits:
     source: str
 
     def least_s(self, cost: Cost, dtype: str | None) -> float:
-        """Return the least time of this work; of an unknown dtype, with the fastest one's FLOP/s."""
+        """Return the least time of this work; for an unknown dtype, with the highest FLOP/s."""
         return max(cost.flops / self.rate(dtype), cost.num_bytes / self.bytes_per_s)
 
     def ridge(self, dtype: str | None) -> float:
-        """Return the FLOPs a byte from which on work is bound by compute."""
+        """Return the FLOPs per byte above which work is compute-bound."""
         return self.rate(dtype) / self.bytes_per_s
 
     def rate(self, dtype: str | None) -> float:
-        """Return the FLOP/s in a dtype, or in the nearest one that is known."""
+        """Return the FLOP/s of a dtype, or of the nearest known dtype."""
         if dtype is None:
             return max(self.flops_per_s.values())
         return self.flops_per_s.get(dtype) or self.flops_per_s.get("fp32") or max(self.flops_per_s.values())
@@ -83,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """All calls of one operation. `share` is of the span; `roofline_share` is None where shapes, limits or what it runs are unknown."""
+    """All calls of an operation. `share` is of the span; `roofline_share` is None if it cannot be computed."""
 
     name: str
     calls: int
@@ -96,7 +96,7 @@ class Operation:
 
 
 def limits_of(trace: Trace) -> Limits | None:
-    """Return the limits of the trace's first device: measured ones, or the data sheet's."""
+    """Return the limits of the trace's first device, measured or from the data sheet."""
     measured = trace.measured
     if measured is not None:
         return Limits({measured.dtype: measured.flops_per_s}, measured.bytes_per_s, "measured")
@@ -106,7 +106,7 @@ def limits_of(trace: Trace) -> Limits | None:
 
 
 class Bound(StrEnum):
-    """What bounds an operation or a kernel. UNKNOWN: neither shapes nor names tell."""
+    """The bound of an operation or kernel. UNKNOWN: neither shapes nor names tell."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -114,7 +114,7 @@ class Bound(StrEnum):
 
 
 def bounds_of(trace: Trace, events: Sequence[Event]) -> list[Bound]:
-    """Return what bounds each operation or kernel. With shapes a product of low intensity is bound by memory; without, its name decides."""
+    """Return the bound of each operation or kernel, by shapes and intensity if recorded, else by name."""
     limits, launchers = limits_of(trace), _Launchers(trace)
     plain = _RIDGE_OF_GPUS if trace.is_of_gpu else _RIDGE_OF_CPUS
     found = []
@@ -146,13 +146,13 @@ def _work(event: Event, source: Event) -> Work:
 
 
 def _dtype(event: Event, source: Event) -> str | None:
-    """Return the operands' dtype; what goes into a compiled region is not what its kernels multiply."""
+    """Return the operands' dtype; None for a compiled region, whose inputs do not tell its kernels' dtype."""
     recorded = None if is_compiled(source.name) else dtype_of(source)
     return recorded or (dtype_in(event.name) if event.is_on_device else None)
 
 
 def dtype_of_products(trace: Trace, events: Sequence[Event]) -> str | None:
-    """Return the dtype in which products spend most of their time, None where it is unknown for half of it."""
+    """Return the dtype of most of the products' time, None if it is unknown for half of the time."""
     launchers = _Launchers(trace)
     times: dict[str | None, float] = defaultdict(float)
     for event in events:
@@ -166,7 +166,10 @@ def dtype_of_products(trace: Trace, events: Sequence[Event]) -> str | None:
 def most_expensive(
     trace: Trace, span_us: float, work: Sequence[tuple[Event, float]], number: int = 3
 ) -> list[Operation]:
-    """Return the operations that took the longest. `work` holds each call or kernel with its time in us; kernels count for the operation that launched them."""
+    """Return the operations that took the longest.
+
+    `work` holds each call or kernel with its time in us; kernels count for the operation that launched them.
+    """
     limits, launchers = limits_of(trace), _Launchers(trace)
     times: dict[str, float] = defaultdict(float)
     calls: dict[str, dict[int, Event]] = defaultdict(dict)
@@ -206,20 +209,21 @@ def most_expensive(
 
 
 def _is_possible(costs: Sequence[Cost], limits: Limits, time_us: float) -> bool:
-    """Whether the device can have done these FLOPs in this time; else the shapes do not say what the kernels did."""
+    """Whether the device can have done these FLOPs in this time; if not, the shapes do not describe its work."""
     return sum(cost.flops for cost in costs) <= 1.1e-6 * time_us * max(limits.flops_per_s.values())
 
 
 def _whole_cost(trace: Trace, name: str) -> Cost | None:
-    """Return the cost of all calls of compiled code together, which `record` noted; None for other operations."""
+    """Return the total cost of all calls of compiled code that `record` noted; None for other operations."""
     noted = trace.measured.operations if trace.measured is not None else {}
     return Cost(*noted[name]) if name in noted else None
 
 
 class _Launchers:
-    """Finds the operation of the host that launched a kernel or copy: the innermost around the call with its correlation number.
+    """Finds the host operation of a kernel or copy: the innermost around the launch with its correlation number.
 
-    Traces of some versions lack these calls; then Kineto's external id leads there, which in others is the correlation number itself.
+    Traces of some versions lack these calls; then Kineto's external id identifies it, which in others is the
+    correlation number itself.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -237,7 +241,7 @@ class _Launchers:
                 self._by_correlation[_number_of(event, "correlation")] = stack[-1]
 
     def of(self, event: Event) -> Event:
-        """Return the operation; the event itself where it is none of a device, a collective, or its launch was not recorded."""
+        """Return the operation; the event itself for host events, collectives and missing launches."""
         if not event.is_on_device or is_communication(event.name):
             return event
         correlation, external = _number_of(event, "correlation"), _number_of(event, "External id")
@@ -252,7 +256,7 @@ def _number_of(event: Event, name: str) -> int | None:
 
 
 def dtype_of(event: Event) -> str | None:
-    """Return the data sheet's name of the first floating-point input's dtype; None where none is recorded."""
+    """Return the data sheet's name of the first floating-point input's dtype; None if not recorded."""
     for name in _types(event):
         if "float8" in name:
             return "fp8"
@@ -264,7 +268,7 @@ def dtype_of(event: Event) -> str | None:
 
 
 def cost_of(event: Event) -> Cost | None:
-    """Return what a call needs at least, None where its shapes were not recorded or are not understood."""
+    """Return the least work of a call, None if its shapes were not recorded or are not understood."""
     dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
     if not isinstance(dims, list) or not event.name.startswith(_KNOWN_SPACES):
         return None
@@ -288,7 +292,7 @@ def cost_of(event: Event) -> Cost | None:
 
 
 def _shapes(one: Any) -> list[list[int]]:
-    """Return the shapes of a tensor or of a list of tensors; none of anything else."""
+    """Return the shapes of a tensor or of a list of tensors; empty for anything else."""
     if isinstance(one, list) and one and all(isinstance(member, list) for member in one):
         return [member for member in one if _is_shape(member)]
     return [one] if _is_shape(one) else []
@@ -309,7 +313,10 @@ def _is_shape(value: Any) -> bool:
 
 
 def _flops(base: str, dims: Sequence[Any]) -> float | None:
-    """Return the FLOPs of a call: two a multiply-add of a product, one an element of anything else. None for products that are not understood."""
+    """Return the FLOPs of a call; None for products that are not understood.
+
+    A product counts two per multiply-add, any other operation one per element.
+    """
     if (
         base in {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "matmul", "linear"}
         or "convolution" in base
@@ -330,7 +337,7 @@ def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
     if base == "convolution_backward":
         return None if len(shapes) < 3 else 2.0 * _convolution(shapes[2], shapes[0])
     if "convolution" in base:
-        return None  # the output's size depends on padding and strides, which are no shapes
+        return None  # the output's size depends on padding and strides, not on shapes
     operands = [one for one in dims[first : first + 2] if _is_shape(one)]
     if len(operands) < 2:
         return None
@@ -342,14 +349,15 @@ def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
 
 
 def _convolution(weight: Sequence[int], output: Sequence[int]) -> float:
-    """Return the multiply-adds of one pass: each output number is a sum over a filter."""
+    """Return the multiply-adds of one pass: each output element is a sum over a filter."""
     return float(math.prod(output) * math.prod(weight[1:]))
 
 
 def _attention(base: str, dims: Sequence[Any]) -> float | None:
-    """Return the multiply-adds of queries, keys and values, whole squares; 2.5 times as many backwards.
+    """Return the multiply-adds of queries, keys and values, as full squares; a backward pass takes 2.5 times as many.
 
-    They are (batch, heads, rows, size), or for the operations of `_ROWS_BEFORE_HEADS` (batch, rows, heads, size). Packed sequences are not understood.
+    Shapes are (batch, heads, rows, size), or for the operations of `_ROWS_BEFORE_HEADS` (batch, rows, heads, size).
+    Packed sequences are not understood.
     """
     first = 1 if "backward" in base else 0
     operands = [one for one in dims[first : first + 3] if _is_shape(one) and len(one) == 4]

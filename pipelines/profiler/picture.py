@@ -1,4 +1,4 @@
-"""The timeline of several ranks as a PNG. The only file of the room that draws, by matplotlib, which is loaded when it does."""
+"""The timeline of several ranks as a PNG. Only this file draws; it imports matplotlib when it does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ _PIXELS = 2_000
 
 
 def write_png(profiles: Sequence[RankProfile], path: Path) -> None:
-    """Draw each rank's rows beneath each other. Raises OSError where the file cannot be written."""
+    """Draw the rows of each rank below each other. Raises OSError if the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

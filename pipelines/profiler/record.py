@@ -1,7 +1,8 @@
-"""Records a trace: torch's profiler around training steps, rankings or texts of the engine, with the device's limits noted in it.
+"""Records a trace: torch's profiler around training steps, rankings or texts, with the device's limits noted in it.
 
-What is recorded is run before, unrecorded, so that compilation, allocation and first touches are no part of it. The device's limits are measured
-here, and the engine's own cost model says what its compiled code needed at least: neither is in a trace otherwise.
+The work runs once unrecorded, to exclude compilation, allocation and first touches. Recording also measures the
+device's limits and takes the minimal cost of compiled code from the engine's cost model, neither of which a trace
+contains otherwise.
 """
 
 import json
@@ -19,10 +20,10 @@ from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.engine import Engine
 
 Work = Callable[[], Sequence[StepCost]]
-"""Does all that is to be recorded once, and returns the least cost of the engine's steps in it."""
+"""Does the work to record once, and returns the least cost of the engine's steps in it."""
 _NUM_WARM_UP = 2
 _COMPILED, _STEP = f"{OUR_METADATA}::compiled", f"{OUR_METADATA}::step"
-"""The engine's compiled code, whose range is its own (`engine/cpu/library.py`), and a step around everything, in which gaps are the host's."""
+"""Ranges of the engine's compiled code (`engine/cpu/library.py`) and of a step around it, whose gaps are the host's."""
 
 
 def record(work: Work, out: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -47,7 +48,7 @@ def record(work: Work, out: Path, device: torch.device, dtype: torch.dtype) -> N
 
 
 def training(steps: Callable[[], Iterator[Callable[[], object]]]) -> Work:
-    """Return the work of some training steps. `steps` yields them, and the making of a step's batch is the wait for data before it."""
+    """Return the work of some training steps. `steps` yields them; preceding batch preparation is the wait for data."""
 
     def work() -> Sequence[StepCost]:
         made = steps()
@@ -63,7 +64,7 @@ def training(steps: Callable[[], Iterator[Callable[[], object]]]) -> Work:
 
 
 def of_engine(engine: Engine, add: Callable[[np.random.Generator], None]) -> Work:
-    """Return the work of requests that `add` gives to the engine; it draws new prompts each time, which no prefix cache shortens."""
+    """Return the work of requests that `add` submits to the engine, with new prompts that miss the prefix cache."""
     draw = np.random.default_rng(0)
 
     def work() -> Sequence[StepCost]:

@@ -1,6 +1,7 @@
-"""One rank's figures from its trace to what is printed and written: parts, shares, operations, verdict.
+"""One rank's figures, from its trace to text and JSON: parts, shares, operations, verdict.
 
-The JSON holds `ranks`, a row for each. A single rank's fields stand at the top too; of several, the common bottleneck and its sentence do.
+The JSON holds `ranks`, a row for each. At the top level it also holds a single rank's fields, or for several ranks the
+common bottleneck and its sentence.
 """
 
 import re
@@ -34,7 +35,7 @@ _DIRECTION = re.compile(r"[HDP]to[HDP]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProfile:
-    """What one rank's trace shows. `devices` holds the parts by device where it used several."""
+    """The figures of one rank's trace. `devices` holds the parts by device if it used several."""
 
     trace: Trace
     activity: Activity
@@ -46,7 +47,7 @@ class RankProfile:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the figures."""
+        """Caveats of the figures."""
         interrupted = self.activity.interrupted_us / self.parts.span_us if self.parts.span_us > 0 else 0.0
         why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence excludes them"
         return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
@@ -67,7 +68,7 @@ class RankProfile:
 
 
 def profile_of(trace: Trace) -> RankProfile:
-    """Return what a trace shows."""
+    """Return the figures of a trace."""
     activity = activity_of(trace)
     parts, shares = parts_of(activity), shares_of(activity)
     work = _work(trace)
@@ -110,7 +111,7 @@ def as_json(profiles: Sequence[RankProfile]) -> dict[str, Any]:
 
 
 def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
-    """Return what is printed: a table of shares and the most expensive operations of each rank, then the sentence."""
+    """Return the printed text: a table of shares, the most expensive operations of each rank, then the sentence."""
     lines = []
     for one in profiles:
         parts, limits = one.parts, limits_of(one.trace)
@@ -131,7 +132,7 @@ def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
 
 
 def operation_line(one: Operation) -> str:
-    """Return a line about an operation: share of the span, calls, what bounds it, share of the roofline."""
+    """Return a line about an operation: share of the span, calls, bound, roofline fraction."""
     roofline = "roofline unknown" if one.roofline_share is None else f"{one.roofline_share:.0%} of its roofline"
     name = one.name if len(one.name) <= 44 else f"{one.name[:43]}…"
     return f"{name:46}{one.share:6.1%}  {one.calls:,} calls, bound by {one.bound}, {roofline}"
@@ -145,7 +146,7 @@ def _work(trace: Trace) -> list[tuple[Event, float]]:
 
 
 def _dtype(trace: Trace, operations: Sequence[Operation]) -> str | None:
-    """Return the dtype of a device's products, of a CPU's most expensive operation; None where the trace does not say."""
+    """Return the dtype of a device's products, or of a CPU's most expensive operation; None if unknown."""
     if trace.is_of_gpu:
         return dtype_of_products(trace, [one for one in trace.of(Kind.KERNEL) if not is_communication(one.name)])
     name = operations[0].name if operations else ""
@@ -153,7 +154,7 @@ def _dtype(trace: Trace, operations: Sequence[Operation]) -> str | None:
 
 
 def _direction(trace: Trace) -> str:
-    """Return the direction in which copies spend most of their time, `fill` for fills, and nothing without copies."""
+    """Return the direction of most of the copies' time, `fill` for fills, and "" without copies."""
     times: Counter[str] = Counter()
     for one in trace.of(Kind.COPY):
         found = _DIRECTION.search(one.name)

@@ -1,7 +1,8 @@
-"""Where each microsecond of a rank's span went: its parts, and its shares by cause. Pure sums of intervals.
+"""Each microsecond of a rank's span, by part and by cause. Pure sums of intervals.
 
-The parts are compute before communication before copy before idle where they overlap, and add up to the span. The shares cut the same time
-finer and add up to 1: computing while a collective runs is `communication_hidden`, the rest of it is bound by compute or by memory.
+Where parts overlap, compute takes precedence over communication, copy and idle, in this order; they add up to the span.
+The shares divide the same time more finely and add up to 1: computing during a collective is `communication_hidden`,
+the rest of it is bound by compute or by memory.
 """
 
 from dataclasses import dataclass, fields
@@ -27,12 +28,12 @@ class Shares:
     """Shares of the span, in [0, 1], that add up to 1."""
 
     compute: float
-    """Matrix products, convolutions, attention: bound by the FLOP/s."""
+    """Matrix products, convolutions, attention: bound by FLOP/s."""
     memory: float
-    """Other kernels: bound by the memory's bandwidth."""
+    """Other kernels: bound by memory bandwidth."""
     communication_exposed: float
     communication_hidden: float
-    """Computing and communicating at once."""
+    """Computing and communicating at the same time."""
     copy: float
     launch: float
     """Short gaps; on a CPU also the fixed cost of each operation."""
@@ -62,7 +63,7 @@ def parts_of(activity: Activity) -> Parts:
 
 
 def shares_of(activity: Activity) -> Shares:
-    """Return the shares of the span. A span without length is idle: all of it is the host's."""
+    """Return the shares of the span. A span of zero length counts as the host's."""
     parts = parts_of(activity)
     if parts.span_us <= 0:
         return Shares(

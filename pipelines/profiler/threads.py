@@ -1,7 +1,7 @@
-"""The host thread for which an idle device waited: it launched the kernel or copy that ended the gap.
+"""The host thread that an idle device waited for: it launched the kernel or copy that ended the gap.
 
-Kernels and copies name their launch by its correlation number. On a CPU the operation that ends the gap runs on its own thread. Where
-neither is recorded, it is the thread with the most launches, else operations, ranges or frames.
+Kernels and copies identify their launch by its correlation number. On a CPU the operation that ends the gap runs on its
+own thread. If neither is recorded, it is the thread with the most launches, else operations, ranges or frames.
 """
 
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""The timeline of several ranks as one HTML file that needs nothing else: rows of what ran when, shares, operations, the sentence."""
+"""The timeline of several ranks as a self-contained HTML file: rows of activity, shares, operations, the sentence."""
 
 from collections.abc import Sequence
 from html import escape
@@ -18,7 +18,7 @@ COLOURS = {
     "data_wait": "#e53e3e",
     "host": "#718096",
 }
-"""By the rows of a timeline, in order from the top."""
+"""Colours of a timeline's rows, from top to bottom."""
 _WIDTH, _ROW, _LABEL = 1_200, 18, 130
 _STYLE = (
     "body{font:14px sans-serif;margin:2em;max-width:1360px}svg text{font:11px sans-serif}"
@@ -27,13 +27,13 @@ _STYLE = (
 
 
 def rows_of(activity: Activity) -> dict[str, Intervals]:
-    """Return the intervals of each row that is not empty, in microseconds from the start of the span."""
+    """Return the intervals of each non-empty row, in microseconds from the start of the span."""
     rows = {name: getattr(activity, name) - activity.start_us for name in COLOURS}
     return {name: intervals for name, intervals in rows.items() if len(intervals)}
 
 
 def bars(intervals: Intervals, span_us: float, width: int) -> list[tuple[int, int]]:
-    """Return (first, length) in pixels: bars that touch are one, and none is thinner than a pixel."""
+    """Return (first, length) in pixels; touching bars are merged, and the minimum is one pixel."""
     found: list[tuple[int, int]] = []
     for start_us, end_us in intervals:
         first, last = int(width * start_us / span_us), int(width * end_us / span_us)

@@ -1,8 +1,9 @@
-"""Reads what a profiler recorded: Kineto's and Chrome's traces, as .json or gzip, and the SQLite files that `nsys export` writes.
+"""Reads profiler recordings: Kineto's and Chrome's traces, as .json or gzip, and SQLite files of `nsys export`.
 
-One `Trace` is one rank: a file of torch's profiler, or a process of an nsys report (`nsys.py`). Times are microseconds from the file's first event.
-An event that cannot be placed (no finite time, a negative duration) is skipped, and a note counts the skipped events by reason. Files come from
-anywhere: their sizes are limited, and each fault is an InvalidRequest. It knows no meaning of an event beyond its kind.
+One `Trace` is one rank: a file of torch's profiler, or a process of an nsys report (`nsys.py`). Times are microseconds
+from the file's first event. An event without a place in time (no finite time, a negative duration) is skipped, and a
+note counts the skipped events by reason. Files are untrusted: their sizes are limited, and each fault is an
+InvalidRequest. The reader knows only the kind of an event, not its meaning.
 """
 
 import gzip
@@ -22,16 +23,19 @@ from models.errors import InvalidRequest
 _GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
 FIELD = "--trace"
 MAX_BYTES, _MAX_ITEMS, _MAX_NESTED = 512 * 2**20, 60_000_000, 20_000_000
-"""Of a trace's JSON, unpacked: bytes, commas, and objects and lists. Kineto writes a tenth as many in as many bytes, and Python needs ten times the bytes."""
+"""Limits of a trace's unpacked JSON: bytes, commas, objects and lists.
+
+Kineto writes a tenth of these counts in as many bytes, and Python needs ten times the bytes.
+"""
 _MAX_TIME_US, _MAX_NAME = 1e18, 4_096
-"""Later times are no times since 1970, and names are cut."""
+"""Times later than this after 1970 are invalid, and longer names are cut."""
 _MAX_DIGITS = 40
 OUR_METADATA = "tailrace"
-"""The key of a trace under which `record` notes what it measured, and the beginning of the ranges around our compiled code."""
+"""The key under which `record` notes its measurements in a trace, and the prefix of ranges around compiled code."""
 
 
 class Kind(StrEnum):
-    """What an event is. KERNEL and COPY (copies and fills) run on a device, the others on the host."""
+    """The kind of an event. KERNEL and COPY (copies and fills) run on a device, the others on the host."""
 
     KERNEL = "kernel"
     COPY = "copy"
@@ -61,11 +65,14 @@ _KINDS = {
     "trace": Kind.RANGE,
     "python_function": Kind.PYTHON,
 }
-"""By Kineto's category in lower case, the older names among them. `trace` is the profiler's own time. `gpu_user_annotation` and `cuda_sync` are no work of a device."""
+"""By Kineto's category in lower case, including older names.
+
+`trace` is the profiler's own time. `gpu_user_annotation` and `cuda_sync` are not work of a device.
+"""
 _KINDS_BY_PROCESS = {"CPU functions": Kind.OPERATION, "CUDA functions": Kind.KERNEL}
-"""Of the traces that torch.autograd.profiler writes without Kineto, which have no categories."""
+"""For traces of torch.autograd.profiler without Kineto, which have no categories."""
 _RANGE_NAMES = re.compile(r"ProfilerStep|enumerate\(DataLoader\)|Optimizer\.|## ")
-"""Beginnings of ranges that older versions file as operations."""
+"""Prefixes of ranges that older versions record as operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class Event:
 
     @property
     def device(self) -> int:
-        """The number of the device of a kernel or copy, 0 where the trace has none."""
+        """The device number of a kernel or copy, 0 if the trace has none."""
         found = self.args.get("device", self.thread[0])
         return found if isinstance(found, int) else 0
 
@@ -98,13 +105,13 @@ class Event:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether it is the work of a GPU."""
+        """Whether a GPU did this work."""
         return self.kind in {Kind.KERNEL, Kind.COPY}
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `record` noted: the device's limits in a dtype (fp32 or bf16), and FLOPs and bytes of all calls of operations without shapes."""
+    """Measurements of `record`: device limits in a dtype (fp32 or bf16), and total cost of shapeless operations."""
 
     dtype: str
     flops_per_s: float
@@ -114,7 +121,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One rank's events by their start, longest first; device names by number, as the driver reports them."""
+    """One rank's events by start, longest first; device names by number, as the driver reports them."""
 
     path: Path
     rank: int
@@ -134,7 +141,7 @@ class Trace:
 
 
 def read_traces(paths: Iterable[Path]) -> list[Trace]:
-    """Read the ranks of these files, by rank; files that name none, or the same, are numbered in the order given. Raises InvalidRequest."""
+    """Read the ranks of these files, sorted; missing or equal ranks are numbered in order. Raises InvalidRequest."""
     traces = [trace for path in paths for trace in _read(path)]
     ranks = [trace.rank for trace in traces]
     if len(set(ranks)) < len(ranks):
@@ -146,7 +153,7 @@ def read_traces(paths: Iterable[Path]) -> list[Trace]:
 
 
 def _read(path: Path) -> list[Trace]:
-    from pipelines.profiler.nsys import read_nsys  # not at the top: it makes the traces of this file
+    from pipelines.profiler.nsys import read_nsys  # not at the top: `record` makes the traces that this file reads
 
     if not path.is_file():
         raise InvalidRequest(FIELD, f"{path} does not exist", "give a file that a profiler wrote")
@@ -234,18 +241,18 @@ def _int_of(digits: str) -> float:
 
 
 def skipped_notes(skipped: Mapping[str, int]) -> list[str]:
-    """Return a note for each reason for which events were skipped."""
+    """Return a note for each reason for skipped events."""
     return [f"{number} events were skipped: {why}" for why, number in skipped.items() if number]
 
 
 def text_of(value: Any) -> str:
-    """Return a name that can be printed and encoded, cut where it is endless."""
+    """Return a printable and encodable name of limited length."""
     text = str(value)[:_MAX_NAME]
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[Event]:
-    """Yield the events that can be placed. Pairs of begin and end are matched within their thread."""
+    """Yield the events with a place in time. Pairs of begin and end are matched within their thread."""
     open_events: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in raw:
         if not isinstance(one, dict):
@@ -286,7 +293,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
 
 
 def _measured(noted: Any) -> Measured | None:
-    """Return what our recorder noted, None where there is nothing of its kind."""
+    """Return our recorder's measurements, None if there are none."""
     if not isinstance(noted, dict) or not isinstance(noted.get("operations"), dict):
         return None
     flops_per_s, bytes_per_s = (number_of(noted.get(name)) for name in ("flops_per_s", "bytes_per_s"))
@@ -326,7 +333,7 @@ def number_of(value: Any) -> float:
 
 
 def placed(events: Iterable[Event]) -> list[Event]:
-    """Return the events by their start, those that enclose others first, with times from the first one on."""
+    """Return the events by start, enclosing events first, with times relative to the first."""
     found = sorted(events, key=lambda event: (event.start_us, -event.end_us))
     origin_us = found[0].start_us if found else 0.0
     return [

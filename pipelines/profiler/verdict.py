@@ -1,9 +1,10 @@
 """Names the bottleneck of a rank, and the first thing to try. Pure: shares in, one sentence out.
 
-Losses count before use: waits, exposed communication and launch gaps end when they are repaired, while a device that computes
-is doing its work. So each loss has a low threshold, and the largest loss above its own is named; where all losses together take `LOST`, the
-largest two are named. A device is called bound by compute or by memory only where one of the two takes nearly all of the time, since in a
-healthy step products and the rest share it. A trace with too few kernels, or mostly of kernels of unknown kind, gets no verdict.
+Losses take precedence over useful work: waits, exposed communication and launch gaps can be repaired, while a device
+that computes does its work. So each loss has a low threshold, and the largest loss above its own threshold is named; if
+all losses together take `LOST`, the largest two are named. A device is compute-bound or memory-bound only if one of the
+two takes nearly all of the time, since in a healthy step products and the rest share it. A trace with too few kernels,
+or mostly kernels of unknown kind, gets no verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pipelines.profiler.trace import OUR_METADATA
 
 
 class Bottleneck(StrEnum):
-    """What bounds a step."""
+    """The bottleneck of a step."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -27,7 +28,7 @@ class Bottleneck(StrEnum):
     HOST = "host"
     NONE = "none"
     UNKNOWN = "unknown"
-    """The trace does not say."""
+    """The trace does not tell."""
 
 
 LOSSES: Mapping[Bottleneck, float] = {
@@ -37,26 +38,29 @@ LOSSES: Mapping[Bottleneck, float] = {
     Bottleneck.HOST: 0.3,
     Bottleneck.LAUNCH: 0.5,
 }
-"""The share of the span from which a loss is named.
+"""The share of the span above which a loss is named.
 
-A trainer warns of waits for data above 20 % of a step, and copies are waits of the same kind. Data-parallel training that overlaps its gradients
-still shows some of them, up to a fifth on slow links. A host that writes a checkpoint within the profile is no bottleneck yet at a quarter.
-Eager code leaves gaps of a third around operations of usual size, in profiles above all, which make each operation dearer; where launching is the
-bottleneck, they and the fixed costs are more than half.
+Trainers warn of waits for data above 20 % of a step, and copies are waits of the same kind. Data-parallel training with
+overlapped gradients still shows some loss, up to a fifth on slow links. A host that writes a checkpoint within the
+profile is not a bottleneck at a quarter. Eager code leaves gaps of a third around operations of usual size, more so in
+profiles, where each operation costs more; if launching is the bottleneck, gaps and fixed costs exceed half.
 """
 LOST = 0.45
-"""If all losses together take this share, the largest is named although it is below its own threshold. Healthy steps lose less."""
+"""If all losses together reach this share, the largest is named even below its threshold. Healthy steps lose less."""
 _ENOUGH_ACTIVITIES, _ENOUGH_US = 10, 1_000.0
-"""Fewer kernels and copies that take less time together are not a whole step: start-up, a warm-up, the end of a profile."""
+"""Fewer kernels and copies, in less time than this, are not a whole step: start-up, a warm-up, the end of a profile."""
 _SLIVER, _FEW = 0.01, 100
-"""The same holds for so few of them in so small a share of the recording."""
+"""The same holds for this few in this small a share of the recording."""
 _UNDESCRIBED = 0.5
 """If kernels of unknown kind take this share, neither compute nor memory is named."""
 _UNRECORDED_WAIT = 0.3
-"""From which a wait for data is named of most of which nothing was recorded: what else runs on the processor leaves such gaps too."""
+"""Threshold for a wait for data that is mostly unrecorded: other work on the processor leaves such gaps too."""
 COMPUTE_SHARE, MEMORY_SHARE = 0.88, 0.85
-"""Transformers in training spend 50 to 75 % of their time in products and 20 to 45 % in operations bound by memory, nets of convolutions up to 80 %
-in either: neither is then named. Where one of the two is the bottleneck, the other and all losses share what is left of a tenth."""
+"""Transformers in training spend 50 to 75 % of their time in products and 20 to 45 % in memory-bound operations.
+
+Convolutional nets spend up to 80 % in either; neither is then named. If one of the two is the bottleneck, the other and
+all losses share the remaining tenth.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the advice depends on."""
+    """Facts that the advice depends on."""
 
     is_of_gpu: bool
     interrupted: float
-    """The share of the span in which something else had the processor; the verdict is of the rest."""
+    """The share of the span when other work used the processor; the verdict covers the rest."""
     is_unrecorded: bool
-    """Whether most of the wait for data is time of which nothing was recorded."""
+    """Whether most of the wait for data is unrecorded time."""
     dtype: str | None
-    """Of the products; None where the trace does not say."""
+    """The products' dtype; None if the trace does not tell."""
     operations: Sequence[Operation]
     num_activities: int = _ENOUGH_ACTIVITIES
     active_us: float = _ENOUGH_US
@@ -96,12 +100,12 @@ class Circumstances:
 
     @property
     def is_of_engine(self) -> bool:
-        """Whether the engine's compiled code takes the most."""
+        """Whether the engine's compiled code takes the most time."""
         return bool(self.operations) and self.operations[0].name.startswith(f"{OUR_METADATA}::")
 
     @property
     def lack(self) -> str:
-        """Evidence that the trace lacks for a verdict, and how to record it; empty if it has enough."""
+        """Evidence that the trace lacks for a verdict, and how to record it; empty if it suffices."""
         if self.lacks_kernels:
             return "the trace has launches but no kernels; record with ProfilerActivity.CUDA too"
         is_short = self.num_activities < _ENOUGH_ACTIVITIES and self.active_us < _ENOUGH_US
@@ -162,7 +166,7 @@ def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> Verdi
 
 
 def _without(shares: Shares, name: str, less: float) -> Shares:
-    """Return the shares of the span without so much of one of them."""
+    """Return the shares of the span without this much of one of them."""
     if not 0 < less < 1:
         return shares
     kept = dict(shares.items()) | {name: max(0.0, getattr(shares, name) - less)}
@@ -170,7 +174,7 @@ def _without(shares: Shares, name: str, less: float) -> Shares:
 
 
 def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of several ranks: that of the bottleneck which most of them share, in the rank where it is largest."""
+    """Return the verdict of several ranks: the most frequent bottleneck, in the rank where it is largest."""
     kinds = [one.bottleneck for one in verdicts]
     unnamed = (Bottleneck.UNKNOWN, Bottleneck.NONE)
     most = max(dict.fromkeys(kinds), key=lambda kind: (kinds.count(kind), kind not in unnamed, kind is Bottleneck.NONE))
@@ -196,7 +200,7 @@ _COPIES = {
     "PtoP": ("between devices", "exchange less between devices first, and while they compute"),
     "fill": ("and fills of memory", "fill buffers once and reuse them first (zero_grad(set_to_none=True))"),
 }
-"""By direction: where, and what to try."""
+"""By direction: place of the loss, and advice."""
 
 
 def _sentence(kind: Bottleneck, share: float, about: Circumstances) -> str:

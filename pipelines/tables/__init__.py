@@ -1,1 +1,1 @@
-"""The one reader of tables: a file becomes named columns, these become normalised rows, and a row is accepted or set aside with its number and reason."""
+"""Reader of tables: file -> named columns -> normalised rows -> accepted, or set aside with row number and reason."""

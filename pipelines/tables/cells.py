@@ -1,6 +1,6 @@
-"""Cells of one column as tools write them: words for a missing value, numbers, flags, text and lists. Pure: a column in, a column out.
+"""Cells of one column as tools write them: missing-value words, numbers, flags, text and lists. Pure, column to column.
 
-A cell that cannot be read is missing behind it; who calls counts it.
+An unreadable cell becomes missing; the caller counts it.
 """
 
 import json
@@ -37,11 +37,11 @@ _PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,\s'"][^,]*)""")
 _PRINTED = r"""(?s)^\[.*\]$|^\(.*['"].*\)$|^\{.*[,'"].*\}$"""
 _NAMES = ("name", "title", "label", "value")
-"""Of an object in a list, such as {"id": 16, "name": "Animation"}, the key whose value is meant."""
+"""Keys that hold the value of an object in a list, such as {"id": 16, "name": "Animation"}."""
 
 
 def as_text(values: pl.Series) -> pl.Series:
-    """Return any column as text, missing where a value has none: lists of other types, broken bytes."""
+    """Return any column as text; missing where a value has no text form, as lists of other types or broken bytes."""
     dtype = values.dtype
     if dtype == pl.String:
         return values
@@ -80,7 +80,7 @@ def joined(values: pl.Series) -> pl.Series:
 
 
 def present(words: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Return text without blanks around it, missing where it is empty or a word for a missing value; and which rows have such a word."""
+    """Return text stripped of blanks, missing if empty or a missing-value word, and which rows hold such a word."""
     stripped = words.str.strip_chars(" \t\r\n\x0b\x0c\xa0\u200b\ufeff")
     missing = stripped.is_in(MISSING_WORDS).fill_null(value=False)
     if not missing.any():
@@ -89,7 +89,7 @@ def present(words: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def printable(words: pl.Series, max_chars: int) -> tuple[pl.Series, int]:
-    """Return text with blanks in the place of control characters, cut at its maximal length; and how many values were changed."""
+    """Return text with blanks for control characters, cut to its maximal length, and the number of changed values."""
     is_odd = words.str.contains(r"[\p{C}\p{Zl}\p{Zp}]|[\p{Zs}--\x20]").fill_null(value=False)
     is_long = (words.str.len_chars() > max_chars).fill_null(value=False)
     if not (is_odd | is_long).any():
@@ -104,7 +104,7 @@ def printable(words: pl.Series, max_chars: int) -> tuple[pl.Series, int]:
 
 
 def numbers(values: pl.Series) -> pl.Series:
-    """Return finite numbers: also with a currency's sign, or with separators of thousands that cannot be mistaken for a decimal one."""
+    """Return finite numbers, also with a currency sign or with thousands separators that cannot be decimal ones."""
     dtype = values.dtype
     if dtype.is_numeric() or dtype == pl.Boolean:
         found = values.cast(pl.Float64, strict=False)
@@ -139,7 +139,7 @@ def _numbers_of_text(words: pl.Series) -> pl.Series:
 
 
 def flags(values: pl.Series) -> pl.Series:
-    """Return true and false in any of their words."""
+    """Return true and false in any of their spellings."""
     if values.dtype == pl.Boolean:
         return values
     words = as_text(values).str.strip_chars().str.to_lowercase()
@@ -149,7 +149,10 @@ def flags(values: pl.Series) -> pl.Series:
 
 
 def lists(values: pl.Series, separator: str | None = None) -> pl.Series:
-    """Return lists of text: a list as it is, and text as JSON or Python prints lists, or separated by `separator`; without one by `|`, else by `;`."""
+    """Return lists of text from lists, from text as JSON or Python prints lists, or from separated text.
+
+    The default separator is `|` if it occurs, else `;`.
+    """
     if isinstance(values.dtype, pl.List | pl.Array):
         return _clean(_flat(values))
     words = as_text(values)
@@ -164,7 +167,7 @@ def lists(values: pl.Series, separator: str | None = None) -> pl.Series:
 
 
 def _flat(values: pl.Series) -> pl.Series:
-    """Return lists of text: of lists in them the members, of structures their name."""
+    """Return lists of text; nested lists contribute their members, structures their name."""
     inner = values.dtype.inner  # type: ignore[attr-defined]
     if not inner.is_nested() and inner not in (pl.Object, pl.Binary):
         return values.cast(pl.List(pl.String))
@@ -211,7 +214,7 @@ def _split_text(words: pl.Series, separator: str | None) -> pl.Series:
 
 
 def printed_list(text: str) -> list[str]:
-    """Return the members of a list as JSON, Python, numpy or Postgres print it; of objects in it their name."""
+    """Return the members of a list as JSON, Python, numpy or Postgres prints it; objects contribute their name."""
     text = text.strip()
     try:
         found = json.loads(text)
@@ -240,7 +243,7 @@ def _unescaped(text: str) -> str:
 
 
 def members(values: list[Any]) -> list[str]:
-    """Return the texts of a list: of lists in it the members, of objects their name."""
+    """Return the texts of a list; nested lists contribute their members, objects their name."""
     found: list[str] = []
     for value in values:
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Rows of Parquet, Arrow and Feather files, with the types that they have. A column of a type that no table of ours has becomes text."""
+"""Rows of Parquet, Arrow and Feather files, with their types. A column of a type unknown to our tables becomes text."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BATCH_ROWS = 131_072
 
 
 class Columnar:
-    """Reads the batches of a file, from its first row each time."""
+    """Reads the batches of a file, always from the first row."""
 
     def __init__(self, path: Path, *, is_parquet: bool) -> None:
         self._path, self._is_parquet = path, is_parquet
@@ -59,7 +59,7 @@ class Columnar:
 
 
 def _frame_of(table: Any) -> pl.DataFrame:
-    """Return the columns as polars has them, those of structures by their path."""
+    """Return the columns with polars types; fields of structures are named by their path."""
     columns = [_series(name, table.column(place)) for place, name in enumerate(table.column_names)]
     frame = pl.DataFrame(columns) if columns else pl.DataFrame()
     while nested := [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Struct)]:
@@ -89,7 +89,7 @@ def _series(name: str, column: Any) -> pl.Series:
 
 
 def _one_by_one(name: str, column: Any) -> pl.Series:
-    """Return a column as text where polars does not take it: a value that cannot be read is missing."""
+    """Return a column as text if polars does not support it; unreadable values are missing."""
     import pyarrow as pa
 
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -1,10 +1,10 @@
-"""Which column of a file is which of our fields. An error names the exact options that would read the file, and a column that is not read is named with the option that would.
+"""Maps the columns of a file to our fields. Errors name the options that would read the file or an unread column.
 
-    exact name, or one that differs in case, blanks and punctuation    user_id, `User ID`, itemId
-    `timestamp`                                                        event_time
-    --column NAME=OUR_NAME                                             any other
+    exact name, or equal up to case, blanks and punctuation    user_id, `User ID`, itemId
+    `timestamp`                                                event_time
+    --column NAME=OUR_NAME                                     any other
 
-Of items a column that is no field is an attribute. Knows nothing of cells but what tells a header from data.
+An item column that is not a field is an attribute. Looks at cells only to tell a header from data.
 """
 
 import re
@@ -35,7 +35,7 @@ _REQUIRED = {"events": ("user_id", "item_id", "event_time"), "items": ("item_id"
 _MANY = frozenset({"categories"})
 """Fields that several columns may fill."""
 _ALSO = {"event_time": ("timestamp",)}
-"""Names that can mean nothing else."""
+"""Column names with only one possible meaning."""
 _SUGGESTED: Mapping[str, tuple[str, ...]] = {
     "user_id": (
         *(
@@ -130,7 +130,7 @@ _PLAUSIBLE = pl.Series(["1990-01-01"]).str.to_datetime().dt.replace_time_zone("U
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Our fields by the columns that fill them, and the columns that are attributes, by the attributes' names.
+    """Columns by the field that they fill, and attribute columns by the attribute's name.
 
     `used` are the options' columns that this table has.
     """
@@ -139,10 +139,10 @@ class Named:
     attributes: Mapping[str, str]
     used: frozenset[str]
     others: Mapping[str, str] = default(default_factory=dict)
-    """By a field that is needed, another column that may be it."""
+    """For a required field, another column that may be meant."""
 
     def column(self, field: str) -> str:
-        """Return the name of a field's column in the file, the field's own where it has none."""
+        """Return the name of a field's column in the file, or the field's own name if it has none."""
         return self.fields.get(field, (field,))[0]
 
 
@@ -152,7 +152,7 @@ def letters(name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether a name is one of ours, or means one."""
+    """Whether a name is a field's name or an alias."""
     return letters(re.sub(r":(token|float)(_seq)?$", "", name)) in _KNOWN
 
 
@@ -162,7 +162,7 @@ _KNOWN = {letters(name) for names in FIELDS.values() for name in names} | {
 
 
 def name_columns(kind: str, table: Table | Frame, options: TableOptions, findings: Findings) -> Named:
-    """Find the columns of our fields. Raises DataError for a column that is needed and missing, and for a first line of data."""
+    """Map columns to our fields. Raises DataError for a missing required column, or if the first line is data."""
     by_name = {name: name for name in table.columns} | {
         name.partition(":")[0]: name for name in table.columns if ":" in name
     }
@@ -214,7 +214,7 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
 
 
 def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame, Named]]) -> None:
-    """Refuse options that name no column of any table. Raises ConfigError."""
+    """Refuse options that match no column of any table. Raises ConfigError."""
     used = frozenset().union(*(named.used for _, _, named in tables))
     columns = [name for _, table, _ in tables for name in table.columns]
     where = f"{' and '.join(table.name for _, table, _ in tables)} ({', '.join(dict.fromkeys(columns))})"
@@ -249,7 +249,7 @@ def _find_alike(
     taken: set[str],
     findings: Findings,
 ) -> None:
-    """Add the fields whose names the table has, exactly or but for case, blanks and punctuation."""
+    """Add the fields whose names the table has, exactly or up to case, blanks and punctuation."""
     for known in FIELDS[kind]:
         if known in fields:
             continue
@@ -270,7 +270,7 @@ def _find_alike(
 
 
 def _suggest(field: str, left: Iterable[str]) -> str | None:
-    """Return the column that most likely is a field."""
+    """Return the column most likely to be a field."""
     by_letters: dict[str, str] = {}
     for name in left:
         by_letters.setdefault(letters(name), name)
@@ -294,12 +294,12 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
 
 
 def _option(column: str, field: str) -> str:
-    """Return the option that reads a column as a field, as a shell takes it."""
+    """Return the option that reads a column as a field, quoted for a shell."""
     return f"--column {shlex.quote(f'{column}={field}')}"
 
 
 def _is_data(table: Table | Frame) -> bool:
-    """Whether the first line holds no name: a number, a time, nothing, or a long text."""
+    """Whether the first line contains a cell that cannot be a name: a number, a time, an empty cell, or a long text."""
     if any(is_known(cell) for cell in table.first):
         return False
     cells = [cell.strip() for cell in table.first]
@@ -307,7 +307,7 @@ def _is_data(table: Table | Frame) -> bool:
 
 
 def _guess(kind: str, table: Table | Frame) -> list[str]:
-    """Return likely names of the columns of a table whose first line is data."""
+    """Return likely column names for a table whose first line is data."""
     cells, later = [cell.strip() for cell in table.first], [*table.second, *[""] * len(table.first)]
     names = [UNNAMED] * len(cells)
     if kind == "items":
@@ -354,7 +354,7 @@ def _guess_items(cells: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Findings) -> dict[str, str]:
-    """Return the attributes that columns of their own names are; names that no attribute may have are refused once."""
+    """Return columns that become attributes under their own names; invalid attribute names are noted and skipped."""
     found: dict[str, str] = {}
     for name in left:
         if name in RESERVED_NAMES:
@@ -377,7 +377,7 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
 
 
 def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], findings: Findings) -> None:
-    """Name the columns that are no field in one line, each with the option that would read it."""
+    """Note the columns that are not fields in one sentence, with the option that would read each."""
     free, words = list(left), {}
     for field in FIELDS[kind]:
         if field not in fields and (column := _suggest(field, free)) is not None:

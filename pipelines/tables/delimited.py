@@ -1,7 +1,8 @@
-"""Rows of text with a separator. Well-formed stretches are checked by counting bytes and parsed by polars; a stretch with a broken quote is read line by line.
+"""Rows of text with a separator: polars parses well-formed stretches, and broken quotes are read line by line.
 
-A row that has another number of fields than the header, a quote that is never closed, or bytes that are no text is set aside with its number (the header is row 1). A quote
-inside of a field is kept as it is written. What a quote may enclose is bounded, so one that is not closed costs its own row alone.
+Counting bytes decides which stretches are well formed. A row is set aside with its number (the header is row 1) if its
+number of fields differs from the header's, if it has an unclosed quote, or if its bytes are not text. A quote inside a
+field is kept as written. The length of a quoted field is bounded, so an unclosed quote costs only its own row.
 """
 
 import csv
@@ -20,7 +21,7 @@ from pipelines.tables.options import UNNAMED
 from services.errors import ConfigError, DataError
 
 SEPARATORS = ("::", "\t", "\x01", ";", "|", ",")
-"""In the order of preference where several fit."""
+"""In order of preference if several fit."""
 NO_TEXT = "bytes that are no text"
 OPEN_QUOTE = "a quote that is not closed"
 _MAX_RECORD_BYTES = 1 << 20
@@ -34,7 +35,7 @@ _TYPED = re.compile(r"^(.+):(token|float|token_seq|float_seq)$")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows as they are written: columns by their names in the file, the rows' numbers, and those that are set aside, with the reason."""
+    """Rows as written: columns by file name, the row numbers, and the rows set aside with their reason."""
 
     frame: pl.DataFrame
     rows: pl.Series
@@ -44,13 +45,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a file is laid out.
+    """The layout of a file.
 
     Args:
         columns: Names by position.
         first: The fields of the first line, which are data where `has_header` is False.
-        second: Those of the line after it.
-        sequences: Columns that hold lists separated by blanks, as their header says.
+        second: The fields of the second line.
+        sequences: Columns that hold lists separated by blanks, according to their header.
         skipped_lines: Lines before the header.
     """
 
@@ -64,7 +65,10 @@ class Dialect:
 
 
 def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]) -> Dialect:
-    """Detect separator and names from the first lines. Raises DataError for an empty file, ConfigError for a header of another length."""
+    """Detect separator and names from the first lines.
+
+    Raises DataError for an empty file, ConfigError for a header of another length.
+    """
     lines = [*islice(_lines(path), _NUM_PROBED + 1)]
     skipped, separator = 0, ""
     while lines and (not lines[0].strip() or (told := re.fullmatch(r"sep=(.)", lines[0].strip()))):
@@ -86,7 +90,7 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
     named = first
     others = [one for one in fields[1:] if any(one)]
     if others and all(len(one) == len(first) + 1 and one[-1] for one in others):
-        named = ("", *first)  # R's write.table names no row names
+        named = ("", *first)  # R's write.table leaves the column of row names unnamed
     typed = [_TYPED.match(name) for name in named]
     sequences = (
         frozenset(match[1] for match in typed if match and match[2].endswith("_seq")) if all(typed) else frozenset()
@@ -97,7 +101,7 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
 
 
 class Delimited:
-    """Reads the batches of a file, from its first row each time."""
+    """Reads the batches of a file, always from the first row."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         self._path = path
@@ -130,7 +134,7 @@ class Delimited:
                     yield batch
 
     def _parse(self, data: bytes, row: int, *, is_last: bool) -> tuple[Batch, int, bytes]:
-        """Return the batch, how many rows it took, and what of the data belongs to a row that is not complete."""
+        """Return the batch, its number of rows, and the remaining data, which belongs to an incomplete row."""
         data, num_other, _ = as_utf8(data)
         notes = [("{n} rows are not UTF-8 and are read as Windows-1252", num_other, "")] if num_other else []
         if len(self.dialect.separator) > 1:
@@ -169,7 +173,10 @@ class Delimited:
         is_blank: np.ndarray,
         numbers: np.ndarray,
     ) -> tuple[bytes, np.ndarray, list[tuple[int, str]]]:
-        """Return the data without blank and ragged rows, which rows stay, and those set aside. Empty fields behind the last column are no fields."""
+        """Return the data without blank and ragged rows, the mask of kept rows, and the rows set aside.
+
+        Empty fields after the last column do not count.
+        """
         width, is_good, set_aside = len(self.dialect.columns), is_good.copy(), []
         shortened: dict[int, bytes] = {}
         for place in np.flatnonzero(~is_good & ~is_blank).tolist():
@@ -192,7 +199,7 @@ class Delimited:
         return f"{num_fields} {fields} where {than} {width}"
 
     def _frame(self, content: bytes, num_rows: int) -> pl.DataFrame | None:
-        """Parse well-formed rows; None where polars sees others than were counted."""
+        """Parse well-formed rows; None if polars finds another number of rows."""
         columns = self.dialect.columns
         schema = dict.fromkeys(columns, pl.String)
         if not num_rows:
@@ -213,7 +220,7 @@ class Delimited:
     def _by_line(
         self, data: bytes, row: int, *, is_last: bool
     ) -> tuple[pl.DataFrame, pl.Series, list[tuple[int, str]], int, bytes]:
-        """Read rows one by one: whatever a broken quote is near to."""
+        """Read rows line by line, around a broken quote."""
         columns, separator = self.dialect.columns, self._separator.decode()
         lines = data.decode().split("\n")
         if lines and not lines[-1]:
@@ -262,7 +269,10 @@ def _runs(
 
 
 def _spans(data: bytes, separator: bytes, quotes: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool] | None:
-    """Return start, end and number of fields of each row, and whether the last one ends inside of a quote; None for a quote at a wrong place."""
+    """Return start, end and number of fields of each row, and whether the last row ends inside a quote.
+
+    None for a misplaced quote.
+    """
     raw = np.frombuffer(data, dtype=np.uint8)
     is_separator, is_end = raw == separator[0], raw == 10
     is_open = False
@@ -294,7 +304,10 @@ def _spans(data: bytes, separator: bytes, quotes: bool) -> tuple[np.ndarray, np.
 def _record(
     lines: Sequence[str], at: int, separator: str, width: int, *, quotes: bool, is_last: bool
 ) -> tuple[int, list[str] | None, str]:
-    """Return how many lines a row takes (0: it goes on behind the last), its fields or None, and why it cannot be read; a blank line has neither."""
+    """Return the number of lines of a row, its fields or None, and the reason why it cannot be read.
+
+    0 lines: the row continues after the last line. A blank line has neither fields nor a reason.
+    """
     line = lines[at]
     if not line:
         return 1, None, ""
@@ -317,7 +330,7 @@ def _record(
 
 
 def _lines_of_a_record(lines: Sequence[str], at: int) -> int:
-    """Return the end of the lines that one row may take."""
+    """Return the end of the lines that a row may span."""
     end, size = at, 0
     while end < min(len(lines), at + _MAX_RECORD_LINES) and size <= _MAX_RECORD_BYTES:
         size += len(lines[end]) + 1
@@ -326,7 +339,7 @@ def _lines_of_a_record(lines: Sequence[str], at: int) -> int:
 
 
 def _literal(line: str, separator: str, width: int, why: str) -> tuple[int, list[str] | None, str]:
-    """Read a line whose quotes are no quoting: as they are, or else escaped by a backslash."""
+    """Read a line with literal quotes: as written, or escaped by a backslash."""
     if "\\" in line and (escaped := _fields(line, separator, escape="\\")) is not None and len(escaped) == width:
         return 1, [*escaped], ""
     fields = _shortened(line.split(separator), width)
@@ -339,7 +352,7 @@ def _literal(line: str, separator: str, width: int, why: str) -> tuple[int, list
 
 
 def _shortened(fields: list[str], width: int) -> list[str]:
-    """Return the fields without empty ones behind the last column."""
+    """Return the fields without empty fields after the last column."""
     return fields[:width] if len(fields) > width and not any(fields[width:]) else fields
 
 
@@ -357,7 +370,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _fields(line: str, separator: str, escape: str | None = None) -> tuple[str, ...] | None:
-    """Return the fields of a line, leniently; with an escape character strictly, None where that does not fit."""
+    """Return the fields of a line, leniently; with an escape character strictly, None if the line does not fit."""
     if len(separator) > 1:
         return tuple(line.split(separator))
     is_strict = escape is not None
@@ -371,7 +384,7 @@ def _fields(line: str, separator: str, escape: str | None = None) -> tuple[str, 
 
 
 def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """Return what separates the header's names: by known names, then by how many of the lines have as many fields, then by preference."""
+    """Return the header's separator, by known names, then by lines of the same number of fields, then by preference."""
     probed = [line for line in lines if line.strip()]
     best, best_score = ",", (-1, -1.0)
     for separator in SEPARATORS:
@@ -387,7 +400,7 @@ def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, later ones of the same name with their position."""
+    """Return the names; empty and repeated names carry their position."""
     found: dict[str, int] = {}
     for place, name in enumerate((name.strip() for name in names), 1):
         found[f"{name} (column {place})" if name in found or not name else name] = place

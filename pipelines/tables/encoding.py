@@ -1,4 +1,4 @@
-"""The bytes of a file as UTF-8: compressed files, byte order marks, UTF-16 and Windows-1252. Knows nothing of rows."""
+"""The bytes of a file as UTF-8: compressed files, byte order marks, UTF-16 and Windows-1252. Independent of rows."""
 
 import bz2
 import codecs
@@ -42,7 +42,7 @@ def head_of(path: Path) -> bytes:
 
 
 def utf8_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the content as UTF-8 without a byte order mark; bytes that are no UTF-8 stay as they are. Raises DataError."""
+    """Yield the content as UTF-8 without a byte order mark; invalid bytes are passed through. Raises DataError."""
     with reading(path), open_bytes(path) as file:
         start = file.read(_SNIFFED)
         mark, encoding = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", _guess(start)))
@@ -70,7 +70,7 @@ def _plain(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _guess(start: bytes) -> str:
-    """Return UTF-16 for text without a mark in which every second byte is zero."""
+    """Return UTF-16 for text without a byte order mark if every second byte is zero."""
     pairs = max(1, len(start) // 2)
     for offset, name in ((1, "utf-16-le"), (0, "utf-16-be")):
         if start[offset::2].count(0) > 0.6 * pairs and start[1 - offset :: 2].count(0) < 0.1 * pairs:
@@ -79,7 +79,7 @@ def _guess(start: bytes) -> str:
 
 
 class reading:  # noqa: N801 - a context manager that reads as a verb
-    """Turns errors of the file system and of decompression into a DataError that names the file."""
+    """Turns file-system and decompression errors into a DataError that names the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,16 +88,16 @@ class reading:  # noqa: N801 - a context manager that reads as a verb
         """Do nothing."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise DataError for a file that cannot be read or is cut off."""
+        """Raise DataError for a file that cannot be read or is truncated."""
         if isinstance(error, EOFError | zlib.error | lzma.LZMAError | OSError):
             why = "it is cut off" if isinstance(error, EOFError) else str(error)
             raise DataError("", f"{self._path} cannot be read ({why})", "a whole file") from error
 
 
 def as_utf8(data: bytes) -> tuple[bytes, int, list[int]]:
-    """Return the data with each line in UTF-8, how many lines were read as Windows-1252, and the numbers of the lines that are no text.
+    """Return the data with each line in UTF-8, the number of Windows-1252 lines, and the numbers of undecodable lines.
 
-    A line with half of a surrogate pair is no text in any encoding; its content is replaced by a NUL byte.
+    A line with half of a surrogate pair is invalid in every encoding; a NUL byte replaces its content.
     """
     if data.isascii():
         return data, 0, []
@@ -122,7 +122,7 @@ def as_utf8(data: bytes) -> tuple[bytes, int, list[int]]:
 
 
 def decode_other(line: bytes) -> str:
-    """Return text that is no UTF-8: Windows-1252, or Latin-1 for the bytes that the former lacks."""
+    """Decode text that is not UTF-8: Windows-1252, or Latin-1 for bytes undefined in Windows-1252."""
     try:
         return line.decode("cp1252")
     except UnicodeDecodeError:

@@ -1,14 +1,15 @@
-"""Rows of events: which can be used, and what is read of them.
+"""Rows of events: validation and normalisation.
 
-    user_id, item_id    text; whole numbers that a tool wrote as `7.0` are 7
+    user_id, item_id    text; whole numbers that a tool wrote as `7.0` become 7
     event_time          timestamp[us, UTC] (pipelines.tables.times)
-    event_type          `interaction` where there is none
-    value               1 where there is none, or one that cannot be read
-    event_id            tells apart events that are equal otherwise
+    event_type          `interaction` if missing
+    value               1 if missing or unreadable
+    event_id            distinguishes events that are otherwise equal
     impressions         items shown, `N1-1 N2-0`: each is an event, a click or an impression
     history             items that the user had before the first row: clicks just before it
 
-A row whose item is a list, as of a basket, is an event for each. Events are ordered by time, ties by row; exact duplicates are dropped.
+A row whose item is a list, such as a basket, is an event for each item. Events are ordered by time, ties by row; exact
+duplicates are dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +35,7 @@ EVENT_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "value": pl.Float64,
     "event_id": pl.String,
 }
-"""The columns of rows that are accepted."""
+"""The columns of accepted rows."""
 SAME_EVENT = ("user_id", "item_id", "event_time", "event_type", "value", "event_id")
 SAME_NOTE = (
     "{n} exact duplicates (same user, item, time, type and value) are dropped; "
@@ -49,7 +50,7 @@ _CLICK, _IMPRESSION = "click", "impression"
 
 @dataclass(slots=True)
 class EventSurvey:
-    """What has to be known of a whole table before its rows are read: how its ids are written, where the day of a date is, and when each user's history ends."""
+    """Facts of a whole table, needed before its rows are read: form of its ids, day order, first event times."""
 
     ids: dict[str, IdColumn] = field(default_factory=lambda: {name: IdColumn() for name in _IDS})
     days: DayOrder = field(default_factory=DayOrder)
@@ -61,13 +62,13 @@ class EventSurvey:
     newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
 
     def refuse(self, named: Named, table: str) -> None:
-        """Raise DataError for a column of ids that holds fractions."""
+        """Raise DataError for an id column with fractions."""
         for name, column in self.ids.items():
             column.refuse(named.column(name), table, EXAMPLES[name])
 
 
 def survey(batches: Iterable[Batch], named: Named) -> EventSurvey:
-    """Look at all rows."""
+    """Survey all rows."""
     found = EventSurvey()
     for batch in batches:
         for name in _IDS:
@@ -78,7 +79,7 @@ def survey(batches: Iterable[Batch], named: Named) -> EventSurvey:
 
 
 def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey) -> None:
-    """Look at when each user's first row is, up to which the history goes."""
+    """Survey the time of each user's first row, which ends the given history."""
     for batch in batches:
         users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
         at = times(batch.frame[named.column("event_time")], found.days.day_first)
@@ -96,16 +97,16 @@ def read_events(
     keeps: Callable[[pl.DataFrame], pl.Series] | None = None,
     refuse: pl.Expr | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows that can be used, and the others as text with `row` and `reason`; count both in `findings`.
+    """Return the accepted rows, and the rejected rows as text with `row` and `reason`; count both in `findings`.
 
     Args:
-        batch: Rows as they are written.
-        named: Which columns are read.
-        about: What the whole table is like.
-        findings: Counts what is changed and set aside.
-        known: Ids of items; a row of another is set aside. None: all are taken.
-        keeps: Says of rows with user_id and event_time which to read at all.
-        refuse: Says of a row that can be used why it is set aside all the same.
+        batch: Rows as written.
+        named: The columns to read.
+        about: The survey of the whole table.
+        findings: Counts changes and rejected rows.
+        known: Ids of items; rows of other items are set aside. None: all are accepted.
+        keeps: Predicate over rows with user_id and event_time; other rows are ignored.
+        refuse: Expression over accepted rows: the reason to set a row aside all the same, or null.
     """
     frame = batch.frame
     for what, count, example in batch.notes:
@@ -156,7 +157,7 @@ def read_events(
 
 
 def note_times(about: EventSurvey, findings: Findings) -> None:
-    """Note what the times of the whole table are like: days alone, or in another order than the rows."""
+    """Note the times of the whole table: dates without times, or an order that differs from the rows'."""
     if about.num_times and about.num_midnights == about.num_times:
         findings.note("all times are whole days: events of one day keep the order of their rows")
     findings.note(
@@ -165,7 +166,7 @@ def note_times(about: EventSurvey, findings: Findings) -> None:
 
 
 def distinct(events: pl.DataFrame, findings: Findings, columns: Sequence[str] = SAME_EVENT) -> pl.DataFrame:
-    """Return events without exact duplicates, the first of which stays, and note how many are dropped and how many differ in the value alone."""
+    """Return events without exact duplicates, keeping the first; note duplicates and rows that differ only in value."""
     is_first = events.select(pl.struct(columns).is_first_distinct()).to_series()
     dropped, kept = events.filter(~is_first), events.filter(is_first)
     findings.num_duplicates += dropped.height
@@ -185,7 +186,7 @@ def _example(rows: pl.DataFrame) -> str:
 def refuse_empty(
     findings: Findings, table: str, named: Named, num_accepted: int, known: pl.Series | None = None
 ) -> None:
-    """Raise DataError where no row is accepted: the table is another than was meant."""
+    """Raise DataError if no row is accepted: the wrong file or wrong options."""
     if not findings.num_rows:
         raise DataError("", f"{table} has no rows", "a file with a row for each event or item")
     if not num_accepted and findings.set_aside:
@@ -202,12 +203,12 @@ def refuse_empty(
 
 
 def _ids(values: pl.Series, name: str, about: EventSurvey, findings: Findings) -> pl.Series:
-    """Return ids as text, and note what was changed."""
+    """Return ids as text, and note changes."""
     return id_text(values, name, about.ids[name], findings)
 
 
 def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Findings) -> pl.Series:
-    """Return ids as they were before a tool wrote them, and note what was changed. Missing ones are null; without a `column` they are exact."""
+    """Return ids in their original form, null where missing, and note changes. Without a `column`, ids are exact."""
     written = as_text(values)
     if column is None:
         return written
@@ -257,7 +258,7 @@ def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
 
 
 def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
-    """Return the values, 1 where there is none, and the text of those that cannot be read."""
+    """Return the values, 1 where missing or unreadable, and the text of unreadable values."""
     if "value" not in named.fields:
         return pl.Series([1.0]).new_from_index(0, frame.height), pl.Series([None], dtype=pl.String).new_from_index(
             0, frame.height
@@ -279,7 +280,7 @@ def _optional_text(frame: pl.DataFrame, named: Named, name: str) -> pl.Series:
 def _with_items(
     table: pl.DataFrame, frame: pl.DataFrame, named: Named, about: EventSurvey, findings: Findings
 ) -> pl.DataFrame:
-    """Add the item of each row; a row of several becomes several."""
+    """Add the item of each row; a row with several items becomes several rows."""
     parts = []
     if "item_id" in named.fields:
         column = frame[named.column("item_id")]
@@ -336,7 +337,7 @@ def _histories(table: pl.DataFrame, written: pl.Series, about: EventSurvey) -> p
 
 
 def _as_known(table: pl.DataFrame, known: pl.Series) -> pl.DataFrame:
-    """Return rows with their item as the items have it, where that is the same number written otherwise."""
+    """Return rows with item ids in the form of `known` if both are the same number."""
     words = table["written"]
     whole = words.str.replace(r"\.0+$", "")
     item = pl.col("item_id")
@@ -371,7 +372,7 @@ def _reason(about: EventSurvey, known: pl.Series | None) -> pl.Expr:
 
 
 def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: set[int]) -> pl.DataFrame:
-    """Count rows by their `reason`, and return them as text; one that is equal in all to one `before` is an exact duplicate."""
+    """Count rows by their `reason`, and return them as text; a row equal to one in `before` is an exact duplicate."""
     if not rows.height:
         return pl.DataFrame(schema=_ASIDE)
     text = frame[rows["at"]].select(pl.all().map_batches(_as_shown, return_dtype=pl.String))
@@ -394,7 +395,7 @@ def _as_shown(column: pl.Series) -> pl.Series:
 
 
 def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
-    """Count days without a time, and rows that are older than one of the same user before them."""
+    """Count dates without a time, and rows older than a previous row of the same user."""
     about.num_times += good.height
     about.num_midnights += int(is_day(good["event_time"]).sum())
     rows = good.select(user=pl.col("user_id").hash(), at="event_time").join(
@@ -406,7 +407,7 @@ def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
 
 
 def order_events(events: pl.DataFrame) -> pl.DataFrame:
-    """Sort by time, ties by row, and move ties within a user apart by microseconds, so that each user's times rise strictly."""
+    """Sort by time, ties by row; shift ties within a user by microseconds, so that each user's times rise strictly."""
     ordered = events.with_row_index("place").sort("user_id", "event_time", "place")
     nth = pl.int_range(pl.len(), dtype=pl.Int64).over("user_id")
     micros = pl.col("event_time").dt.epoch("us")

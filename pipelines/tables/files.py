@@ -1,4 +1,4 @@
-"""One file as a table: what it is, is decided by its first bytes and not by its name. Knows nothing of what the columns mean."""
+"""One file as a table. Its first bytes decide the format, not its name. The meaning of columns is decided elsewhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,9 +34,9 @@ class Table:
     Attributes:
         name: The file's name, for errors.
         columns: Names in the file.
-        first: The fields of the first line where the file has no types, for tables without a header.
-        second: Those of the line after it.
-        sequences: Columns that hold lists separated by blanks, as their header says.
+        first: The fields of the first line of a file without types, for tables without a header.
+        second: The fields of the second line.
+        sequences: Columns that hold lists separated by blanks, according to their header.
         has_header: Whether the names come from the file.
     """
 
@@ -55,7 +55,7 @@ class Table:
         self._kept: list[Batch] | None = None
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all rows, from the first each time. Raises DataError where the file ends too early."""
+        """Yield all rows, always from the first. Raises DataError for a truncated file."""
         if self._kept is not None:
             yield from self._kept
         elif self._keeps:
@@ -87,7 +87,7 @@ class Table:
 
 
 class Frame:
-    """Rows that are in memory, as a table. The ids of an exact one are our own, and stay as they are."""
+    """Rows in memory as a table. An exact frame has our own ids, which stay as they are."""
 
     def __init__(self, rows: pl.DataFrame, name: str, *, is_exact: bool = False) -> None:
         self.name, self.columns, self.is_exact = name, tuple(rows.columns), is_exact

@@ -1,4 +1,4 @@
-"""What reading a table changed, dropped or set aside: counted batch by batch, and the same for every command."""
+"""Changes, duplicates and rejected rows of one table, counted batch by batch, for every command."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ _NUM_ROWS_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was changed or is odd in a table (`kind` is events, items or live log), and an example from it, which may name a user."""
+    """A change or oddity of a table (`kind` is events, items or live log), with an example that may name a user."""
 
     kind: str
     what: str
@@ -23,7 +23,7 @@ class Note:
 
 @dataclass(slots=True)
 class SetAside:
-    """The rows with one reason: how many, the numbers of the first, and samples of their columns as text."""
+    """The rows with one reason: count, first row numbers, and samples of their columns as text."""
 
     num_rows: int = 0
     rows: list[int] = field(default_factory=list)
@@ -38,14 +38,14 @@ class SetAside:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in one table so far.
+    """The findings of one table so far.
 
     Attributes:
         kind: events or items.
-        num_rows: Rows read, those that are set aside included.
-        set_aside: Rows that cannot be used, by reason.
+        num_rows: Rows read, including rows set aside.
+        set_aside: Unusable rows, by reason.
         num_duplicates: Exact duplicates, which are dropped.
-        num_unread: Cells that cannot be read, by column: they cost the cell.
+        num_unread: Unreadable cells, by column; their rows are kept.
     """
 
     kind: str
@@ -56,19 +56,19 @@ class Findings:
     _notes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def note(self, what: str, count: int = 1, example: str = "") -> None:
-        """Count a change. `what` has `{n}` where the number goes."""
+        """Count a change. `what` contains `{n}` for the count."""
         if count:
             before, first = self._notes.get(what, (0, example))
             self._notes[what] = before + count, first or example
 
     def unread(self, column: str, count: int, example: str, effect: str = "are dropped") -> None:
-        """Count cells that cannot be read."""
+        """Count unreadable cells."""
         if count:
             self.num_unread[column] = self.num_unread.get(column, 0) + count
             self.note(f"{{n}} values of column {column} cannot be read and {effect}", count, example)
 
     def reject(self, reason: str, rows: Sequence[int], samples: Iterable[Mapping[str, str | None]] = ()) -> None:
-        """Count rows that are set aside."""
+        """Count rows set aside."""
         if rows:
             self.set_aside.setdefault(reason, SetAside()).add(rows, samples)
 
@@ -79,22 +79,22 @@ class Findings:
 
     @property
     def notes(self) -> list[Note]:
-        """The changes, each with its number and an example."""
+        """The changes, each with its count and an example."""
         return [
             Note(self.kind, what.replace("{n}", str(count)), example) for what, (count, example) in self._notes.items()
         ]
 
     def describe_set_aside(self) -> list[str]:
-        """Return a sentence for each reason: how many rows, their numbers, and one of them."""
+        """Return a sentence for each reason: count, row numbers and an example row."""
         return [describe_reason(self.kind, reason, group) for reason, group in self.set_aside.items()]
 
     def sentences(self) -> list[str]:
-        """Return all that was found, in sentences."""
+        """Return all findings as sentences."""
         return [*map(str, self.notes), *self.describe_set_aside()]
 
 
 def describe_reason(kind: str, reason: str, group: SetAside) -> str:
-    """Return a sentence on the rows that are set aside for one reason."""
+    """Return a sentence on the rows set aside for one reason."""
     more = ", ..." if group.num_rows > len(group.rows) else ""
     named = f"{'row' if group.num_rows == 1 else 'rows'} {', '.join(map(str, group.rows))}{more}" if group.rows else ""
     example = f", such as {describe_row(group.samples[0])}" if group.samples else ""

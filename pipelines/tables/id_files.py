@@ -1,4 +1,4 @@
-"""Files of ids: one id a line, or a table with a column of them. Decoded and normalised as ids of events and items are."""
+"""Files of ids: an id per line, or a table with a column of ids. Normalised like ids of events and items."""
 
 import csv
 from pathlib import Path
@@ -19,10 +19,10 @@ _HEADS = {
 
 
 def read_ids(path: Path, field: str, option: str) -> list[str]:
-    """Return the ids of a file, in its order; blank lines are no ids.
+    """Return the ids of a file, in order, skipping blank lines.
 
     Args:
-        path: One id a line, or a table (as for `tailrace import`) with a column `field`.
+        path: A file with an id per line, or a table (as for `tailrace import`) with a column `field`.
         field: user_id or item_id.
         option: The option that names the file, for errors.
 
@@ -41,7 +41,7 @@ def read_ids(path: Path, field: str, option: str) -> list[str]:
 
 
 def _column(path: Path, field: str) -> pl.Series:
-    """Return the ids as they are written. A word such as `nan` is missing in a table, and an id where it has a line of its own."""
+    """Return the ids as written. A word such as `nan` is missing in a table, but an id on its own line."""
     if not path.is_file():
         raise DataError("", f"no file {path}", "a text file with one id a line")
     head = head_of(path)

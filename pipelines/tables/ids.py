@@ -1,6 +1,6 @@
-"""Ids as tools write them: whole numbers beside a missing value become floating-point numbers, so `7.0` is 7.
+"""Ids as tools write them: integers with missing values become floating-point numbers, so `7.0` is read as 7.
 
-Whether a column means that is decided for the whole column: where others have fractions, such as versions, all stay as they are written. Pure.
+The whole column decides: if other ids have fractions, such as versions, all stay as written. Pure.
 """
 
 import re
@@ -17,15 +17,15 @@ _SCIENTIFIC = r"^-?[0-9](?:\.[0-9]+)?[eE]\+?[0-9]+$"
 _FLOAT = rf"^-?[0-9]+\.[0-9]+$|{_SCIENTIFIC}"
 _NUMBER = rf"^-?[0-9]+$|{_FLOAT}"
 _LARGEST = 2**53
-"""From here on not every whole number is a floating-point number."""
+"""From here on, floating-point numbers skip integers."""
 _PRINTED_DIGITS = 6
-"""As many digits spreadsheets and printf show; a number with them and a larger exponent has lost the others."""
+"""Digits that spreadsheets and printf show; a number with this many and a larger exponent has lost digits."""
 _UNPRINTABLE = r"\p{C}|[\p{Z}--\x20]"
 
 
 @dataclass(slots=True)
 class IdColumn:
-    """What is known of a column of ids: how many values it has, and of these numbers, floating-point numbers and those with a fraction or lost digits."""
+    """Counts of an id column: values, numbers, floating-point numbers, numbers with a fraction or lost digits."""
 
     num_values: int = 0
     num_numbers: int = 0
@@ -34,7 +34,7 @@ class IdColumn:
     fraction: str = ""
 
     def look_at(self, words: pl.Series) -> None:
-        """Take in more values: text without blanks around it."""
+        """Count more values: text stripped of blanks."""
         values = words.drop_nulls()
         self.num_values += len(values)
         is_float = values.str.contains(_FLOAT)
@@ -50,24 +50,24 @@ class IdColumn:
         self.fraction = self.fraction or (broken[0] if broken else "")
 
     def refuse(self, column: str, table: str, example: str) -> None:
-        """Raise DataError where the column holds floating-point numbers alone, and not all of them are whole."""
+        """Raise DataError if the column holds only floating-point numbers and not all are whole."""
         if self.num_fractions and self.num_floats == self.num_values:
             problem = f"of floating-point numbers, such as {self.fraction}, in {table}"
             raise DataError(column, f"{problem}; write the ids as text or integers", example)
 
     @property
     def reads_scientific(self) -> bool:
-        """Whether `1e+05` is a number: in a column of numbers alone, and not among hexadecimal ids."""
+        """Whether `1e+05` is a number: only in a column of numbers, unlike in a column of hexadecimal ids."""
         return self.num_numbers == self.num_values
 
     @property
     def keeps_fractions(self) -> bool:
-        """Whether some ids are numbers with a fraction, so that none is read as an integer."""
+        """Whether some ids are numbers with a fraction; then all ids stay as written."""
         return self.num_fractions > 0
 
 
 def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
-    """Return ids with those that are whole floating-point numbers as integers; in a column of numbers one that has lost digits is missing."""
+    """Return ids, whole floating-point numbers as integers; in a column of numbers, ids with lost digits are null."""
     is_whole = words.str.contains(_WHOLE).fill_null(value=False)
     found = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
     if not (column.reads_scientific and column.num_floats):
@@ -80,7 +80,7 @@ def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
 
 
 def _exact(text: str) -> str | None:
-    """Return the integer that a scientific number is, None for a number with a fraction or lost digits."""
+    """Return the integer that a scientific number denotes, None for a fraction or lost digits."""
     mantissa, *exponent = re.split("[eE]", text)
     if not exponent or len(exponent[0]) > 3:
         return None
@@ -97,6 +97,6 @@ def _exact(text: str) -> str | None:
 
 
 def is_bad(name: str) -> pl.Expr:
-    """Whether a column has no id that the doors would take: empty, too long, or not printable."""
+    """Whether a column has no id that the gateway would accept: empty, too long, or not printable."""
     length = pl.col(name).str.len_chars()
     return length.is_null() | (length == 0) | (length > MAX_ID_CHARS) | pl.col(name).str.contains(_UNPRINTABLE)

@@ -1,6 +1,7 @@
-"""Rows of items: which can be used, and what is read of them. Rows of one item are merged: the first value of each column that is there wins.
+"""Rows of items: validation and normalisation. Rows of an item are merged: the first present value of each column wins.
 
-A bad cell costs the cell: a price that is no number, a text that is too long for an attribute. Only a row without a usable id is set aside.
+A bad cell costs only the cell: a price that is not a number, an attribute text that is too long. Only a row without a
+usable id is set aside.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,14 +29,14 @@ ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "expires_ms": pl.Int64,
     "value": pl.Float64,
 }
-"""The columns of rows that are accepted; attributes follow by ATTRIBUTE and their name."""
+"""The columns of accepted rows; attributes follow, named ATTRIBUTE plus their name."""
 ATTRIBUTE = "attributes."
 Reader = Callable[[pl.Series], pl.Series]
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 
 
 def survey_items(batches: Iterable[Batch], named: Named) -> IdColumn:
-    """Look at how the ids of the whole table are written."""
+    """Survey the form of the ids of the whole table."""
     found = IdColumn()
     for batch in batches:
         found.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
@@ -51,7 +52,7 @@ def read_items(
     findings: Findings,
     rejected_before: set[int],
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows that can be used, and the others as text with `row` and `reason`; count both in `findings`.
+    """Return the accepted rows, and the rejected rows as text with `row` and `reason`; count both in `findings`.
 
     `sequences` are columns of lists separated by blanks.
     """
@@ -88,7 +89,7 @@ def read_items(
 
 
 def merge_items(items: pl.DataFrame, findings: Findings) -> pl.DataFrame:
-    """Return one row an item, in the order of their first rows, and note what was merged and how many values differ."""
+    """Return a row per item, in order of first occurrence; note merged rows and differing values."""
     content = pl.struct(pl.exclude("row"))
     is_first = (
         items.select(content.is_first_distinct()).to_series() if items.height else pl.Series([], dtype=pl.Boolean)
@@ -113,7 +114,7 @@ def merge_items(items: pl.DataFrame, findings: Findings) -> pl.DataFrame:
 
 
 def _note_differences(repeated: pl.DataFrame, merged: pl.DataFrame, findings: Findings) -> None:
-    """Note how many values of later rows differ from those that stay."""
+    """Note how many values of later rows differ from the kept values."""
     names = [name for name in repeated.columns if name not in ("row", "item_id")]
     pairs = repeated.join(merged.select("item_id", pl.col(names).name.prefix("kept:")), on="item_id", how="left")
     counts = pairs.select((pl.col(name) != pl.col(f"kept:{name}")).fill_null(value=False).sum() for name in names).row(
@@ -125,7 +126,10 @@ def _note_differences(repeated: pl.DataFrame, merged: pl.DataFrame, findings: Fi
 
 
 def catalogue_items(items: pl.DataFrame, named: Named) -> pl.DataFrame:
-    """Return (item_id, title, categories, text) as models learn from them: an item without a title goes by its id, and one without a text by its title."""
+    """Return (item_id, title, categories, text) as models learn from them.
+
+    The title defaults to the id, the text to the title.
+    """
     text = pl.col("text") if "text" in named.fields else pl.col("title")
     title = pl.col("title").fill_null(pl.col("item_id"))
     return items.select("item_id", title=title, categories=pl.col("categories").fill_null([]), text=text)
@@ -141,7 +145,7 @@ class _Cells:
         self._sequences = sequences
 
     def text(self, field: str, max_chars: int | None) -> pl.Series:
-        """Return a text, within its length."""
+        """Return a text, cut to its maximal length."""
         if field not in self._named.fields:
             return self._nothing(pl.String)
         column = self._named.column(field)
@@ -156,13 +160,13 @@ class _Cells:
         return clean
 
     def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
-        """Return a field's values; those that cannot be read are missing and counted."""
+        """Return a field's values; unreadable values are missing and counted."""
         if field not in self._named.fields:
             return self._nothing(dtype)
         return self._read(self._named.column(field), reader)
 
     def categories(self) -> pl.Series:
-        """Return the categories of all columns that have some; of one with flags alone its name."""
+        """Return the categories of all category columns; a column of only flags contributes its name."""
         columns = self._named.fields.get("categories", ())
         if not columns:
             return self._nothing(pl.List(pl.String))
@@ -197,7 +201,7 @@ class _Cells:
         return texts.list.eval(pl.element().filter(pl.element() != ""))
 
     def attribute(self, name: str, column: str) -> pl.Series:
-        """Return an attribute's values: a number, a flag, a text or several."""
+        """Return an attribute's values: numbers, flags, texts or lists of texts."""
         values, options = self._frame[column], self._options
         if {name, column} & options.numbers:
             return self._read(column, numbers)

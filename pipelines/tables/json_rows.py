@@ -1,6 +1,7 @@
-"""Rows of JSON: one object a line, an array of objects, or one object that holds such an array. Nested objects become columns such as `properties.rating`.
+"""Rows of JSON: an object per line, an array of objects, or an object that holds such an array.
 
-A column whose values have one type keeps it; one of several types is text, with numbers as they are written. A line that is no JSON object is set aside.
+Nested objects become columns such as `properties.rating`. A column whose values have one type keeps it; a column of
+several types is text, with numbers as written. A line that is not a JSON object is set aside.
 """
 
 import codecs
@@ -23,15 +24,15 @@ _MAX_DEPTH = 3
 _NUM_PROBED = 5
 _INT_DIGITS = 18
 _LOOKAHEAD, _MAX_OBJECT = 1 << 20, 1 << 28
-"""Characters that are read ahead of an object, and the most that one may have."""
+"""Characters read ahead of an object, and the maximal length of an object."""
 _NEXT_OBJECT = re.compile(r"\}\s*,?\s*\{")
 _BLANK = re.compile(r"[\s,]*")
 Read = tuple[int, dict[str, Any] | str]
-"""The number of a row, and its values or the reason why there are none."""
+"""The number of a row, and its values or the reason why it has none."""
 
 
 class JsonRows:
-    """Reads the batches of a file, from its first row each time."""
+    """Reads the batches of a file, always from the first row."""
 
     def __init__(self, path: Path, is_known: Callable[[str], bool]) -> None:
         self._path, self._is_known = path, is_known
@@ -71,14 +72,14 @@ class JsonRows:
                 yield number, _flat(value)
 
     def _is_by_line(self) -> bool:
-        """Whether one of the first lines is a JSON object of its own, and a row."""
+        """Whether one of the first lines is a JSON object and a row by itself."""
         start = next(utf8_chunks(self._path), b"")
         lines = [line for line in start.split(b"\n")[: 10 * _NUM_PROBED] if line.strip()][:_NUM_PROBED]
         found = [value for line in lines if isinstance(value := _parse(as_utf8(line)[0].decode()), dict)]
         return bool(found) and not (len(lines) == 1 and self._wrapped(found[0]) != found)
 
     def _objects(self) -> Iterator[tuple[int, Any]]:
-        """Yield the objects of an array, or of a text in which they follow each other; a broken one, up to where the next begins, is one row."""
+        """Yield the objects of an array or of concatenated JSON; a broken object, up to the next object, is one row."""
         decoder, number, texts = json.JSONDecoder(parse_int=_int), 1, _texts(self._path)
         text = next(texts, "").lstrip()
         at = int(text.startswith("["))
@@ -103,7 +104,7 @@ class JsonRows:
                 number += 1
 
     def _wrapped(self, value: Any) -> list[Any]:
-        """Return the rows of an object that holds them in its only list, and any other value as it is."""
+        """Return the rows in an object's only list, or any other value as it is."""
         if not isinstance(value, dict) or any(map(self._is_known, value)):
             return [value]
         lists = [inner for inner in value.values() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
@@ -143,7 +144,7 @@ def _flat(row: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, An
 
 
 def _has_half_pair(value: dict[str, Any]) -> bool:
-    """Whether a text holds half of a surrogate pair, which no encoding can write."""
+    """Whether a text holds half of a surrogate pair, which no encoding can represent."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -156,7 +157,7 @@ def _int(text: str) -> int | str:
 
 
 def _parse(text: str) -> Any:
-    """Return a JSON value, or the reason why it is none; integers that are too long stay text."""
+    """Return a JSON value, or the reason why it is invalid; integers that are too long stay text."""
     try:
         return json.loads(text, parse_int=_int)
     except RecursionError:

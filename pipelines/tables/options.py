@@ -1,4 +1,4 @@
-"""How a user names the columns of a table: the options that all commands share."""
+"""The options that name the columns of a table, shared by all commands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ _KINDS = ("events", "items")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """The names of columns, and what to do with some of them.
+    """The names of columns, and how to read some of them.
 
     Args:
-        names: Our name by the table's.
+        names: Our name by the table's name.
         skipped: Columns that are not read.
-        headers: The names of all columns in order, by kind of table, where the first line is data.
-        splits: What separates the values of a list written as text, by column.
+        headers: The names of all columns in order, by kind of table, if the first line is data.
+        splits: The separator of lists written as text, by column.
         numbers: Attributes that text states as numbers.
         flags: Attributes that text states as true or false.
     """
@@ -32,7 +32,7 @@ class TableOptions:
 
 
 PLAIN = TableOptions()
-"""A table as it names itself."""
+"""Options of a table whose header names the columns."""
 
 
 def table_options(
@@ -44,7 +44,7 @@ def table_options(
     flag: Sequence[str] | None = None,
     kind: str = "",
 ) -> TableOptions:
-    """Return the options of a command line. `kind` is that of a header without one. Raises ConfigError naming the option."""
+    """Return the options of a command line. `kind` applies to headers without a kind. Raises ConfigError."""
     return TableOptions(
         names=dict(_pair("--column", text, "sku=item_id") for text in column or ()),
         skipped=frozenset(skip or ()),

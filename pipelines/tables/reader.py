@@ -1,7 +1,8 @@
-"""The reader of events and items that all commands share: file -> named columns -> normalised rows -> accepted, or set aside with row number and reason.
+"""The reader of events and items: file -> named columns -> normalised rows -> accepted, or set aside with a reason.
 
-A table is read twice: once for what holds of all its rows, and then batch by batch, so a file of events may be larger than the memory. Rows come in the order of the
-file; a sort by time and `pipelines.tables.events.distinct` follow, for all events at once or for those of a stretch of time.
+All commands share it. It reads a table twice: once for facts of all its rows, then batch by batch, so a file of events
+may exceed memory. Rows come in file order; a sort by time and `pipelines.tables.events.distinct` follow, for all events
+at once or for a stretch of time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ _ASIDE: dict[str, pl.DataType] = {"row": pl.Int64(), "reason": pl.String()}
 
 
 def open_table(path: Path, kind: str, options: TableOptions, name: str = "") -> Table:
-    """Open a file. Raises DataError for one that cannot be read, ConfigError for a header of another length."""
+    """Open a file. Raises DataError for an unreadable file, ConfigError for a header of another length."""
     return Table(path, options.headers.get(kind), is_known, name)
 
 
@@ -45,12 +46,12 @@ class EventTable:
     def batches(
         self, known: pl.Series | None = None, keeps: Keeps | None = None, refuse: pl.Expr | None = None
     ) -> Iterator[pl.DataFrame]:
-        """Yield the rows that can be used, in the order of the file. Raises DataError where there are none.
+        """Yield the accepted rows, in file order. Raises DataError if there are none.
 
         Args:
-            known: Ids of items; a row of another is set aside. None: all are taken.
-            keeps: Says of rows with user_id and event_time which to read at all.
-            refuse: Says of a row that can be used why it is set aside all the same; null where it is not.
+            known: Ids of items; rows of other items are set aside. None: all are accepted.
+            keeps: Predicate over rows with user_id and event_time; other rows are ignored.
+            refuse: Expression over accepted rows: the reason to set a row aside all the same, or null.
         """
         about = survey(self.table.batches(), self.named)
         about.refuse(self.named, self.table.name)
@@ -67,7 +68,7 @@ class EventTable:
             refuse_empty(self.findings, self.table.name, self.named, num_accepted, known)
 
     def read(self, known: pl.Series | None = None, keeps: Keeps | None = None) -> pl.DataFrame:
-        """Return all rows that can be used, in the order of the file, without exact duplicates."""
+        """Return all accepted rows, in file order, without exact duplicates."""
         parts = [*self.batches(known, keeps)]
         return distinct(pl.concat(parts) if parts else pl.DataFrame(schema=EVENT_TYPES), self.findings)
 
@@ -88,7 +89,7 @@ class ItemTable:
         self._rejected: list[pl.DataFrame] = []
 
     def read(self) -> pl.DataFrame:
-        """Return one row an item, in the order of their first rows. Raises DataError where there is none."""
+        """Return a row per item, in order of first occurrence. Raises DataError if there is none."""
         table, findings, rejected_before = self.table, self.findings, set[int]()
         ids = None if table.is_exact else survey_items(table.batches(), self.named)
         if ids is not None:
@@ -115,6 +116,6 @@ class ItemTable:
 
 
 def _joined(columns: Sequence[str], parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return rows that are set aside as one table, which has all columns of their file also where there are none."""
+    """Return rows set aside as one table, which has all columns of their file even without rows."""
     schema = _ASIDE | dict.fromkeys((name for name in columns if name not in _ASIDE), pl.String())
     return pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")

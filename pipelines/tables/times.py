@@ -1,6 +1,8 @@
-"""Times as tools write them: Unix seconds to nanoseconds, dates of 8 digits, ISO 8601, RFC 5322, and day/month/year. Without a zone a time is UTC. Pure.
+"""Times as tools write them, in UTC unless they state a zone. Pure.
 
-Numbers are told apart by size: no event is older than the computers that record it. Whether 01/02/2026 is in January is decided for the whole column.
+Formats: Unix seconds to nanoseconds, dates of 8 digits, ISO 8601, RFC 5322, and day/month/year. Size tells the units of
+numbers apart: no event is older than the computers that record it. The whole column decides whether 01/02/2026 is in
+January.
 """
 
 import email.utils
@@ -12,7 +14,7 @@ import polars as pl
 
 UTC_US = pl.Datetime("us", "UTC")
 FIRST_TIME, END_OF_TIMES = datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-"""Times outside are a clock's or a column's mistake, and later ones no feature table can hold."""
+"""Times outside this range are an error of a clock or column, and the feature table cannot hold later times."""
 _SECONDS, _MILLIS, _MICROS, _NANOS = 10**11, 10**14, 10**17, 4_102_444_800 * 10**9
 """Numbers below these are in this unit; the last is the end of times in nanoseconds."""
 _DAY_US = 86_400_000_000
@@ -23,7 +25,7 @@ _DIGITS = (
     (197_001_010_000, 209_912_312_359, "%Y%m%d%H%M"),
     (19_700_101_000_000, 20_991_231_235_959, "%Y%m%d%H%M%S"),
 )
-"""Whole numbers that are a date: from, to, and its shape."""
+"""Ranges of whole numbers that are dates: from, to, and format."""
 _SHAPES = (
     *("%d %b %Y %H:%M:%S", "%d %b %Y %H:%M", "%d %b %Y", "%d-%b-%Y %H:%M:%S", "%d-%b-%Y", "%b %d %Y %H:%M:%S"),
     *("%d %B %Y %H:%M:%S", "%d %B %Y", "%B %d %Y %H:%M:%S", "%B %d %Y", "%b %d %Y", "%a %b %d %H:%M:%S %Y"),
@@ -35,7 +37,7 @@ _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p", "%H:%M:%S.%f", "%H:%M
 
 @dataclass(slots=True)
 class DayOrder:
-    """Whether dates such as 28/05/2026 have the day first: how many can be read so alone, and how many with the month first alone."""
+    """Whether dates such as 28/05/2026 have the day first: how many are valid only day first, or only month first."""
 
     num_slashed: int = 0
     num_day_first: int = 0
@@ -43,7 +45,7 @@ class DayOrder:
     has_half_days: bool = False
 
     def look_at(self, values: pl.Series) -> None:
-        """Take in more values."""
+        """Count more values."""
         if values.dtype != pl.String:
             return
         slashed = values.filter(values.str.contains(r"^\s*\d{1,2}[/-]\d{1,2}[/-]\d{4}").fill_null(value=False))
@@ -58,7 +60,7 @@ class DayOrder:
 
     @property
     def day_first(self) -> bool | None:
-        """Whether the day is first; None where nothing, or both, is shown. Clocks of twelve hours go with the month first."""
+        """Whether the day is first; None without evidence or with both. Twelve-hour clocks imply the month first."""
         if self.num_day_first and self.num_month_first:
             return None
         if self.num_day_first or self.num_month_first:
@@ -67,14 +69,14 @@ class DayOrder:
 
 
 def times(values: pl.Series, day_first: bool | None = None) -> pl.Series:
-    """Return times in UTC, missing where there is none, or one before 1970 or from 2100 on."""
+    """Return times in UTC, missing where absent, before 1970, or from 2100 on."""
     found = _any(values, day_first)
     is_usable = ((found >= FIRST_TIME) & (found < END_OF_TIMES)).fill_null(value=False)
     return found.set(~is_usable, None).alias(values.name)
 
 
 def is_day(found: pl.Series) -> pl.Series:
-    """Return which times are a day's beginning."""
+    """Return which times are the start of a day."""
     return (found.dt.epoch("us") % _DAY_US == 0).fill_null(value=False)
 
 
@@ -158,7 +160,7 @@ def _of_text(words: pl.Series, day_first: bool | None) -> pl.Series:
 
 
 def _of_iso(words: pl.Series) -> pl.Series:
-    """Read ISO 8601 with a date and, where there is a time, with a zone or without."""
+    """Read ISO 8601: a date, optionally with a time and a zone."""
     text = (
         pl.col("w")
         .str.replace(r"^(\d{4})/(\d{1,2})/(\d{1,2})", "$1-$2-$3")
@@ -176,7 +178,7 @@ def _of_iso(words: pl.Series) -> pl.Series:
 
 
 def _one(text: str, day_first: bool | None) -> datetime | None:
-    """Read a time in one of the rarer forms."""
+    """Read a time in one of the rarer formats."""
     if len(text) > 64 or not re.search(r"\d", text):
         return None
     try:

@@ -1,1 +1,1 @@
-"""A cluster of several machines on one: a network namespace for each, and the faults of a whole node."""
+"""A cluster of several machines on one: a network namespace for each, and faults of whole nodes."""

@@ -1,12 +1,13 @@
-"""Network namespaces that stand for machines, each with an address of its own on one bridge. Linux, and root's rights.
+"""Network namespaces as machines, each with its own address on one bridge. Requires Linux and root.
 
     front (edge, standby, stores, callers) ── bridge ─┬─ head    (Ray's control plane)
                                                       ├─ node1   (gateway, LLM, stream worker)
                                                       └─ node2   ...
 
-CPUs are shared evenly between the machines that want them (control groups, where the kernel has them), so that one that starts takes
-none of the others' part. The bridge is in `front`, so nothing of this is reached from outside, and two layouts on one machine never meet. A machine's
-processes see its own folder at `Layout.seen_as`: the same path on every machine, with different content, as on machines.
+CPUs are shared evenly between busy machines (by control groups, if the kernel has them), so that a starting machine
+does not slow other machines. The bridge is in `front`, so it cannot be reached from outside, and two layouts on one
+machine never meet. A machine's processes see its folder at `Layout.seen_as`: the same path on every machine, with
+different content.
 """
 
 import ctypes
@@ -25,14 +26,14 @@ _BRIDGE = "bridge0"
 _RUN_DIR = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
-"""The hierarchy of control groups, version 1, where CPU time is divided; absent under version 2, and where there are none."""
+"""The control group hierarchy (version 1) that divides CPU time; absent under version 2 or without control groups."""
 _ONE_HIERARCHY = Path("/sys/fs/cgroup")
 _JOIN_THEN_RUN = 'echo $$ > "$1" && shift && exec "$@"'
 _BIND_THEN_RUN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def why_not() -> str | None:
-    """Return why this machine cannot have namespaces, None when it can."""
+    """Return why this machine cannot have namespaces, None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root's rights; run it as root"
     if shutil.which("ip") is None:
@@ -48,7 +49,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The machines of one cluster. `name` begins the namespaces' names; `folder` holds one folder for each machine."""
+    """The machines of one cluster. `name` prefixes the namespaces' names; `folder` holds one folder per machine."""
 
     name: str
     folder: Path
@@ -66,7 +67,7 @@ class Layout:
 
     @property
     def seen_as(self) -> Path:
-        """Where each node's processes see that node's folder; short, since paths of Unix sockets below it have room for 107 characters."""
+        """Path of each node's folder for its processes; short, as Unix socket paths are limited to 107 characters."""
         return Path("/tmp") / self.name  # noqa: S108 - made with mode 700, and bound over in the nodes
 
     def address(self, machine: str) -> str:
@@ -74,7 +75,7 @@ class Layout:
         return f"{_NETWORK}.{1 if machine == FRONT else 10 + self.machines.index(machine) - 1}"
 
     def folder_of(self, machine: str) -> Path:
-        """Return the machine's own folder, by the path that all see."""
+        """Return the machine's folder, by its path on the host."""
         return self.folder / machine
 
     def namespace(self, machine: str) -> str:
@@ -82,7 +83,7 @@ class Layout:
         return f"{self.name}-{machine}"
 
     def make(self) -> None:
-        """Make the namespaces, the bridge and the folders. Raises EnvironmentFault when one cannot be made."""
+        """Make the namespaces, the bridge and the folders. Raises EnvironmentFault if it fails."""
         self.seen_as.mkdir(mode=0o700, exist_ok=True)
         self._make_groups()
         for machine in self.machines:
@@ -100,7 +101,7 @@ class Layout:
             self._in(machine, "route", "add", "default", "via", self.address(FRONT))
 
     def remove(self) -> None:
-        """Remove the namespaces, with their bridge and links, by name. Processes in them must have ended, but for this one."""
+        """Remove the namespaces, with bridge and links, by name. Their processes, except this one, must have ended."""
         for machine in self.machines:
             if (_RUN_DIR / self.namespace(machine)).exists():
                 _ip("netns", "del", self.namespace(machine))
@@ -108,7 +109,7 @@ class Layout:
         self._remove_groups()
 
     def enter(self) -> None:
-        """Move this thread, and the processes that it starts, to the front. Call before any other thread is started."""
+        """Move this thread, and its future child processes, to the front. Call before any other thread is started."""
         if (tasks := self._tasks(FRONT)) is not None:
             tasks.write_text(str(os.getpid()))
         with (_RUN_DIR / self.namespace(FRONT)).open() as namespace:
@@ -116,7 +117,7 @@ class Layout:
                 raise EnvironmentFault(f"cannot enter {self.namespace(FRONT)}: {os.strerror(ctypes.get_errno())}")
 
     def inside(self, machine: str, command: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that runs this one on the machine, with that machine's folder at `seen_as`."""
+        """Return the command that runs this command on the machine, with the machine's folder at `seen_as`."""
         tasks = self._tasks(machine)
         join = () if tasks is None else ("sh", "-c", _JOIN_THEN_RUN, "sh", str(tasks))  # `ip` hides the groups
         bind = ("sh", "-c", _BIND_THEN_RUN, "sh", str(self.folder_of(machine)), str(self.seen_as))
@@ -127,7 +128,7 @@ class Layout:
         return [int(word) for word in _ip("netns", "pids", self.namespace(machine)).split()]
 
     def cut(self, machine: str) -> None:
-        """Cut the machine's network: what is sent to it or by it is lost, and no connection is closed."""
+        """Cut the machine's network: packets in both directions are lost, and no connection is closed."""
         self._in(FRONT, "link", "set", machine, "nomaster")
 
     def mend(self, machine: str) -> None:

@@ -22,15 +22,15 @@ from services.settings.settings import Settings
 
 _ALL = "0.0.0.0"  # noqa: S104 - of the node's own namespace
 _NO_PASSWORD = ("--protected-mode", "no")
-"""The stores are reached from these namespaces only."""
+"""The stores accept connections only from these namespaces."""
 CONTROL_PORT, DASHBOARD_PORT, AGENT_PORT, CONTROL_STORE_PORT = 6379, 8265, 52365, 6380
 OBJECT_STORE_BYTES = 100 * 2**20
 SLOTS = 2
-"""CPUs that each worker node offers to Ray: one for its gateway, one for its LLM replica, whatever the machine has."""
+"""CPUs that each worker node offers to Ray: one for its gateway, one for its LLM replica, on any machine."""
 _FORGET = ("sh", "-c", 'rm -f "$1" && shift && exec "$@"', "sh")
-"""Ray's head refuses to start where it finds its address here and in any process of the machine, and all nodes' processes are of this one."""
+"""Ray's head refuses to start if it finds its address here and in another process; all nodes share this machine."""
 _PATIENT = RestartPolicy(start_timeout_s=300.0, unhealthy_timeout_s=600.0)
-"""A node whose network is cut is unhealthy and lives; it is not killed for that."""
+"""A node whose network is cut is unhealthy but alive; it must not be killed for that."""
 
 
 def cluster_settings(layout: Layout, state_dir: Path, **given: Any) -> Settings:
@@ -88,7 +88,7 @@ def serve_part(layout: Layout, environment: dict[str, str], config: Path) -> Par
 
 
 def cluster_parts(layout: Layout, settings: Settings, environment: dict[str, str]) -> tuple[Part, ...]:
-    """Return all parts but the stores, in starting order."""
+    """Return all parts except the stores, in starting order."""
     return (
         _head_part(layout, settings, environment),
         *(_node_part(layout, node, environment) for node in layout.workers),

@@ -1,6 +1,6 @@
-"""A cluster of several nodes with its callers, and what a fault does to a node: kill it, cut its network, replace it.
+"""A cluster of several nodes with its callers, and node faults: kill it, cut its network, replace it.
 
-Callers are in the cluster's front, where the edge is, so this process enters its namespace before it opens a connection.
+Callers and the edge are in the cluster's front, so this process enters its namespace before it opens a connection.
 """
 
 import os
@@ -23,7 +23,7 @@ from services.errors import EnvironmentFault
 from services.observability.node_metrics import node_registry
 
 _EMPTY_WITHIN_S = 1.0
-"""How long requests in progress may take after a node is out of service: longer than their deadline."""
+"""Time for requests in progress after a node is taken out of service: longer than their deadline."""
 _BACK_WITHIN_S = 240.0
 _HEALTHY_WITHIN_S = 240.0
 _POLL_S = 0.2
@@ -31,7 +31,7 @@ _POLL_S = 0.2
 
 @contextmanager
 def layout_of(num_nodes: int) -> Iterator[Layout]:
-    """Make the machines, enter their front, and remove them at the end. Raises EnvironmentFault where that is not possible."""
+    """Make the machines, enter their front, and remove them at the end. Raises EnvironmentFault if that fails."""
     if reason := why_not():
         raise EnvironmentFault(f"--nodes: {reason}")
     folder = Path(mkdtemp(prefix="tailrace-nodes-"))
@@ -88,10 +88,10 @@ class ClusterProcesses(StackProcesses):
         self._layout.mend(self._layout.workers[0])
 
     def replace_all(self) -> None:
-        """Replace every node, one after another: the worker nodes out of service first, then the head.
+        """Replace every node, one after another: first the worker nodes, taken out of service before, then the head.
 
-        Each is stopped in good order, restarted, and in service again before the next is touched. Raises EnvironmentFault when one does not
-        come back.
+        Each is stopped in good order, restarted, and in service again before the next one is touched. Raises
+        EnvironmentFault if a node does not recover.
         """
         for node in self._layout.workers:
             use_ray_host(self._edge, self._layout.address(node), is_used=False)
@@ -115,7 +115,7 @@ class ClusterProcesses(StackProcesses):
         return {node: _num_answered(self._layout.folder_of(node) / "run/metrics") for node in self._layout.workers}
 
     def _stop_ray(self, node: str) -> None:
-        """Stop Ray on the node in good order, and wait until its supervisor has started it again."""
+        """Stop Ray on the node in good order, and wait until its supervisor has restarted it."""
         before = self.num_restarts()[node]
         os.kill(self._part(node)[0].pid, signal.SIGTERM)
         _wait(lambda: self.num_restarts().get(node, 0) > before, f"{node} does not start again")

@@ -1,6 +1,7 @@
-"""A cluster of several nodes until told to stop: `python -m benchmarks.faults.nodes.stack NAME FOLDER NUM_NODES`, in its front.
+"""Run a cluster of several nodes until stopped: `python -m benchmarks.faults.nodes.stack NAME FOLDER NUM_NODES`.
 
-The layout must have been made. The settings are the front's; what `up` is for one machine, this is for several.
+Runs in the cluster's front, after the layout has been made. The settings are the front's. This is `up` for several
+machines.
 """
 
 import secrets
@@ -31,7 +32,7 @@ from services.errors import EnvironmentFault
 from services.settings.settings import Settings, load_settings
 
 _SHARED = ("bundles", "log")
-"""On a volume that all nodes mount, as on Kubernetes."""
+"""A volume that all nodes mount, as on Kubernetes."""
 _READY_WITHIN_S = 300.0
 _SAY = partial(print, flush=True)
 
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def run_cluster(settings: Settings, layout: Layout) -> None:
-    """Run the cluster until SIGINT or SIGTERM. Raises EnvironmentFault when it cannot start."""
+    """Run the cluster until SIGINT or SIGTERM. Raises EnvironmentFault if it cannot start."""
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
     for machine in (HEAD, *layout.workers):
@@ -72,7 +73,7 @@ def run_cluster(settings: Settings, layout: Layout) -> None:
 
 
 def _furnish(folder: Path, state_dir: Path) -> None:
-    """Make a node's folder: its own metrics and Ray's files, and the volume that all share."""
+    """Make a node's folder: its metrics and Ray's files, and the shared volume."""
     for name in ("run/metrics", "h", "r"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if not (folder / "features").exists():

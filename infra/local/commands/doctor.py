@@ -1,4 +1,4 @@
-"""`tailrace doctor`: check whether this machine can run the stack, and advise on what it lacks. Changes nothing."""
+"""`tailrace doctor`: check whether this machine can run the stack, and report what it lacks. Changes nothing."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ _BROKER_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` is what to change when it failed."""
+    """The result of one check; `advice` says what to change if it failed."""
 
     what: str
     found: str
@@ -97,7 +97,7 @@ def _access(settings: Settings) -> Finding:
 
 
 def _topics(settings: Settings) -> list[Finding]:
-    """Check whether an acknowledged event survives the loss of a broker, where one answers that has the topics."""
+    """Check whether an acknowledged event survives the loss of a broker, if a broker answers and has the topics."""
     brokers = [address.strip().rpartition(":") for address in settings.kafka_bootstrap.split(",")]
     if not any(port.isdigit() and accepts(host.strip("[]"), int(port)) for host, _, port in brokers):
         return []
@@ -113,7 +113,7 @@ def _topics(settings: Settings) -> list[Finding]:
             closing(open_client(KafkaAdminClient, settings.kafka_address, **limits_ms)) as admin,
         ):
             found = replication(admin, wanted_topics(settings))
-    except (ConfigError, DependencyUnavailable):  # files of credentials are checked by themselves
+    except (ConfigError, DependencyUnavailable):  # files of credentials have their own check
         return []
     return [
         Finding(

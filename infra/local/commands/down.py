@@ -1,4 +1,4 @@
-"""`tailrace down`: stop the supervisor, wait for its end, and kill what is left."""
+"""`tailrace down`: stop the supervisor, wait for its end, and kill leftover processes."""
 
 import os
 import signal
@@ -16,13 +16,13 @@ POLL_S = 0.05
 
 
 def stop_stack(settings: Settings) -> bool:
-    """Stop this state folder's stack. Returns False when there was none. Raises EnvironmentFault when it does not stop."""
+    """Stop this state folder's stack. Returns False if none runs. Raises EnvironmentFault if it does not stop."""
     stack_file = StackFile(settings.state_dir)
     was_running = stack_file.is_claimed()
     supervisor_pid = None
     give_up_s = time.monotonic() + TIMEOUT_S
     while stack_file.is_claimed():
-        if supervisor_pid is None and (record := stack_file.read()):  # one that begins or is about to end has none
+        if supervisor_pid is None and (record := stack_file.read()):  # a starting or ending stack has none
             supervisor_pid = record.supervisor_pid
             _terminate(supervisor_pid)
         if time.monotonic() > give_up_s:

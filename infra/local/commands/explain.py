@@ -1,6 +1,6 @@
-"""`tailrace explain`: get the explanation of a request from the REST door, and print it with its stages on a time line.
+"""`tailrace explain`: get a request's explanation from the REST door, and print it with its stages on a time line.
 
-The door writes the explanation; this only formats it.
+The gateway writes the explanation; this only formats it.
 """
 
 import ssl
@@ -24,7 +24,7 @@ _WELL = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Address of the REST door, the API key to send, the certificate authority to trust, and where this machine's stack has its own."""
+    """REST address, API key, certificate authority to trust, and the REST address of this machine's stack."""
 
     url: str
     key: str | None = None
@@ -33,14 +33,14 @@ class Door:
 
     @property
     def hint(self) -> str:
-        """Return what to try where no gateway answers."""
+        """Return what to try if no gateway answers."""
         if self.local_url and self.url.rstrip("/") != self.local_url:
             return f"this machine's stack has its REST door at {self.local_url}"
         return "is the stack up? `tailrace status`"
 
 
 def ask(door: Door, request_id: str) -> dict[str, Any]:
-    """Return the explanation. Raises NotFound, ConfigError, or EnvironmentFault when the door does not answer or refuses."""
+    """Return the explanation. Raises NotFound, ConfigError, or EnvironmentFault without an answer or if refused."""
     headers = {"authorization": f"Bearer {door.key}"} if door.key else {}
     path = f"/v1/explanations/{quote(request_id, safe='')}"
     try:
@@ -90,7 +90,7 @@ def timeline(explanation: dict[str, Any]) -> Table:
 
 
 def bar(begin: float, length: float) -> str:
-    """Return a bar from this share of the whole (0 to 1) and of this length, at least one cell."""
+    """Return a bar of this start and length, as fractions of the whole (0 to 1), at least one cell long."""
     first = min(_BAR_CELLS - 1, int(begin * _BAR_CELLS))
     count = max(1, min(_BAR_CELLS - first, round(length * _BAR_CELLS)))
     return " " * first + "█" * count
@@ -106,7 +106,7 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _refusal(answer: httpx.Response, error: Any, hint: str) -> Exception:
-    """Return the error for the door's refusal, in one line."""
+    """Return the error for the gateway's refusal, in one line."""
     if not isinstance(error, dict):
         return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}; {hint}")
     if answer.status_code == httpx.codes.NOT_FOUND:

@@ -1,4 +1,4 @@
-"""The output of `tailrace up` when the stack is ready: addresses, folders, and two example calls to paste."""
+"""The output of `tailrace up` when the stack is ready: addresses, folders, and two example calls."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def describe_stack(settings: Settings, bundle_version: str) -> str:
 
 
 def _text_lines(settings: Settings) -> list[str]:
-    """Return the line on text generation, if there is any."""
+    """Return the line on text generation, if enabled."""
     if not (settings.text_path or settings.text_url):
         return []
     return [f"text     {rest_address(settings)}/v1    (OpenAI's API; {describe_text(settings)[0]})"]
@@ -47,15 +47,18 @@ def rest_address(settings: Settings) -> str:
 
 
 def plaintext_rest_address(settings: Settings) -> str:
-    """Return a REST address that speaks plaintext: the edge's, or that of Ray's ingress where the edge speaks TLS."""
+    """Return a plaintext REST address: the edge's, or that of Ray's ingress if the edge uses TLS."""
     if settings.tls_dir is None:
         return rest_address(settings)
     return f"http://{settings.inner_host}:{settings.inner_http_port}"
 
 
 def example_user(settings: Settings) -> str:
-    """Return the user with the longest history among the first of the base tables; a placeholder where none of them has a plain id."""
-    import pyarrow as pa  # other commands print addresses alone
+    """Return the user with the longest history among the first users of the base tables, or a placeholder.
+
+    Only users with a plain id qualify.
+    """
+    import pyarrow as pa  # other commands print only addresses
     import pyarrow.parquet as pq
 
     from services.stream.rebuild import base_table
@@ -73,7 +76,7 @@ def example_user(settings: Settings) -> str:
 
 
 def rest_call(settings: Settings, user_id: str) -> str:
-    """Return a shell command that gets recommendations; where keys are required it sends $TAILRACE_KEY."""
+    """Return a shell command that gets recommendations; if keys are required, it sends $TAILRACE_KEY."""
     key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""
     trust = f" --cacert {_authority(settings.tls_dir)}" if settings.tls_dir else ""
     url = f"{rest_address(settings)}/v1/recommendations"
@@ -91,5 +94,5 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
 
 
 def _authority(tls_dir: Path) -> Path:
-    """Return the file that callers trust: ca.crt beside the certificate, as cert-manager writes it, or the certificate."""
+    """Return the file that callers trust: cert-manager's ca.crt next to the certificate, or the certificate."""
     return authority if (authority := tls_dir / "ca.crt").exists() else tls_dir / "tls.crt"

@@ -14,7 +14,7 @@ from services.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """One part now. `health` is healthy, unavailable or down; the memory is that of its whole process tree."""
+    """The current state of a part. `health` is healthy, unavailable or down; memory is for its whole process tree."""
 
     name: str
     addresses: tuple[str, ...]
@@ -30,7 +30,7 @@ class PartHealth:
 
 
 def inspect_stack(settings: Settings) -> list[PartHealth]:
-    """Return the health of every part of this state folder's stack, empty when none runs."""
+    """Return the health of every part of this state folder's stack, empty if none runs."""
     stack_file = StackFile(settings.state_dir)
     record = stack_file.read()
     if record is None or not stack_file.is_claimed():
@@ -41,7 +41,7 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
 
 
 def text_health(settings: Settings) -> list[PartHealth]:
-    """Return the health of text generation, which runs inside serve, from its metrics; empty when there is none."""
+    """Return the health of text generation, which runs inside serve, from its metrics; empty if disabled."""
     is_up = settings.metrics_dir.is_dir() and b'part="text"' in render_metrics(settings.metrics_dir)
     if not (is_up or settings.text_path):
         return []
@@ -72,7 +72,7 @@ def _inspect(part: Part, record: PartRecord) -> PartHealth:
 
 
 def _memory_mb(process: psutil.Process) -> float:
-    """Return the resident memory, shared pages included; 0 when the process has ended."""
+    """Return the resident memory, including shared pages; 0 if the process has ended."""
     with suppress(psutil.Error):
         return float(process.memory_info().rss / 2**20)
     return 0.0

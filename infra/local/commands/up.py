@@ -1,6 +1,6 @@
 """`tailrace up`: check the machine, start the stores, train if no bundle is published, start the rest, supervise.
 
-Everything that can be refused is refused before anything starts. `--detach` runs the same in a session of its own.
+All validation happens before anything starts. `--detach` runs the same in its own session.
 """
 
 import os
@@ -42,10 +42,11 @@ def run_stack(
     parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
     items: Sequence[str] = (),
 ) -> None:
-    """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
+    """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault if it cannot start.
 
-    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers, with the
-    settings and the ports that were free. `items` is where a shop's items are, if they are to be imported first, and the options of their table.
+    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers,
+    with the settings including the chosen ports. `items` names a shop's items to import first, and the options of their
+    table.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
@@ -73,12 +74,12 @@ def _supervise(
     when_ready: Callable[[Settings], None],
     items: Sequence[str],
 ) -> None:
-    """Start the parts, and watch them until a stop is requested."""
+    """Start the parts, and supervise them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
     try:
         _start(supervisor, parts, settings, items)
         when_ready(settings)
-        supervisor.enter("ready")  # which is what `--detach` waits for
+        supervisor.enter("ready")  # `--detach` waits for this
         supervisor.watch()
     except StopRequested:
         report("stopping")
@@ -88,16 +89,19 @@ def _supervise(
 
 
 def start_in_background(settings: Settings, out: IO[str], items: Sequence[str] = ()) -> None:
-    """Run `tailrace up` detached, with these items if any, copy its output to `out`, and return when the stack is ready.
+    """Run `tailrace up` detached, with these items if any, copy its output to `out`, and return when it is ready.
 
-    Raises EnvironmentFault when it ends first, or when a stack runs already.
+    Raises EnvironmentFault if it ends first, or if a stack already runs.
     """
     command = ("infra.cli.main", "up", *(("--items", *items) if items else ()))
     until_ready(settings, spawn_stack(settings, command), out)
 
 
 def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Run a module that runs a stack with these settings, in a session of its own. Raises EnvironmentFault when one runs already."""
+    """Run a module that runs a stack with these settings, in its own session.
+
+    Raises EnvironmentFault if a stack already runs.
+    """
     stack_file = StackFile(settings.state_dir)
     if stack_file.is_claimed():
         raise stack_file.taken()
@@ -115,7 +119,7 @@ def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen
 
 
 def until_ready(settings: Settings, child: "subprocess.Popen[bytes]", out: IO[str]) -> None:
-    """Copy what a spawned stack prints to `out` until it is ready. Raises EnvironmentFault when it ends first."""
+    """Copy a spawned stack's output to `out` until it is ready. Raises EnvironmentFault if it ends first."""
     stack_file, log_path = StackFile(settings.state_dir), _log_path(settings)
     with log_path.open(errors="replace") as output:
         while child.poll() is None:
@@ -141,7 +145,7 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
     """
     log_dir = settings.state_dir / "logs"
     log_dir.mkdir(parents=True, exist_ok=True)
-    settings.stages_dir.mkdir(exist_ok=True)  # an erasure stays open while it is absent
+    settings.stages_dir.mkdir(exist_ok=True)  # erasures stay pending while it is absent
     prepare_valkey(settings)
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
@@ -169,7 +173,7 @@ def part_environment(settings: Settings) -> dict[str, str]:
 
 
 def with_environment(part: Part, environment: dict[str, str]) -> Part:
-    """Return the part with more variables."""
+    """Return the part with additional variables."""
     return replace(part, environment={**part.environment, **environment})
 
 
@@ -179,7 +183,7 @@ def pipeline_part(name: str) -> Part:
 
 
 def items_part(items: Sequence[str]) -> Part:
-    """Return the import of a shop's items, which are the first bundle where none is live."""
+    """Return the import of a shop's items, which become the first bundle without a live bundle."""
     command = (sys.executable, "-m", "infra.cli.main", "import", "items", *items, "--first-bundle")
     return Part(name="items", command=command)
 

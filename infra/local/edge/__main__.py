@@ -1,8 +1,9 @@
 """Run the edge: `python -m infra.local.edge [--ray-host HOST ...] [--standby-host HOST]`.
 
-Owns the listening sockets of both doors and hands them to HAProxy, so that connections wait in the kernel while a HAProxy that
-died is replaced. Swaps in new certificates and the keys' priorities when their files change, and publishes the standby's metrics from HAProxy's own
-state. Runs beside the servers (the embedded stack) or in a container of its own. HAProxy comes in a wheel.
+Owns the listening sockets of both doors and passes them to HAProxy, so that connections wait in the kernel while a
+crashed HAProxy is replaced. Loads new certificates and key priorities when their files change, and publishes the
+standby's metrics from HAProxy's state. Runs next to the servers (the embedded stack) or in its own container. HAProxy
+comes in a wheel.
 """
 
 import argparse
@@ -36,22 +37,22 @@ log = structlog.get_logger()
 POLL_S = 0.5
 STOP_S = 6.0
 MIN_LIFE_S = 2.0
-"""A HAProxy that ends sooner is not started again: it refuses its configuration or cannot run here."""
+"""A HAProxy that ends sooner is not restarted: its configuration is invalid or it cannot run here."""
 BACKLOG = 1_024
 """Connections that may wait for HAProxy's restart; the kernel may allow fewer (net.core.somaxconn)."""
 
 
 class TakeoverWatch:
-    """Publishes whether the standby answers, from the health that HAProxy's checks find."""
+    """Publishes whether the standby answers, as found by HAProxy's checks."""
 
     def __init__(self, metrics: EdgeMetrics) -> None:
         self._metrics = metrics
         self._is_active = True
-        """Before the first check nothing is known of Ray; its start is no takeover."""
+        """Before the first check the state of Ray is unknown; its start is not a takeover."""
         metrics.active.set(True)
 
     def observe(self, is_ray_up: bool | None) -> None:
-        """Record one look; None leaves everything as it is."""
+        """Record one observation; None changes nothing."""
         is_active = self._is_active if is_ray_up is None else not is_ray_up
         if is_active is self._is_active:
             return
@@ -72,7 +73,7 @@ class RefusalWatch:
         self._num_before = 0
 
     def observe(self, num: int | None) -> None:
-        """Record what HAProxy has counted since it started; None leaves everything as it is."""
+        """Record HAProxy's count since its start; None changes nothing."""
         if num is None:
             return
         self._metrics.refused.inc(num - self._num_before if num >= self._num_before else num)
@@ -80,7 +81,7 @@ class RefusalWatch:
 
 
 class Edge:
-    """HAProxy, started again when it dies, until SIGTERM."""
+    """HAProxy, restarted when it crashes, until SIGTERM."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Edge:
         self._keys_stamp = keys_file and stamp_of(keys_file)
 
     def run(self) -> int:
-        """Run until SIGTERM or until HAProxy cannot live. Returns its exit code."""
+        """Run until SIGTERM or until HAProxy keeps failing. Returns its exit code."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._keys_file is not None:
             write_key_shares(self._folder, self._keys_file)
@@ -141,7 +142,7 @@ class Edge:
             self._swap_keys(self._keys_file)
 
     def _swap(self) -> None:
-        """Swap the certificates, or log why not; a half-written pair is tried again when its other half has changed."""
+        """Load the new certificates, or log why not; a half-written pair is retried when its other half changes."""
         try:
             swap_certificates(self._folder, self._plan)
         except (ConfigError, OSError, UnicodeDecodeError) as error:
@@ -150,7 +151,7 @@ class Edge:
             log.info("certificates_swapped", certificate=str(self._plan.certificate))
 
     def _swap_keys(self, keys_file: Path) -> None:
-        """Swap in the priorities of the keys, or log why not; the old ones hold until the file changes again."""
+        """Load the new key priorities, or log why not; the old ones apply until the file changes again."""
         try:
             swap_key_shares(self._folder, keys_file)
         except (ConfigError, OSError) as error:
@@ -164,7 +165,7 @@ class Edge:
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
-    """Let HAProxy finish the answers under way, for a few seconds."""
+    """Let HAProxy finish requests in flight, for a few seconds."""
     if child.poll() is None:
         child.send_signal(signal.SIGUSR1)
         try:
@@ -179,7 +180,7 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raise ConfigError when the address cannot be had."""
+    """Raise ConfigError if the address cannot be bound."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -190,7 +191,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) -> int:
-    """Open both doors and run HAProxy behind them; one host for each of Ray's nodes. Raises ConfigError."""
+    """Open both doors and run HAProxy behind them; one host per Ray node. Raises ConfigError."""
     if settings.tls_dir is not None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     with ExitStack() as closing:
@@ -199,7 +200,7 @@ def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) ->
             for port in (settings.http_port, settings.grpc_port)
         )
         keys_file = settings.api_keys_file
-        if keys_file is not None and not keys_file.is_file():  # in a container that has none every priority is one
+        if keys_file is not None and not keys_file.is_file():  # a container without the file has one priority for all
             keys_file = None
         standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
         plan = EdgePlan(

@@ -1,8 +1,8 @@
-"""Client of a running edge's admin socket: its health, that of the servers behind it, and new certificates.
+"""Client of a running edge's admin socket: its health, the health of its servers, and new certificates.
 
-As a command it takes one of Ray's nodes out of service, or puts it back: `python -m infra.local.edge.admin out|in HOST`.
+As a command it drains one of Ray's nodes or returns it to service: `python -m infra.local.edge.admin out|in HOST`.
 
-Open connections keep the certificate that they were made with; new ones get the new one.
+Open connections keep their certificate; new connections get the new certificate.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def edge_answers(folder: Path) -> bool:
 
 
 def ray_is_up(folder: Path) -> bool | None:
-    """Return whether each door has a server of Ray's that passes its checks; None before the first check has ended."""
+    """Return whether each door has a Ray server that passes its checks; None before the first check has ended."""
     try:
         stat = send(folder, "show stat")
     except OSError:
@@ -40,7 +40,7 @@ def ray_is_up(folder: Path) -> bool | None:
 
 
 def num_ray_up(folder: Path) -> int:
-    """Return how many of Ray's servers pass their checks at every door and are in use; 0 when nothing answers."""
+    """Return how many of Ray's servers are in use and pass their checks at every door; 0 if nothing answers."""
     try:
         return count_up(send(folder, "show stat"))
     except OSError:
@@ -54,9 +54,9 @@ def count_up(stat: str) -> int:
 
 
 def use_ray_host(folder: Path, host: str, *, is_used: bool) -> None:
-    """Take one of Ray's nodes out of service at both doors, or put it back. Requests in progress there go on.
+    """Take one of Ray's nodes out of service at both doors, or put it back. Its requests in progress continue.
 
-    Raises ConfigError when no server has this address, and OSError when nothing answers.
+    Raises ConfigError if no server has this address, and OSError if nothing answers.
     """
     found = [
         f"{row['pxname']}/{row['svname']}"
@@ -85,7 +85,7 @@ def _table(stat: str) -> list[dict[str, str]]:
 
 
 def num_refused(folder: Path) -> int | None:
-    """Return how many requests HAProxy has refused since it started because too many were in flight; None when nothing answers."""
+    """Return HAProxy's count of requests refused for overload since its start; None without an answer."""
     try:
         found = re.findall(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
     except OSError:
@@ -94,7 +94,7 @@ def num_refused(folder: Path) -> int | None:
 
 
 def swap_certificates(folder: Path, plan: EdgePlan) -> None:
-    """Load the certificate files again. Raises ConfigError when HAProxy refuses them, which keeps the old ones."""
+    """Reload the certificate files. Raises ConfigError if HAProxy refuses them; the old certificates then stay."""
     if plan.certificate is None or plan.key is None:
         return
     chain = plan.certificate.read_text().strip() + "\n" + plan.key.read_text().strip()
@@ -104,9 +104,9 @@ def swap_certificates(folder: Path, plan: EdgePlan) -> None:
 
 
 def send(folder: Path, command: str) -> str:
-    """Send one command and return the answer. Raises OSError when nothing answers.
+    """Send one command and return the answer. Raises OSError if nothing answers.
 
-    Reaches the socket through the folder's descriptor, because a Unix socket's path has room for 107 characters only.
+    Opens the socket through the folder's descriptor, because the path of a Unix socket is limited to 107 characters.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,10 +1,10 @@
-"""Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and the standby to take over.
+"""Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and a standby.
 
-    callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress, one on each of Ray's nodes ──▶ gateways, LLM
+    callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress, one per Ray node ──▶ gateways, LLM
                                           └─▶ standby            while no ingress passes its health check
 
-Renders HAProxy's configuration from a plan; starts nothing. Certificates are named by path and read by HAProxy, so a private
-key is copied nowhere.
+Renders HAProxy's configuration from a plan; starts nothing. Certificates are named by path and read by HAProxy, so
+private keys are never copied.
 """
 
 import ipaddress
@@ -19,13 +19,13 @@ from services.gateway.call.path import AMBIGUOUS, OPENAI_NAMES, PATH_FIX, PATH_P
 
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 ADMIN_SOCKET = "admin.sock"
-"""Relative to the edge's folder, because the path of a Unix socket has room for 107 characters only."""
+"""Relative to the edge's folder, because the path of a Unix socket is limited to 107 characters."""
 KEY_SHARES = "key_shares.map"
-"""In the edge's folder: for each API key's hash, the percentage of the limit that its calls may fill."""
+"""In the edge's folder: for each API key's hash, the percentage of the limit that its calls may use."""
 RAY_SERVER, STANDBY_SERVER = "ray", "standby"
 IN_FLIGHT_TABLE = "in_flight"
 MAX_ADDRESSES = 8
-"""Addresses used of a name that resolves to several, such as that of a headless Service."""
+"""Maximal number of addresses of a name, such as a headless Service."""
 
 RESOLVERS = """\
 resolvers system
@@ -40,21 +40,21 @@ NOT_TWICE = (
 )
 """Events that may have been recorded are not sent a second time."""
 RETRIES = 8
-"""More than the idle connections that a killed server leaves in HAProxy's pools: each one costs a try before the next server is chosen."""
+"""More than a killed server's idle connections in HAProxy's pools; each costs a try before the next server."""
 NODE_RETRIES = 3
-"""Where Ray has several nodes each try goes to another one."""
+"""With several Ray nodes, each try goes to another node."""
 RETRYABLE = "    option http-buffer-request\n"
-"""A request can be sent again only if it was read whole before it was sent."""
+"""A request can be sent again only if it was fully read before it was sent."""
 CONNECT_TIMEOUT = "60ms"
-"""After a refused connection HAProxy waits as long before it tries the next server, which must still answer within a deadline of 200 ms."""
+"""Also HAProxy's pause after a refused connection; the next server must still meet a deadline of 200 ms."""
 _ALWAYS_ROOM = 3
-"""So many in flight are no crowd, whatever the rate."""
+"""This many requests in flight are never a crowd, at any rate."""
 _LEAST_DEADLINE_MS = 100
 """A shorter deadline leaves no time for a second node."""
 
 
 def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
-    """Return the envelope of an error that HAProxy answers itself, in HAProxy's log format, which writes the request's id into it."""
+    """Return the envelope of HAProxy's own errors, in its log format, which inserts the request's id."""
     error = {"code": code, "message": message, "field": field, "fix": fix, "request_id": "ID"}
     text = json.dumps({"error": error}, separators=(",", ":")).replace("%", "%%")
     return text.replace('"ID"', '"%[var(txn.request_id),json(utf8s)]"')
@@ -68,10 +68,10 @@ def _refusal(body: str, condition: str) -> str:
 NAMED = """    http-request set-var(txn.request_id) req.fhdr(x-request-id)
     http-request set-var(txn.request_id) uuid() if !{ var(txn.request_id) -m len gt 0 }
 """
-"""The rules that name a request for the errors above: as its caller did, else by a new id."""
+"""Rules that set the id of a request for these errors: the caller's, or a new id."""
 
 UNAVAILABLE = error_body("unavailable", "the gateway is unavailable")
-_NOT_UTF8 = (  # each kind of mistake by itself, with nothing repeated: the pattern costs no stack, however long the text
+_NOT_UTF8 = (  # separate patterns without repetition: matching needs no stack, however long the text
     r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
     r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"
     r"|[\xc2-\xdf][\x80-\xbf]{2}|[\xe0-\xef][\x80-\xbf]{3}|[\xf0-\xf4][\x80-\xbf]{4}"
@@ -87,13 +87,15 @@ _IS_AMBIGUOUS = f"{{ path -m reg '{AMBIGUOUS}' }}"
 _ONE_READING = _refusal(
     json.dumps({"error": {**_OPENAI_PATH_ERROR, "code": "invalid_value"}}), f"{_IS_AMBIGUOUS} {_OPENAI_PATH}"
 ) + _refusal(error_body("invalid_request", PATH_PROBLEM, "path", PATH_FIX), _IS_AMBIGUOUS)
-"""The rules after it go by the path as it was sent, the doors by the decoded one. What looks like a path of OpenAI's gets the envelope of that door."""
+"""The later rules match the path as sent, the doors the decoded path. OpenAI paths get the OpenAI error envelope."""
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
 _OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} {{ var(txn.others) -m int gt 0 }}"
-"""More recommendations are in flight through this door than the gateways answer in time. A text that is no number is 0, which limits nothing. A call of many
-requests that is alone passes: nothing else would show that the limit may rise.
+"""Matches if more recommendations are in flight through this door than the gateways answer in time.
+
+A limit that is not a number reads as 0, which disables it. A batch with no other call in flight passes: otherwise
+nothing would show that the limit may rise.
 """
 _SERVICE = "/tailrace.v1.Recommender/"
 _BATCH_BITS = (MAX_BATCH - 1).bit_length()
@@ -111,14 +113,14 @@ _RANKED = {
         )
     ),
 }
-"""The calls that rank, by door, and those that hold several requests."""
+"""Paths of the ranking calls, by door, and of the batch calls."""
 _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
     http-request set-header x-edge-in-flight %[var(txn.in_flight)]
     http-request set-header x-edge-name %[hostname]"""
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
-    """Raise ConfigError when a certificate file is missing."""
+    """Raise ConfigError if a certificate file is missing."""
     for path, key in (
         (tls_dir / CERTIFICATE, "TLS_DIR"),
         (tls_dir / KEY, "TLS_DIR"),
@@ -129,7 +131,7 @@ def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
 
 
 def share_of(priority: Priority) -> int:
-    """Return the percentage of the limit that this priority may fill."""
+    """Return the percentage of the limit that this priority may use."""
     return places_for(priority, 100)
 
 
@@ -140,7 +142,7 @@ def edge_folder(state_dir: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server behind the edge: its host (an address, or a name that is resolved again and again) and both its ports."""
+    """A server behind the edge: its host (an address, or a name that is resolved repeatedly) and both its ports."""
 
     host: str
     http_port: int
@@ -156,7 +158,7 @@ class Upstream:
         return False
 
     def server(self, name: str, port_field: str, options: str) -> str:
-        """Return HAProxy's line for it, at the port of one door; a name needs the section `RESOLVERS`."""
+        """Return HAProxy's server line for the port of one door; a name needs the section `RESOLVERS`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         address = f"{host}:{getattr(self, port_field)}"
         if self.is_name:
@@ -166,12 +168,13 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
-    """What the edge listens on and forwards to.
+    """Listeners and upstreams of the edge.
 
-    `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each of Ray's nodes. Without `tls_dir` both doors speak plaintext; with
-    `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there. `node_patience_percent` of a
-    recommendation's deadline is what one of Ray's nodes gets before another is asked; 0: all of it. `max_requests` are those that all
-    gateways together answer at once: fewer connections would leave some of them idle.
+    `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each Ray node. Without
+    `tls_dir` both doors use plaintext; with `client_ca_file` callers must present a certificate of that authority.
+    `has_keys`: the file `KEY_SHARES` exists. `node_patience_percent` is the part of a recommendation's deadline that a
+    Ray node gets before another node is asked; 0: all of it. `max_requests` is the number of requests that all gateways
+    together answer at once: fewer connections would leave some gateways idle.
     """
 
     http_fd: int
@@ -187,7 +190,7 @@ class EdgePlan:
 
     @property
     def certificate(self) -> Path | None:
-        """The certificate chain; its key is tls.key beside it."""
+        """The certificate chain; its key is tls.key in the same folder."""
         return None if self.tls_dir is None else self.tls_dir / CERTIFICATE
 
     @property
@@ -227,11 +230,12 @@ class EdgePlan:
         )
 
     def _count(self, door: int, name: str) -> str:
-        """Return the rules that count a recommendation of this door as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
+        """Return the rules that count the recommendations in flight at this door, scaled by the caller's priority.
 
-        A call of several requests counts as as many. Its first one is counted at the door's entry of the table; each bit of the number of the others
-        has an entry of its own, which counts the calls whose number has that bit. A caller whose key is not in the file counts as low; without a file of keys all callers may
-        fill the whole limit.
+        Low priority sees twice as many in flight, normal four thirds. A batch counts once per request in it: the first
+        request uses the door's table entry, and each bit of the number of further requests has its own entry, which
+        counts the calls with that bit set. A caller whose key is not in the file counts as low; without a keys file all
+        callers may use the whole limit.
         """
         bits = range(_BATCH_BITS)
         rules = [
@@ -265,17 +269,18 @@ class EdgePlan:
 
     @property
     def _has_nodes(self) -> bool:
-        """Whether Ray may have several nodes, so that one can answer for another."""
+        """Whether Ray may have several nodes, so that another node can answer."""
         return len(self.ray) > 1 or self.ray[0].is_name
 
     def _patience(self, door: str) -> str:
-        """Return the rules that send a recommendation to another node when one is silent for a part of the deadline.
+        """Return the rules that send a recommendation to another node if a node is silent for part of the deadline.
 
-        A node whose network is cut closes no connection, so nothing else shows it in time.
+        A node whose network is cut closes no connection, so only silence shows it in time. Exceptions:
 
-        Only where another is up: a name may have one address.
-        Not while the requests in flight are more than the last second's would be if each took half of its deadline: then slowness is a matter of
-        load, and second requests would add to it. Not for a rationale, which may take until the deadline.
+        - No other node is up: a name may have a single address.
+        - More requests are in flight than the last second's rate would give if each took half of its deadline:
+          the cause is then load, and second requests would add to it.
+        - The request wants a rationale, which may take until the deadline.
         """
         if not (self._has_nodes and self.node_patience_percent):
             return ""
@@ -311,11 +316,13 @@ class EdgePlan:
     def _servers(self, port_field: str, protocol: str) -> str:
         """Return the servers of one door's backend.
 
-        Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check. The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
+        Both doors are checked at the REST port, each separately: HAProxy cannot send a gRPC message as a health check.
+        The standby is not checked: it is the last resort, and a slow check on a busy machine must not disable it.
 
-        Every request goes to Ray while Ray is up, and a request that fails there is sent to another server. Where Ray has one address, that
-        is the standby, at once: as a `backup` it would get the request only after a second failure had marked Ray down, and HAProxy 2.8 loses
-        a gRPC request whose second try is refused. Where Ray has several, by a name or by a list, another of them is tried first.
+        Every request goes to Ray while Ray is up, and a request that fails there is sent to another server. If Ray has
+        one address, that is the standby, at once: as a `backup` it would get the request only after a second failure
+        had marked Ray down, and HAProxy 2.8 loses a gRPC request whose second try is refused. If Ray has several, by a
+        name or a list, another is tried first.
         """
         lines = [
             one.server(
@@ -333,7 +340,7 @@ class EdgePlan:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as one word of HAProxy's language, where single quotes end every special meaning."""
+    """Return a path as one word of HAProxy's language; single quotes disable special characters."""
     escaped = str(path.absolute()).replace("'", "'\\''")
     return f"'{escaped}'"
 

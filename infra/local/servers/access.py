@@ -14,7 +14,7 @@ from services.settings.settings import Settings, is_loopback
 
 
 def check_access(settings: Settings) -> None:
-    """Raise ConfigError, naming the file, for a missing or bad file that a part would fail on later."""
+    """Raise ConfigError, naming the file, for a missing or invalid file that a part would fail on later."""
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file)
     if settings.tls_dir is not None:
@@ -37,7 +37,7 @@ def valkey_access_file(settings: Settings) -> Path:
 
 
 def prepare_valkey(settings: Settings) -> None:
-    """Make Valkey's folder, and its user file when there is a password."""
+    """Make Valkey's folder, and its user file if there is a password."""
     path = valkey_access_file(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def prepare_valkey(settings: Settings) -> None:
 
 
 def valkey_access(username: str, password: str) -> str:
-    """Return the user file: one user may do everything, nobody else anything. Raises ConfigError."""
+    """Return the user file: one user may do everything, all others nothing. Raises ConfigError."""
     if set(username + password) & set(" \t\r\n'\""):
         raise ConfigError(
             "TAILRACE_REDIS_PASSWORD_FILE: the embedded store accepts no quotes or blanks in user or password; choose another"

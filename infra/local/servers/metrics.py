@@ -26,7 +26,7 @@ class MetricsHandler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"see /metrics\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Log nothing: there is a scrape every few seconds."""
+        """Log nothing: a scrape arrives every few seconds."""
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)

@@ -1,7 +1,8 @@
-"""What a machine needs as one of several nodes of Ray, without Kubernetes: `python -m infra.local.servers.node environment|serve ...`.
+"""Settings of one of several Ray nodes without Kubernetes: `python -m infra.local.servers.node environment|serve ...`.
 
-`environment` prints the variables of Ray and its replicas on every node, for a shell or systemd's EnvironmentFile; `serve` prints the Serve
-configuration of the `prod` overlay with one gateway and one LLM replica on each node that has room for them. Starts nothing.
+`environment` prints the variables of Ray and its replicas on every node, for a shell or systemd's EnvironmentFile;
+`serve` prints the Serve configuration of the `prod` overlay with one gateway and one LLM replica on each node with room
+for them. Starts nothing.
 """
 
 import argparse
@@ -18,11 +19,11 @@ from services.settings.settings import Settings, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
 _RECONNECT_S = 600
-"""How long nodes wait for a head that is unavailable, as under KubeRay; their replicas answer meanwhile."""
+"""How long nodes wait for an unavailable head, as under KubeRay; their replicas answer meanwhile."""
 
 
 def node_environment(settings: Settings, standby_host: str, token_file: Path) -> dict[str, str]:
-    """Return the variables of Ray, Ray Serve and HAProxy on one of several nodes. `token_file` has what every call to Ray must show."""
+    """Return the variables of Ray, Ray Serve and HAProxy on a node. `token_file` holds the token for calls to Ray."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
@@ -33,7 +34,10 @@ def node_environment(settings: Settings, standby_host: str, token_file: Path) ->
 
 
 def serve_config(settings: Settings, num_nodes: int) -> dict[str, Any]:
-    """Return what Ray Serve runs on so many nodes with replicas: one gateway and one LLM replica on each, so that any node may end."""
+    """Return the Serve configuration for this many nodes with replicas.
+
+    Each node gets one gateway and one LLM replica, so that any node may stop.
+    """
     config: dict[str, Any] = yaml.safe_load(_SERVE.read_text())
     config["http_options"]["port"] = settings.inner_http_port
     config["grpc_options"]["port"] = settings.inner_grpc_port
@@ -46,7 +50,7 @@ def serve_config(settings: Settings, num_nodes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one of the two."""
+    """Print the variables or the Serve configuration."""
     parser = argparse.ArgumentParser(prog="python -m infra.local.servers.node", description="Settings of Ray's nodes.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     environment = kinds.add_parser("environment", help="the variables of every node")

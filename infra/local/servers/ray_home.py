@@ -1,7 +1,7 @@
 """The folder and the environment of one stack's Ray, so that stacks on one machine share nothing. Starts nothing.
 
-Unix sockets allow 107 characters, and Ray's and HAProxy's paths need 80 of them, so the folder is `/tmp/tr-<hash>`, not
-below the state folder. It has mode 700 and is removed with the stack; its logs are kept.
+Unix socket paths are limited to 107 characters, and Ray's and HAProxy's paths need 80 of them, so the folder is
+`/tmp/tr-<hash>`, not below the state folder. It has mode 700 and is removed with the stack; its logs are kept.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ SERVING_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
+    "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of the CPU weight of their neighbours
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # of 1,000 in throughput mode: a replica that dies would take its tracebacks along
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # default 1,000 in throughput mode: a crash loses tracebacks
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # default 5: a start next to an answering standby takes longer
     "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died during a request: ask another
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # a refused connection: the next request goes elsewhere
     "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "2",  # of glibc's 8 a core: a gateway's 48 threads leave a megabyte or two in each
+    "MALLOC_ARENA_MAX": "2",  # glibc's default is 8 per core: a gateway's 48 threads leave a megabyte or two in each
 }
-"""What Ray and Ray Serve read on every node, of one or of several."""
+"""Variables for Ray and Ray Serve on every node, of one or several."""
 
 
 def ray_home(state_dir: Path) -> Path:
@@ -47,7 +47,7 @@ def ray_home(state_dir: Path) -> Path:
 
 
 def make_ray_home(state_dir: Path) -> Path:
-    """Make the folder, empty. Raises EnvironmentFault when it belongs to another user."""
+    """Make the folder, empty. Raises EnvironmentFault if it belongs to another user."""
     home = ray_home(state_dir)
     remove_ray_home(state_dir)
     try:
@@ -58,7 +58,7 @@ def make_ray_home(state_dir: Path) -> Path:
 
 
 def remove_ray_home(state_dir: Path) -> None:
-    """Remove the folder if this user owns it; its logs replace those of the run before in `<state>/logs/ray`, if they can be copied."""
+    """Remove the folder if this user owns it; its logs replace the last run's in `<state>/logs/ray`, if possible."""
     home = ray_home(state_dir)
     if not home.is_dir() or home.is_symlink() or home.lstat().st_uid != os.getuid():
         return
@@ -78,9 +78,10 @@ def ray_logs(state_dir: Path) -> Path:
 def serve_environment(
     folder: Path, settings: Settings, standby_host: str, doors_host: str | None = None
 ) -> dict[str, str]:
-    """Return the variables of Ray Serve and of its HAProxy, whose files are in `folder`. `doors_host` None: its doors listen where Ray says.
+    """Return the variables of Ray Serve and of its HAProxy, whose files are in `folder`.
 
-    gRPC messages over the settings' limit are refused unread, before anyone asks for a key.
+    With `doors_host` None, the doors listen on Ray's host. gRPC messages over the settings' limit are refused unread,
+    before authentication.
     """
     standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
     return {
@@ -100,9 +101,9 @@ def ray_environment(
 ) -> dict[str, str]:
     """Return the variables that Ray, Ray Serve and HAProxy read at their start.
 
-    Calls need a token made for this start, because Ray would run anyone's code who reaches it. Only the doors of its HAProxy
-    listen where the settings say, all else on loopback. Internal ports are taken from a window that is free now, without
-    those `reserved` for other parts.
+    Calls need a token made for this start, because Ray runs the code of any caller. Only HAProxy's doors listen on the
+    configured host, all else on loopback. Internal ports come from a window that is free now, without the ports
+    `reserved` for other parts.
     """
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS

@@ -1,9 +1,9 @@
-"""Amends the configuration of Ray Serve's HAProxy: Ray starts this in HAProxy's place, and it becomes HAProxy.
+"""Amends the configuration of Ray Serve's HAProxy: Ray starts this program instead of HAProxy, and it becomes HAProxy.
 
     Ray's HAProxyManager ── -f FILE ... ──▶ ray_ingress.sh ──▶ this, with its options ──▶ HAProxy
 
-Ray writes that file from a template of its own and has no variables for what is changed here. When the file is not as
-expected, HAProxy does not start, and Ray logs why. The template was read in ray 2.60.0.
+Ray writes that file from its own template and has no variables for these changes. If the file has an unexpected form,
+HAProxy does not start, and Ray logs why. The template was read in ray 2.60.0.
 """
 
 import argparse
@@ -45,21 +45,22 @@ _SERVER = re.compile(r"^(?:backend (\S+)|    server (\S+) .* check(?! backup))",
 
 @dataclass(frozen=True, slots=True)
 class IngressPlan:
-    """Where the doors of Ray's HAProxy listen (None: where Ray says), and who answers while no gateway lives."""
+    """Where the doors of Ray's HAProxy listen (None: on Ray's host), and who answers while no gateway is up."""
 
     doors_host: str | None = None
     standby: Upstream | None = None
 
     def amend(self, config: str) -> str:
-        """Return Ray's configuration with our changes; an amended one as it is. Raises ConfigError when a place is missing.
+        """Return Ray's configuration with our changes; idempotent. Raises ConfigError if the template differs.
 
         - Statistics and metrics listen on loopback, and only the owner may use the admin socket.
         - Events that may have been recorded are not sent a second time.
-        - While no gateway lives, the standby answers instead of Ray's fallback proxy, which would hold requests until one is
-          back; `/healthz` fails, so that the edge asks the standby itself.
-        - Where one gateway is on this node and others are elsewhere, requests go to this one while it is up: a node whose network is cut
-          closes no connection, and would hold what the ingress of another sends there.
-        - Without a standby callers get our error, not a bare 500.
+        - While no gateway is up, the standby answers instead of Ray's fallback proxy, which would hold requests until a
+          gateway is back; `/healthz` fails, so that the edge asks the standby itself.
+        - If one gateway is on this node and others are elsewhere, requests go to the local gateway while it is up: a
+          node whose network is cut closes no connection, and would hold requests that another node's ingress sends
+          there.
+        - Without a standby, callers get our error, not a bare 500.
         """
         if config.startswith(_MARK):
             return config
@@ -104,7 +105,7 @@ def _errors() -> str:
 
 
 def _healthz(config: str) -> str:
-    """Return the rule by which `/healthz` fails while no gateway is up; the standby does not count."""
+    """Return the rule that fails `/healthz` while no gateway is up; the standby does not count."""
     backend, lines = "", []
     for found in _SERVER.finditer(config):
         backend = found[1] or backend
@@ -115,7 +116,7 @@ def _healthz(config: str) -> str:
 
 
 def _near(config: str) -> dict[str, str]:
-    """Return by backend the only gateway on this node, where there are others elsewhere."""
+    """Return by backend the only gateway on this node, if other nodes have gateways too."""
     here: dict[str, list[str]] = {}
     elsewhere: set[str] = set()
     backend = ""
@@ -129,7 +130,7 @@ def _near(config: str) -> dict[str, str]:
 
 
 def ingress_environment(plan: IngressPlan) -> dict[str, str]:
-    """Return the variables by which Ray starts this program, with this interpreter, in HAProxy's place."""
+    """Return the variables that make Ray start this program, with this interpreter, instead of HAProxy."""
     options = [] if plan.doors_host is None else ["--doors-host", plan.doors_host]
     if plan.standby is not None:
         options += ["--standby", plan.standby.host, str(plan.standby.http_port), str(plan.standby.grpc_port)]
@@ -141,7 +142,7 @@ def ingress_environment(plan: IngressPlan) -> dict[str, str]:
 
 
 def main() -> None:
-    """Amend the file that `-f` names and become HAProxy; exit with 1 and the reason when that cannot be."""
+    """Amend the file that `-f` names and become HAProxy; on failure, exit with 1 and the reason."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.local.servers.ray_ingress", description="Start Ray's HAProxy."
     )

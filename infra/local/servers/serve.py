@@ -1,6 +1,6 @@
 """Run Ray and the Serve application in one process tree until killed: `python -m infra.local.servers.serve`.
 
-Needs `ray_home.ray_environment` in its environment, because Ray Serve reads it at import. Ends with an error when one of
+Needs `ray_home.ray_environment` in its environment, because Ray Serve reads it at import. Ends with an error if one of
 Ray's own servers dies, because a cluster without a head never recovers; the supervisor then restarts all of it.
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
     configure_logging(settings.log_level, "serve", settings.log_file)
     signal.signal(signal.SIGTERM, _leave)
     _start_ray(settings)
-    signal.signal(signal.SIGTERM, _leave)  # again: Ray has set a handler of its own, which waits for all that it stops
+    signal.signal(signal.SIGTERM, _leave)  # again: Ray has set its own handler, which waits for its children
     _run_application(settings)
     _watch()
 
@@ -59,8 +59,8 @@ def _start_ray(settings: Settings) -> None:
 def _num_processes(settings: Settings) -> int:
     """Return the number of Ray workers of this application: the controller, the proxy, and one per replica.
 
-    Ray starts one worker ahead for each CPU in `num_cpus`, and no replica here claims a CPU: on a host of 64 cores that
-    would be 64 idle processes, even in a container with room for six.
+    Ray prestarts one worker per CPU in `num_cpus`, and no replica here claims a CPU: on a host of 64 cores that would
+    be 64 idle processes, even in a container with room for six.
     """
     num_llms = settings.llm_replicas * len(settings.served_names)
     return 2 + settings.gateway_replicas + num_llms + (settings.text_replicas if settings.text_path else 0)
@@ -77,7 +77,7 @@ def _run_application(settings: Settings) -> None:
     )
     try:
         serve.run(build_app(settings), name=_APPLICATION, route_prefix="/")
-    except RuntimeError as error:  # it names the deployment, and its status says what went wrong
+    except RuntimeError as error:  # it names the deployment, and its status gives the reason
         deployments = serve.status().applications[_APPLICATION].deployments
         sys.exit("\n".join((str(error), *(deployment.message for deployment in deployments.values()))))
 
@@ -102,7 +102,7 @@ def _end_with(server_pid: int) -> NoReturn:
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     log.info("stopping", signal=signal.Signals(number).name)
-    os._exit(0)  # the keeper sweeps; an orderly shutdown of Ray takes longer than anyone waits
+    os._exit(0)  # the keeper cleans up; an orderly shutdown of Ray takes too long
 
 
 if __name__ == "__main__":

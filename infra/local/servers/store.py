@@ -1,4 +1,4 @@
-"""A feature store for offline commands: the one that runs, or one started for the duration of the command."""
+"""A feature store for offline commands: the running store, or one started for the duration of the command."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ _ANY_PORT = 0
 
 @contextmanager
 def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator[Settings]:
-    """Provide a store, and yield the settings with its port: a free one where no setting is about another server.
+    """Provide a store, and yield the settings with its port, chosen freely unless a setting names another server.
 
-    Data stays in the state folder, where the stack finds it. Raises EnvironmentFault when another program has the port. A store with
-    TLS or on another machine is never started here: EnvironmentFault is raised when it does not answer.
+    Data stays in the state folder, where the stack finds it. Raises EnvironmentFault if another program has the port. A
+    store with TLS or on another machine is never started here: EnvironmentFault is raised if it does not answer.
     """
     is_named = not settings.model_fields_set.isdisjoint(STORE_SETTINGS)
     if is_named and _answers(settings):

@@ -9,7 +9,7 @@ from services.settings.settings import Settings
 
 
 def ready_text(settings: Settings, out: Console) -> Settings:
-    """Return the settings with `text_path` as a checkpoint folder, after a download or conversion where needed.
+    """Return the settings with `text_path` as a checkpoint folder, after a download or conversion if needed.
 
     Raises CheckpointError or EnvironmentFault. Without `text_path` the settings are returned unchanged.
     """

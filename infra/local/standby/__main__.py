@@ -1,7 +1,7 @@
-"""Run the standby: `python -m infra.local.standby`, a gateway outside Ray that answers while Ray's ingress is unavailable.
+"""Run the standby: `python -m infra.local.standby`, a gateway outside Ray for when Ray's ingress is unavailable.
 
-The edge sends it requests as its backup server. It has no LLM: stored lists, the student and popularity answer, under the
-same keys, limits and metrics as in any gateway.
+It is the edge's backup server. It has no LLM: stored lists, the student and popularity answer, under the same keys,
+limits and metrics as in any gateway.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 def rest_server(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
-    """Return the REST server; it ends by itself at SIGTERM."""
+    """Return the REST server, which ends at SIGTERM."""
     return uvicorn.Server(
         uvicorn.Config(
             app, host, port, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=1
@@ -51,7 +51,7 @@ def _health(door: RpcDoor) -> Any:
 
 
 async def run(settings: Settings) -> None:
-    """Serve both doors until SIGTERM. The servers start last, when everything behind them is warm."""
+    """Serve both doors until SIGTERM. The servers start last, when everything else is warm."""
     from services.app import open_standby
 
     async with open_standby(settings) as (rest_app, rpc_door):
@@ -64,7 +64,7 @@ async def run(settings: Settings) -> None:
         finally:
             log.info("stopping")
             await rpc.stop(None)
-            gc.unfreeze()  # or libraries report at the interpreter's end that their objects leak
+            gc.unfreeze()  # or libraries report leaked objects at the interpreter's end
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -72,7 +72,7 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Read settings and serve. Bad settings, and files that they name, end it with their error."""
+    """Read settings and serve. Invalid settings, or files that they name, end it with their error."""
     signal.signal(signal.SIGTERM, _leave)
     try:
         settings = load_settings()

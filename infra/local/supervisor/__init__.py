@@ -1,1 +1,1 @@
-"""The supervisor: what runs, in which order, and what is restarted."""
+"""The supervisor: the parts of the stack, their order, and restarts."""

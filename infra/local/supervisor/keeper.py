@@ -1,11 +1,11 @@
 """Run one command, and end every process that it leaves behind: `keeper.py PARENT_PID GRACE_S COMMAND...`.
 
-    supervisor ── keeper ── command ── whatever the command starts
+    supervisor ── keeper ── command ── the command's processes
 
-The keeper dies with its parent (the kernel sends it SIGTERM), the command dies with the keeper (SIGKILL), and what the
-command started is adopted by the keeper when the command ends, and killed. Only then does the keeper exit, with the
-command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread; it imports
-nothing of Tailrace and starts in milliseconds.
+The keeper dies with its parent (the kernel sends it SIGTERM), and the command dies with the keeper (SIGKILL). When the
+command ends, the keeper adopts and kills the processes that the command started. Only then does the keeper exit, with
+the command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread; it
+does not import Tailrace and starts in milliseconds.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the direct children of a process, or none when it is gone."""
+    """Return the direct children of a process, or none if it has ended."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -40,7 +40,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def sweep(spared: frozenset[int] = frozenset()) -> None:
-    """SIGKILL and reap everything below this process, apart from the `spared` children and what is below them."""
+    """SIGKILL and reap all descendants of this process, except the `spared` children and their descendants."""
     while victims := [child for child in children_of(os.getpid()) if child not in spared]:
         for victim in victims:
             _kill_tree(victim)
@@ -49,11 +49,11 @@ def sweep(spared: frozenset[int] = frozenset()) -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the command to its end, kill what it left, and exit with its code."""
+    """Run the command to its end, kill its leftovers, and exit with its code."""
     parent_pid, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     adopt_orphans()
-    # until its handler is there, the signal would end the keeper alone
+    # before its handler is set, the signal would end only the keeper
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child_pid = os.fork()
     if child_pid == 0:

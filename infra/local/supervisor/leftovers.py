@@ -1,7 +1,8 @@
-"""Find and kill processes that a stack left behind, by the mark in their environment and by the sessions of those.
+"""Find and kill processes that a stack left behind, by the mark in their environment and by their sessions.
 
-The keepers make this unnecessary but in one case: a supervisor and a keeper killed at the same moment. Ray's processes
-rename themselves, which overwrites their environment, but they stay in the session of their part, which its keeper began.
+Keepers make this unnecessary except when a supervisor and a keeper are killed at the same moment. Ray's processes
+rename themselves, which overwrites their environment, but they stay in the session of their part, which its keeper
+began.
 """
 
 import os
@@ -18,17 +19,14 @@ GONE = 0
 
 
 def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> list[psutil.Process]:
-    """Return processes that carry this stack's mark, or are in a session of one that does, or in one of `sessions`.
-
-    Processes of other users are left out.
-    """
+    """Return this user's processes with this stack's mark, in a marked process's session, or in one of `sessions`."""
     ours = [process for process in psutil.process_iter() if _is_ours(process)]
     marked = sessions | {_session(process) for process in ours if _is_marked(process, state_dir)}
     return [process for process in ours if _session(process) in marked - {GONE, os.getsid(0)}]
 
 
 def end_leftovers(state_dir: Path, timeout_s: float = 10.0) -> int:
-    """SIGKILL leftovers until none is found. Returns the number of processes killed."""
+    """SIGKILL leftovers until none remain. Returns the number of processes killed."""
     sessions: frozenset[int] = frozenset()
     num_hit = 0
     give_up = time.monotonic() + timeout_s

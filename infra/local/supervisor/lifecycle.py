@@ -1,4 +1,4 @@
-"""Decide when a part of the stack is started, healthy, killed and started again: a pure state machine.
+"""Decide when a part of the stack is started, healthy, killed and restarted: a pure state machine.
 
     WAITING --needs met--> STARTING --healthy--> HEALTHY <--healthy/unhealthy--> UNHEALTHY
                               ▲  └──────── died, or past this phase's timeout ────────┘
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 class Command(StrEnum):
-    """What the supervisor must do."""
+    """A command to the supervisor."""
 
     SPAWN = "spawn"
     KILL = "kill"
@@ -33,7 +33,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How long a part may take to become healthy after its start, and to become healthy again, before it is killed."""
+    """Time to become healthy after a start, and to become healthy again, before the part is killed."""
 
     start_timeout_s: float = 30.0
     unhealthy_timeout_s: float = 30.0
@@ -41,7 +41,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One look at a part."""
+    """One observation of a part."""
 
     alive: bool
     healthy: bool
@@ -50,7 +50,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartState:
-    """One part's phase, when the phase began, the failures since the part was last steady, and all restarts."""
+    """One part's phase, its start time, the failures since the part was last steady, and all restarts."""
 
     phase: Phase = Phase.WAITING
     since_s: float = 0.0

@@ -1,10 +1,10 @@
 """The parts of the embedded stack, in starting order: the command of each, its ports, its needs and its health probes.
 
     valkey ┐
-    broker ┼─▶ worker, release, standby, serve ◀── edge        metrics stands alone
+    broker ┼─▶ worker, release, standby, serve ◀── edge        metrics: independent
     stop: edge, standby, serve, worker, release, broker, valkey, metrics
 
-Derived from settings alone; starts nothing.
+Derived only from settings; starts nothing.
 """
 
 import sys
@@ -28,9 +28,9 @@ from services.settings.settings import Settings
 class Part:
     """One supervised process.
 
-    The part is healthy when all `probes` succeed; without probes, while it lives. `grace_s` lies between SIGTERM and
-    SIGKILL. `needs` names parts that must be healthy before the first start. `heartbeat` is the file that the part touches
-    while it works; the file of a dead process is removed before the next start.
+    The part is healthy when all `probes` succeed; without probes, while it lives. `grace_s` is the time between SIGTERM
+    and SIGKILL. `needs` names parts that must be healthy before the first start. `heartbeat` is the file that the part
+    touches while it works; the file of a dead process is removed before the next start.
     """
 
     name: str
@@ -88,7 +88,7 @@ def worker_part(settings: Settings) -> Part:
 
 
 def release_part(settings: Settings) -> Part:
-    """Return the judge of releases: it compares what a canary's users get with what the others get."""
+    """Return the canary analysis of releases: it compares a canary's users with all other users."""
     return Part(
         name="release",
         command=_python("pipelines.release"),
@@ -115,7 +115,10 @@ def standby_part(settings: Settings) -> Part:
 
 
 def serve_part(settings: Settings) -> Part:
-    """Return Ray Serve with the gateways, killed after a last log line, because an acknowledged event is already in the broker."""
+    """Return Ray Serve with the gateways.
+
+    It is killed after a last log line, because acknowledged events are already in the broker.
+    """
     host, http_port, grpc_port = settings.inner_host, settings.inner_http_port, settings.inner_grpc_port
     return Part(
         name="serve",
@@ -169,7 +172,7 @@ def edge_part(settings: Settings) -> Part:
 
 
 def stack_parts(settings: Settings) -> tuple[Part, ...]:
-    """Return all parts in starting order. Raises EnvironmentFault for a missing binary, ConfigError for a port given twice."""
+    """Return the parts in starting order. Raises EnvironmentFault for a missing binary, ConfigError for equal ports."""
     parts = (
         valkey_part(settings),
         broker_part(settings),
@@ -185,7 +188,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
 
 
 def _check_apart(ports: list[Port]) -> None:
-    """Raise ConfigError with a line for each two parts that have the same port."""
+    """Raise ConfigError with a line for each two parts with the same port."""
     if faults := [
         f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
         for one, other in combinations(ports, 2)
@@ -195,12 +198,12 @@ def _check_apart(ports: list[Port]) -> None:
 
 
 def metrics_environment(settings: Settings) -> dict[str, str]:
-    """Return the variable by which a process shares its metrics; prometheus-client reads it at import."""
+    """Return the variable that makes a process share its metrics; prometheus-client reads it at import."""
     return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
 
 
 def gateway_log(settings: Settings) -> Path:
-    """Return the log file that gateways and engines share, in Ray and beside it."""
+    """Return the log file that all gateways and engines share, inside and outside Ray."""
     return settings.log_file or settings.state_dir / "logs" / "gateway.log"
 
 

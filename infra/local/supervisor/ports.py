@@ -1,6 +1,7 @@
-"""The ports of a stack: those of the settings must be free, the others are found free, so that stacks on one machine need no plan.
+"""The ports of a stack: ports in the settings must be free, all others are chosen, so stacks can share a machine.
 
-A stack's choice is recorded in its state folder. It is taken again at the next start where it can be, and by commands while the stack runs.
+A stack's choice is recorded in its state folder. The next start reuses it if possible, and commands read it while the
+stack runs.
 """
 
 import errno
@@ -24,7 +25,7 @@ INNER_PORTS = (
 )
 """The settings of ports that only the stack's own processes call."""
 STORE_SETTINGS = {"redis_host", "redis_port", "redis_tls_ca_file"}
-"""Where one of these is set, the store is a certain server."""
+"""If one of these is set, the store is a specific server."""
 _FIRST_INNER_PORT = 20_000
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -51,7 +52,7 @@ def check_free(*ports: Port) -> None:
 
 
 def why_taken(port: Port) -> str | None:
-    """Return why the port cannot be bound, with the fix; None when it can."""
+    """Return why the port cannot be bound, with the fix; None if it can."""
     try:
         _bind(port.host, port.number)
     except OSError as error:
@@ -65,9 +66,9 @@ def why_taken(port: Port) -> str | None:
 
 
 def with_free_ports(settings: Settings, before: Mapping[str, int]) -> Settings:
-    """Return the settings with a free port in each of `INNER_PORTS` that is not set: that of `before`, the default, or another one.
+    """Return the settings with a free port for each unset `INNER_PORTS`: from `before`, the default, or another port.
 
-    Raises EnvironmentFault when no port is free.
+    Raises EnvironmentFault if no port is free.
     """
     given = settings.model_fields_set
     named = given if given.isdisjoint(STORE_SETTINGS) else given | STORE_SETTINGS
@@ -86,14 +87,14 @@ def with_free_ports(settings: Settings, before: Mapping[str, int]) -> Settings:
 
 
 def ports_of(settings: Settings) -> dict[str, int]:
-    """Return the port of each setting that has one; that of the first broker."""
+    """Return the port of each setting with a port; for brokers, that of the first."""
     broker = settings.kafka_bootstrap.partition(",")[0].rpartition(":")[2]
     kafka = {"kafka_bootstrap": int(broker) if broker.isdigit() else 0}
     return {name: getattr(settings, name) for name in (*PUBLIC_PORTS, *INNER_PORTS)} | kafka
 
 
 def of_running_stack(settings: Settings) -> Settings:
-    """Return the settings with the ports of the stack that runs from their folder, where they do not set them; the same without one."""
+    """Return the settings with the running stack's ports where not set; unchanged without a running stack."""
     stack_file = StackFile(settings.state_dir)
     if not stack_file.is_claimed():
         return settings
@@ -109,8 +110,8 @@ def _with_ports(settings: Settings, ports: Mapping[str, int]) -> Settings:
 def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:
     """Return the first of `width` free consecutive ports outside the range for outgoing connections.
 
-    `reserved` ports belong to servers that do not listen yet. Different seeds spread stacks that start at the same moment.
-    Raises EnvironmentFault when there is no such window.
+    `reserved` ports belong to servers that do not listen yet. Different seeds spread stacks that start at the same
+    moment. Raises EnvironmentFault if no such window exists.
     """
     last = _first_ephemeral_port() - width
     starts = range(_FIRST_INNER_PORT, last, width)
@@ -138,7 +139,7 @@ def _bind(host: str, number: int) -> None:
 
 
 def _holder(number: int) -> str:
-    """Return a description of the process that listens on the port, empty when it cannot be seen."""
+    """Return a description of the process that listens on the port, empty if it cannot be determined."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:

@@ -13,11 +13,11 @@ from pathlib import Path
 Probe = Callable[[], bool]
 TIMEOUT_S = 1.0
 BEAT_S = 10.0
-"""Maximal age of a heartbeat; a busy process may pause for a batch, or for a broker that does not answer."""
+"""Maximal age of a heartbeat; a busy process may pause for a batch, or for an unresponsive broker."""
 
 
 def answers_redis(host: str, port: int) -> bool:
-    """Return whether a Redis-protocol server answers PING, even if it requires a password or refuses writes to a full disk.
+    """Return whether a Redis-protocol server answers PING, even if it requires a password or its disk is full.
 
     With a full disk it still answers reads, and a restart would free nothing.
     """
@@ -61,7 +61,7 @@ def beats(heartbeat: Path) -> bool:
 
 
 def _exchange(host: str, port: int, request: bytes, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of the answer, fewer when the server does not send them."""
+    """Return the first `num_bytes` of the answer, fewer if the server does not send them."""
     answer = b""
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:

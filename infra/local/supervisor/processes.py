@@ -8,11 +8,11 @@ from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.stackfile import PartRecord
 
 REPLICA = "ray::ServeReplica:tailrace:"
-"""How the title of a Ray Serve replica begins; its deployment's name follows."""
+"""The prefix of a Ray Serve replica's process title; its deployment's name follows."""
 
 
 def process_tree(part: PartRecord | None) -> list[psutil.Process]:
-    """Return a part's process and, after it, its descendants; nothing when it does not run."""
+    """Return a part's process followed by its descendants; empty if it does not run."""
     for pid in children_of(part.keeper_pid) if part and part.keeper_pid else ():
         with suppress(psutil.Error):
             top = psutil.Process(pid)

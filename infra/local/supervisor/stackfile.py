@@ -1,6 +1,6 @@
-"""The record of a running stack, `<state>/run/stack.json`, its ports, the one-stack-per-folder lock, and the mark on every process.
+"""The record of a running stack, `<state>/run/stack.json`, its ports, the one-stack-per-folder lock, and process marks.
 
-The supervisor holds the lock as long as it lives, which distinguishes its record from one that a crash left behind.
+The supervisor holds the lock until it ends, which distinguishes its record from that of a crashed stack.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ MARK = "STACK_OF_TAILRACE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
-    """One part as last written. `keeper_pid` is None while the part is down."""
+    """The last recorded state of a part. `keeper_pid` is None while the part is down."""
 
     phase: str
     keeper_pid: int | None
@@ -27,7 +27,10 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """The stack as last written. `stage` is starting, pipeline, ready or stopping; store: the feature store of an offline command alone."""
+    """The last recorded state of the stack. `stage` is starting, pipeline, ready, stopping, or store.
+
+    In stage store, only the feature store of an offline command runs.
+    """
 
     supervisor_pid: int
     stage: str
@@ -44,7 +47,7 @@ class StackFile:
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
-        """Become this folder's only supervisor until this process ends. Raises EnvironmentFault when there is one already.
+        """Become this folder's only supervisor until this process ends. Raises EnvironmentFault if another one runs.
 
         Replaces an older record at once, because its process id may belong to another process now.
         """
@@ -59,7 +62,7 @@ class StackFile:
         self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
 
     def taken(self) -> EnvironmentFault:
-        """Return the error for a second stack in this folder, which names what runs there."""
+        """Return the error for a second stack in this folder, which names the running one."""
         folder, record = self._run_dir.parent, self.read()
         if record is not None and record.stage == "store":
             return EnvironmentFault(
@@ -92,7 +95,7 @@ class StackFile:
         _replace(self._path, asdict(record))
 
     def read(self) -> StackRecord | None:
-        """Return the record, or None when there is none or a crash of the machine left half of one."""
+        """Return the record, or None if it is missing or truncated by a crash of the machine."""
         try:
             fields: dict[str, Any] = json.loads(self._path.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -109,7 +112,7 @@ class StackFile:
         _replace(self._ports_path, ports)
 
     def ports(self) -> dict[str, int]:
-        """Return the ports of this folder's stack, or of its last one; empty when there was none."""
+        """Return the ports of this folder's current or last stack; empty if there was none."""
         try:
             found: dict[str, int] = json.loads(self._ports_path.read_text())
         except (FileNotFoundError, json.JSONDecodeError):

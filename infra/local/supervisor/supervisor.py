@@ -1,4 +1,4 @@
-"""Start the parts, restart those that die or hang, and stop all in order; `lifecycle` decides when.
+"""Start the parts, restart crashed or hung parts, and stop all in order; `lifecycle` decides when.
 
 One thread, one loop. It must be the process that lives longest: the kernel ends the keepers with it.
 """
@@ -44,8 +44,8 @@ class _Running:
 class Supervisor:
     """The owner of all processes of one stack.
 
-    Every part inherits `environment`. `report` receives one line for the operator at a time. When `stop_requested` returns
-    True, which is checked at every tick, every method that waits raises StopRequested.
+    Every part inherits `environment`. `report` receives one line for the operator at a time. When `stop_requested`
+    returns True, which is checked at every tick, every method that waits raises StopRequested.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Supervisor:
         self._record()
 
     def bring_up(self, parts: tuple[Part, ...]) -> None:
-        """Start these and wait until all are healthy. Raises EnvironmentFault with the end of the log of one that never is."""
+        """Start these parts and wait until they are healthy.
+
+        Raises EnvironmentFault with a failed part's last log lines.
+        """
         for part in parts:
             self._running[part.name] = _Running(part)
         waiting = [self._running[part.name] for part in parts]
@@ -85,7 +88,7 @@ class Supervisor:
                     raise EnvironmentFault(self._why_down(running.part.name))
 
     def run_once(self, part: Part) -> None:
-        """Run a part that ends by itself, on this terminal. Raises EnvironmentFault when it fails."""
+        """Run a part that ends by itself, on this terminal. Raises EnvironmentFault if it fails."""
         running = _Running(part)
         running.keeper = self._spawn(part, own_log=False)
         self._running[part.name] = running
@@ -118,7 +121,10 @@ class Supervisor:
         time.sleep(TICK_S)
 
     def stop(self) -> None:
-        """Stop all parts in order, those that have no place in it first, each within its grace period, and kill what they left behind."""
+        """Stop all parts in order, each within its grace period, and kill their leftovers.
+
+        Parts without a place in the order stop first.
+        """
         self.enter("stopping")
         for name in sorted(self._running, key=lambda name: STOP_ORDER.index(name) if name in STOP_ORDER else -1):
             self._stop_one(self._running[name])
@@ -167,12 +173,12 @@ class Supervisor:
             self._report_line(f"{name}: healthy again")
 
     def _report_line(self, line: str) -> None:
-        """Report a line to the operator; a full disk behind their output stops nothing."""
+        """Report a line to the operator; a full disk behind their output is ignored."""
         with suppress(OSError):
             self._report(line)
 
     def _try_to_spawn(self, part: Part) -> subprocess.Popen[bytes] | None:
-        """Start the part, or report why not: the machine may lack processes, memory or disk while other parts still serve."""
+        """Start the part, or report why not: the machine may lack memory or disk while other parts still serve."""
         try:
             return self._spawn(part, own_log=True)
         except OSError as error:
@@ -207,7 +213,7 @@ class Supervisor:
             running.keeper.wait()
 
     def _sweep(self) -> None:
-        """Kill what the keeper of a dead part left behind."""
+        """Kill the leftovers of a dead part's keeper."""
         sweep(spared=frozenset(running.keeper.pid for running in self._running.values() if running.keeper))
 
     def _why_down(self, name: str) -> str:
