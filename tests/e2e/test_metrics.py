@@ -10,7 +10,7 @@ NUM_REQUESTS = 40
 
 
 def test_each_request_is_counted_once_and_leaves_an_impression(stack: Stack) -> None:
-    """The sum over the node grows by exactly the number of requests, regardless of the replica and the protocol."""
+    """Every request counts once and writes one impression, regardless of the replica and the protocol."""
     before = {door: stack.metric("tailrace_requests_total", door=door, code="ok") for door in ("rest", "grpc")}
     outcomes = {
         name: stack.metric("tailrace_impressions_total", outcome=name) for name in ("sent", "failed", "dropped")

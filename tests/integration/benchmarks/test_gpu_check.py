@@ -87,8 +87,8 @@ MOST_FILES = 8
 
 @pytest.mark.parametrize("tiny", [True, False])
 def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: bool) -> None:
-    """The stages' limits sum to the total, the most important stage comes first, and steps of a stage
-    run concurrently.
+    """The stages' limits sum to at most 8 minutes, the most important stage comes first, and 8 files are written at
+    most.
     """
     planned = [step for step in steps(tmp_path, tmp_path, tiny=tiny) if not step.is_extra]
 
@@ -103,7 +103,7 @@ def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: boo
 
 
 def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
-    """A strided sample of the cases would cover only one head size."""
+    """The oracle's sample covers every pair of values; a strided sample would cover only one head size."""
     for number in (2, 36):
         assert {case.head_dim for case in sample(number)} == {64, 128}
     cases = sample(36)
@@ -203,9 +203,7 @@ def _can_lock(path: Path) -> bool:
 
 
 def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
-    """The child process loads no conftest.py, so hypothesis has no profile: compiling an example
-    exceeds its deadline.
-    """
+    """The kernels' tests pass without conftest.py, whose hypothesis profile allows for slow kernel compilation."""
     command = next(step.command for step in steps(tmp_path, tmp_path, tiny=False) if step.name == "kernel-tests")
 
     done = subprocess.run(

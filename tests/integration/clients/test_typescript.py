@@ -133,7 +133,9 @@ RECORDED = Step(200, {"accepted": 1, "event_ids": ["e"], "unknown_items": []})
 )
 @pytest.mark.parametrize("method", ["call", "record"])
 def test_a_repeated_event_has_the_same_id(method: str, body: Any) -> None:
-    """Events without an ID are sent once, since the server may have recorded them before its answer was lost."""
+    """A retried event has the same ID in every form of the body, since the server may have recorded
+    the first attempt.
+    """
     call = 'call("post", "/v1/events", { body })' if method == "call" else "record(body.events ?? body)"
     script = f"const body = {json.dumps(body)}; done(await caught(new Client(address, {{ firstPauseMs: 1 }}).{call}));"
     with running([Step(0), RECORDED]) as server:

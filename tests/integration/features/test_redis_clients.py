@@ -231,8 +231,8 @@ async def outcome(call: Call) -> str:
 
 
 async def test_the_faults_of_the_matrix_are_what_they_say(pair: Pair, tmp_path: Path) -> None:
-    """A failover is reported until the address leads to the new primary; a rotation reads the new password from the
-    file.
+    """The failover leaves the old primary behind the address until `follow`; the rotation writes the
+    new password file.
     """
     settings = Settings(state_dir=tmp_path / "s", redis_password_file=pair.address.password_file)
     prepare_valkey(settings)

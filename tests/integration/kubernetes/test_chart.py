@@ -341,9 +341,7 @@ def requests_of(pod: Pod) -> tuple[float, float]:
 
 
 def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
-    """The first training is a Job with the CronJob's options that skips if a bundle is live; a changed Job gets a new
-    name.
-    """
+    """The first training waits for its files with the CronJob's options; a changed Job gets a new name."""
     things = templated()
     (job,) = find(things, "Job")
     pod = pod_of(things, job["metadata"]["name"])

@@ -111,7 +111,7 @@ def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> 
 
 
 def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
-    """Listing versions downloads only their reports, each once and verified; a bundle without a report has none."""
+    """Reading a version's report downloads only the report, once and verified; a bundle without a report has none."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1")
     source = tmp_path / "reported"
@@ -131,7 +131,7 @@ def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
 
 
 def test_a_version_that_comes_back_keeps_its_place(url: str, tmp_path: Path) -> None:
-    """Promoting during pruning does not renew a version; hidden it neither opens nor counts until published again."""
+    """A version keeps its publication order when shown or published again; while hidden it neither opens nor counts."""
     store = open_at(url, tmp_path / "cache")
     for version in ("b", "a"):
         publish(store, tmp_path, version)
@@ -169,7 +169,7 @@ def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Pa
     others = Thread(target=prune_and_publish)
 
     class Overtaken(ObjectStorage):
-        """A storage that delays each step for v2 until the rest had two seconds."""
+        """A storage that lets the other process run for up to two seconds before each step for v2."""
 
         def hide(self, version: str) -> None:
             """Mark a version."""

@@ -229,9 +229,7 @@ def test_a_surface_that_does_not_explore_is_refused(shown: Shown) -> None:
 
 
 def test_the_experiment_s_report_holds_the_truth(shown: Shown) -> None:
-    """Users are divided as the file says, without mismatch, and the true difference in clicks is in a non-zero
-    interval.
-    """
+    """Users are divided as the file says, without mismatch, and the interval holds the true difference in clicks."""
     file = shown.folder / "experiments.toml"
     experiment = read_experiments(file).by_name["even"]
     of_users = {f"user-{number}": experiment.variant_of(f"user-{number}") for number in range(NUM_USERS)}

@@ -258,7 +258,7 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
 def test_the_nested_test_runs_the_whole_flow_without_the_labels(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """Without refit on all events, one event per user stays unseen; published and judged weights rank the same 40
+    """The nested test learns from eleven of a user's twelve events; published and judged weights rank the same 40
     labels.
     """
     places = places_in(tmp_path, store)
@@ -345,7 +345,7 @@ def test_validation_chooses_the_depth_of_a_large_catalogue(
 
 
 def test_a_warm_start_keeps_the_live_depth(places: Places, options: PipelineOptions) -> None:
-    """If the catalogue has grown enough for deep codes since the last publication, nothing is compared."""
+    """A warm start keeps the live depth without a comparison, though the catalogue has grown enough for deep codes."""
     grown = replace(options, codes=CodesOptions(deep_from_items=10), warm_start=True, until="tokenize")
 
     stages = run_pipeline(grown, places, quiet()).stages
