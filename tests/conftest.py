@@ -14,12 +14,12 @@ from tests.support.stacks.compose_stack import ComposeStack, why_not
 from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 
 if not Path("/dev/nvidia0").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which transformers does too
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which also transformers does
 
 hypothesis_settings.register_profile(
     "untimed", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-hypothesis_settings.load_profile("untimed")  # a busy machine is no fault of what is tested
+hypothesis_settings.load_profile("untimed")  # a busy machine is not a fault of the tested code
 
 E2E_TIMEOUT_S = 1_800
 EMBEDDED_ONLY = {
@@ -40,12 +40,14 @@ EMBEDDED_ONLY = {
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
 }
-"""By file, or by file and test, why end-to-end tests run against the embedded stack alone; the others run against compose too."""
+"""Reasons, by file or by file and test, why end-to-end tests run only on the embedded stack; others
+run on compose too.
+"""
 LONGEST = (
     *("test_workers.py", "test_worker_faults.py", "test_offline_pipeline.py", "test_erasure.py"),
     *("test_deployments.py", "test_judge.py", "test_release.py", "test_object_store.py", "test_impressions.py"),
 )
-"""What takes half a minute and more, the longest first: several processes begin with these, so that none is left with one at the end."""
+"""Tests of half a minute and more, longest first: processes start with these, so that none runs one at the end."""
 SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--no-refit", "--force")
 
 
@@ -62,8 +64,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests below integration, e2e and compose are marked so, and the latter may wait for the pipeline; all that need the stack run last,
-    so that it does not take the cores from the others, and those that end it after all others.
+    """Mark tests below integration, e2e and compose, and order them by their use of the stack.
+
+    Compose tests may wait for the pipeline. Tests that need the stack run last, so that they do not take the cores from
+    others; tests that end the stack run after all others.
     """
     for item in items:
         if "integration" in item.path.parts:
@@ -85,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A running stack with two gateway replicas, on a bundle of one epoch on ml-100k; tests/quality trains in full.
 
-    It serves text of a tiny random checkpoint too, and has files of surfaces and experiments, which are empty.
+    It also serves text of a tiny random checkpoint, and has empty surfaces and experiments files.
     """
     if request.config.getoption("--stack") == "compose":
         yield from composed(request.config, empty_surfaces(tmp_path_factory))
@@ -116,7 +120,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 def empty_surfaces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with both files of surfaces and experiments, which the user of a container may read."""
+    """Return a folder with both files of surfaces and experiments, readable by the user of a container."""
     folder = tmp_path_factory.mktemp("surfaces")
     folder.chmod(0o755)
     for name in ("surfaces.toml", "experiments.toml"):
@@ -125,7 +129,7 @@ def empty_surfaces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def composed(config: pytest.Config, surfaces: Path) -> Iterator[Stack]:
-    """The same, of containers; skips where there is no engine."""
+    """The same stack in containers; skips without a Docker engine."""
     if reason := why_not():
         pytest.skip(reason)
     kept: str | None = config.getoption("--project")

@@ -1,8 +1,10 @@
-"""Whether the unit tests notice a changed line in the code that decides: `python tests/mutation_check.py [--seed 0] [--sample 40]`.
+"""Check that the unit tests notice a changed line in pure code: `python tests/mutation_check.py [--seed 0] [--sample
+40]`.
 
-Draws single-line mutations (DeMillo, Lipton and Sayward 1978) of the modules under the purity contract in pyproject.toml, applies them one at a time
-to a scratch copy of the tree, and runs the test folder that mirrors the module, then for survivors all unit tests. The draw
-depends on the seed and the code alone, not on the folder a module is in. Exit code 1 when more than one in twenty survives.
+Draws single-line mutations (DeMillo, Lipton and Sayward 1978) of the modules under the purity contract in
+pyproject.toml, applies them one at a time to a scratch copy of the tree, and runs the test folder that mirrors the
+module, then all unit tests for survivors. The draw depends only on the seed and the code, not on a module's folder.
+Exit code 1 if more than one in twenty survives.
 """
 
 import argparse
@@ -28,12 +30,12 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
 }  # fmt: skip
-"""By the operator in the code, the one that a mutation writes instead."""
+"""The mutation of each operator."""
 
 
 @dataclass(frozen=True, order=True)
 class Mutation:
-    """One expression of one line, and the source text that takes its place. `module` is the file's name without folders."""
+    """An expression on one line, and its replacement source. `module` is the file's name without folders."""
 
     module: str
     scope: str
@@ -86,7 +88,7 @@ def mutations_of(path: Path) -> Iterator[Mutation]:
 
 
 def annotations(node: ast.AST) -> list[ast.AST]:
-    """Return the children of a node that are types, and its decorators: code that no test can run wrongly."""
+    """Return the children of a node that are types, and its decorators: code that no test can execute wrongly."""
     names = ("annotation", "returns")
     return [*getattr(node, "decorator_list", ()), *(child for name in names if (child := getattr(node, name, None)))]
 
@@ -106,7 +108,7 @@ def replacements(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def written(expression: ast.expr) -> str:
-    """Return the source of an expression, in parentheses: the place it goes to may bind tighter."""
+    """Return the source of an expression, in parentheses, since its new context may bind tighter."""
     return f"({ast.unparse(expression)})"
 
 
@@ -118,7 +120,7 @@ def mirrored_tests(path: Path) -> Path:
 
 
 def is_found(tree: Path, tests: Path, *options: str) -> bool:
-    """Return whether a test fails, or never ends, in the mutated copy."""
+    """Return whether a test fails or never ends in the mutated copy."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, str(tests)]
     try:
         return subprocess.run(command, cwd=tree, capture_output=True, check=False, timeout=900).returncode != 0
@@ -127,7 +129,7 @@ def is_found(tree: Path, tests: Path, *options: str) -> bool:
 
 
 def main() -> None:
-    """Draw the mutations, run the tests on each, and print those that no test noticed."""
+    """Draw the mutations, run the tests on each, and print undetected mutations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=40)

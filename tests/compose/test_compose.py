@@ -1,4 +1,4 @@
-"""The stack of containers: what restarts and kills leave, also in the log, text, keys, and the folder of surfaces."""
+"""The container stack: effects of restarts and kills, the log, text, keys, and the surfaces folder."""
 
 import time
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ share = 1.0
 rules = "shelf-varied"
 """
 NUM_AGREEING = 12
-"""Answers in a row that come from both gateways."""
+"""The number of consecutive answers that reach both gateways."""
 DURABLE = ("redis", "worker", "serve", "standby", "edge")
 
 
 @pytest.fixture
 def composed(stack: Stack) -> Iterator[ComposeStack]:
-    """The shared stack, when it is one of containers."""
+    """The shared stack, if it is a container stack."""
     if not isinstance(stack, ComposeStack):
         pytest.skip("needs a stack of containers: make test-compose")
     stack.until_healthy()
@@ -52,7 +52,7 @@ def composed(stack: Stack) -> Iterator[ComposeStack]:
 
 
 def record(stack: ComposeStack, user_id: str) -> int:
-    """Record twenty clicks, all acknowledged; return the time of the last."""
+    """Record twenty clicks, all acknowledged; return the time of the last click."""
     now_ms = int(time.time() * 1_000)
     events = [
         {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms + place}
@@ -64,8 +64,9 @@ def record(stack: ComposeStack, user_id: str) -> int:
 
 
 def test_a_restart_loses_no_event_no_feature_and_no_line(composed: ComposeStack) -> None:
-    """Events acknowledged right before store, worker and doors restart are applied; features are kept; `docker logs` has
-    the last request, and the line of SIGTERM, of serve and standby alike.
+    """Acknowledged events survive a restart of store, worker and gateway; features and the last log lines are kept.
+
+    `docker logs` has the last request, and the SIGTERM line of serve and of the standby.
     """
     known = composed.recommend("1")
     user_id = new_user_id()
@@ -86,7 +87,7 @@ def test_a_restart_loses_no_event_no_feature_and_no_line(composed: ComposeStack)
 
 
 def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
-    """Events acknowledged right before the worker's SIGKILL are all applied by the next one."""
+    """Events acknowledged right before the worker's SIGKILL are all applied by the next worker."""
     user_id = new_user_id()
     last_ms = record(composed, user_id)
 
@@ -98,7 +99,7 @@ def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
 
 @pytest.mark.parametrize("part", ["serve", "standby", "edge"])
 def test_a_killed_door_opens_again_and_no_event_is_lost(composed: ComposeStack, part: str) -> None:
-    """While Ray's container is away the standby answers, and Ray without the standby; only the edge closes the doors, until it is back."""
+    """The standby answers without Ray, and Ray without the standby; only a stopped edge closes REST and gRPC."""
     user_id = new_user_id()
     last_ms = record(composed, user_id)
 
@@ -112,7 +113,7 @@ def test_a_killed_door_opens_again_and_no_event_is_lost(composed: ComposeStack, 
 
 
 def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
-    """Events acknowledged while the worker is paused survive the broker's restart on disk."""
+    """Events acknowledged while the worker is paused survive a restart of the broker."""
     if not composed.keeps_events():
         pytest.skip("the broker is a stand-in that keeps nothing on disk; run with Apache Kafka's image")
     user_id = new_user_id()
@@ -125,7 +126,7 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
 
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
-    """One-shot jobs change nothing when they run again: the same key, bundle and containers."""
+    """Rerunning the one-shot jobs changes nothing: same key, bundle and containers."""
     containers = [composed.container(service) for service in SERVICES.values()]
     version = composed.recommend("1")["bundle_version"]
 
@@ -136,7 +137,7 @@ def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
 
 
 def test_keys_are_needed_made_and_revoked(composed: ComposeStack) -> None:
-    """The doors of containers, which are not on loopback, take no call without a key, and one that the job `keys` makes until it revokes it."""
+    """In containers every call needs a key; a key made by the job `keys` works until it is revoked."""
 
     def status(key: str) -> int:
         """Return the status of a call with this key."""
@@ -144,7 +145,7 @@ def test_keys_are_needed_made_and_revoked(composed: ComposeStack) -> None:
         return composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers=headers).status_code
 
     def keys(*words: str) -> str:
-        """Run `tailrace keys` as the page says."""
+        """Run `tailrace keys` as documented."""
         return composed.compose("run", "--rm", "-T", "keys", "tailrace", "keys", *words).strip()
 
     key_id = new_user_id()
@@ -157,14 +158,14 @@ def test_keys_are_needed_made_and_revoked(composed: ComposeStack) -> None:
 
 
 def test_files_of_the_mounted_folder_change_answers_while_it_runs(composed: ComposeStack, tmp_path: Path) -> None:
-    """A surface's pin, another after an edit, and an experiment's are first in the lists of both doors and of the standby, until the files are empty."""
+    """REST, gRPC and the standby apply a surface's pin, an edited pin and an experiment, until the files are empty."""
     (tmp_path / "experiments.toml").write_text(EXPERIMENTS)
     experiment = read_experiments(tmp_path / "experiments.toml").by_name["varied"]
     user_id = next(user_id for user_id in iter(new_user_id, None) if experiment.variant_of(user_id) == "varied")
     body = {"user_id": user_id, "surface": "shelf", "deadline_ms": 4_000}
 
     def until_first(*first: str) -> None:
-        """Wait until every place has this item first; none: until it does not know the surface."""
+        """Wait until every gateway puts this item first; None waits until the surface is unknown."""
         with composed.standby() as standby:
             places = {
                 "rest": lambda: firsts(admitted(lambda: composed.rest.post("/v1/recommendations", json=body))),
@@ -188,7 +189,7 @@ def test_files_of_the_mounted_folder_change_answers_while_it_runs(composed: Comp
 
 
 def firsts(response: httpx.Response) -> list[str]:
-    """Return the first item of a list of three; nothing when the surface is not known."""
+    """Return the first item of a list of three; None if the surface is unknown."""
     if response.status_code == 422:
         return []
     items = rest_items(response.raise_for_status().json())
@@ -197,7 +198,7 @@ def firsts(response: httpx.Response) -> list[str]:
 
 
 def rpc_firsts(stack: ComposeStack, body: dict[str, Any]) -> list[str]:
-    """Return the same of the gRPC door."""
+    """Return the same over gRPC."""
     try:
         items = rpc_items(stack.rpc.Recommend(pb.RecommendRequest(**body)))
     except grpc.RpcError as refused:
@@ -208,7 +209,7 @@ def rpc_firsts(stack: ComposeStack, body: dict[str, Any]) -> list[str]:
 
 
 def test_text_is_served_with_a_checkpoint(composed: ComposeStack, tmp_path: Path) -> None:
-    """With TEXT_PATH the doors generate text, without it they answer 404; recommendations work in both cases."""
+    """With TEXT_PATH REST and gRPC generate text, without it they answer 404; recommendations work in both cases."""
     composed.put(write_checkpoint(tmp_path / "tiny", max_positions=256), "/state")
 
     without = composed.rest.post("/v1/chat/completions", json=TEXT)

@@ -1,4 +1,4 @@
-"""What tests of faults share beside the stack."""
+"""Fixtures for fault tests, in addition to the stack."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.support.stacks.stack import Stack
 
 @pytest.fixture
 def healthy(stack: Stack) -> Iterator[None]:
-    """The test starts from a healthy stack whose standby is idle, and leaves one behind."""
+    """Each test starts and ends with a healthy stack and an idle standby."""
     stack.until_healthy()
     yield
     stack.until_healthy()

@@ -1,4 +1,4 @@
-"""Faults through the proxy on a stack of its own, in small numbers."""
+"""Faults injected through the proxy on a separate stack, in small numbers."""
 
 from collections.abc import AsyncIterator
 
@@ -24,7 +24,7 @@ async def scene(stack: Stack) -> AsyncIterator[Scene]:
 
 
 async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -> None:
-    """Every request is answered, the reasons name what was unavailable, and no acknowledged event is lost."""
+    """Every request is answered, reasons name the unavailable dependency, and no acknowledged event is lost."""
     rows = {
         name: await run_row(name, scene, RATE_RPS, PHASES, FAULTS[name])
         for name in ("store-hang", "broker-stop", "low-priority-spike")
@@ -40,7 +40,7 @@ async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -
 
 
 async def test_a_gateway_that_starts_without_states_of_items_shows_nothing_hidden(scene: Scene) -> None:
-    """Without broker and snapshot it takes no request; what others answer holds no hidden item, and no event is lost or counted twice."""
+    """A gateway without broker and snapshot takes no request; other gateways show no hidden item and lose no event."""
     name = "gateway-without-states"
     row = await run_row(name, scene, RATE_RPS, PHASES, FAULTS[name])
 

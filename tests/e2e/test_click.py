@@ -8,7 +8,7 @@ from tests.support.wait import wait_for
 
 
 def test_after_a_click_the_stored_list_is_not_used(stack: Stack) -> None:
-    """Another tier answers, has seen the event, and does not recommend the clicked item again."""
+    """Another tier answers, reflects the event, and does not recommend the clicked item again."""
     user_id = stack.listed_user()
     before = stack.known(user_id)
     clicked = before["items"][0]["item_id"]
@@ -22,7 +22,7 @@ def test_after_a_click_the_stored_list_is_not_used(stack: Stack) -> None:
 
 
 def test_a_click_over_grpc_is_seen_over_rest(stack: Stack) -> None:
-    """The doors share one log and one store."""
+    """REST and gRPC share one log and one store."""
     user_id, event_time_ms = new_user_id(), int(time.time() * 1_000)
     event = pb.Interaction(user_id=user_id, item_id="50", event_time_ms=event_time_ms)
 

@@ -1,4 +1,4 @@
-"""A shop that has items and no events: `tailrace up --items` on an empty state folder, what it answers, and what each step says that it lacks."""
+"""A shop with items but no events: `tailrace up --items` on an empty state folder, its answers, and its messages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ USER, OTHER = "first-customer", "second-customer"
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack that was started with the items of a CSV alone."""
+    """A stack started from only a CSV of items."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "items.csv").write_text(SHELF)
     shop = Stack(folder / "state", gateway_replicas=1)
@@ -37,13 +37,15 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def items_of(shop: Stack, path: str, **sent: object) -> list[str]:
-    """Return the items of an answer that is none of a model's."""
+    """Return the items of an answer that no model made."""
     answer = admitted(lambda: shop.rest.post(path, json={"deadline_ms": 2_000, **sent})).raise_for_status().json()
     return rest_items(answer)
 
 
 def test_the_shop_answers_without_a_model(shop: Stack) -> None:
-    """The first bundle has no models, and says so; users get the newest items, and similar ones are those of like texts."""
+    """The first bundle states that it has no models; users get the newest items, and similar items
+    have similar texts.
+    """
     popular = admitted(lambda: shop.rest.get("/v1/popular", params={"k": 8})).raise_for_status().json()
     answer = shop.known(OTHER, k=3, deadline_ms=2_000)
     similar = admitted(lambda: shop.rest.post("/v1/items/lamp-1/similar", json={"k": 2})).raise_for_status().json()
@@ -56,7 +58,7 @@ def test_the_shop_answers_without_a_model(shop: Stack) -> None:
 
 
 def test_each_step_says_what_it_lacks(shop: Stack, tmp_path: Path) -> None:
-    """Status, a training and the addition of items, before there are events."""
+    """Status, training and adding items report the missing events."""
     (tmp_path / "more.csv").write_text("item_id,title,categories\nlamp-4,Glass lamp,lighting\n")
     status = shop.command("status")
     trained = shop.command("pipeline", "--items", str(shop.settings.state_dir.parent / "items.csv"))
@@ -71,7 +73,7 @@ def test_each_step_says_what_it_lacks(shop: Stack, tmp_path: Path) -> None:
 
 
 def test_events_count_at_once_and_towards_the_first_training(shop: Stack) -> None:
-    """What a user has seen is not shown again, what others use is popular, and status counts what the log has."""
+    """Seen items are not shown again, used items become popular, and status counts the logged events."""
     answer = shop.sees_click(USER, "lamp-1")
     shop.sees_click(OTHER, "lamp-1")
 

@@ -26,7 +26,7 @@ BUSY_NODE = """async () => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests here."""
+    """One browser for all tests in this file."""
     expect.set_options(timeout=WAIT_MS)
     with chromium() as running:
         yield running
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
-    """The console, open, with its first list shown; no drill is left behind."""
+    """The open console with its first list; afterwards no drill is active."""
     with quiet_page(browser, viewport=WIDE, base_url=address(stack)) as opened:
         opened.goto("/")
         expect(items(opened)).to_have_count(10)
@@ -43,7 +43,7 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
 
 
 def address(stack: Stack) -> str:
-    """Return the address of the REST door."""
+    """Return the REST address."""
     return str(stack.rest.base_url)
 
 
@@ -58,7 +58,7 @@ def titles(page: Page) -> list[str]:
 
 
 def item_ids(page: Page) -> list[str]:
-    """Return the item ids in the list. Titles are not unique: films that were released twice share one."""
+    """Return the item IDs in the list. Titles are not unique: films that were released twice share a title."""
     return [str(item.get_attribute("data-item")) for item in items(page).all()]
 
 
@@ -97,7 +97,7 @@ def history(stack: Stack, user_id: str) -> list[dict[str, Any]]:
 
 
 def test_the_page_shows_user_answer_and_numbers(page: Page, stack: Stack) -> None:
-    """The first view has a user, a history with titles, an answer with tier and reason, and all the numbers."""
+    """The first view has a user, a history with titles, an answer with tier and reason, and all figures."""
     chip = page.locator("#users .chip").first
     chip.click()
     expect(chip).to_have_attribute("aria-pressed", "true")
@@ -122,7 +122,7 @@ def test_the_page_shows_user_answer_and_numbers(page: Page, stack: Stack) -> Non
 
 
 def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> None:
-    """The next answer has seen the click, after a shown time; the clicked item goes, and the history grows."""
+    """The next answer reflects the click after a displayed time; the clicked item leaves, and the history grows."""
     choose(page, known_user(stack))
     clicked, title = item_ids(page)[1], titles(page)[1]
 
@@ -137,7 +137,7 @@ def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> N
 
 
 def test_switching_parts_off_shifts_the_tiers(page: Page, browser: Browser, stack: Stack) -> None:
-    """Without the language model the student answers, without the feature store popularity does; every window and replica agrees."""
+    """The student replaces the LLM, and popularity the feature store; all windows and replicas follow the switch."""
     choose(page, known_user(stack))
     until_tier(page, "Language model")
 
@@ -166,7 +166,7 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, browser: Browser, stac
 
 
 def test_a_history_read_before_the_store_was_switched_off_is_not_shown_after(page: Page, stack: Stack) -> None:
-    """The answer may be under way when the switch is turned: the page goes on saying that the store is unavailable."""
+    """An answer in flight during the switch does not hide that the store is unavailable."""
     choose(page, known_user(stack))
     until_tier(page, "Language model")
     held: list[tuple[Route, APIResponse]] = []
@@ -190,7 +190,7 @@ def test_a_history_read_before_the_store_was_switched_off_is_not_shown_after(pag
 
 
 def test_the_sliders_set_deadline_and_load(page: Page) -> None:
-    """The next answer has the chosen deadline; requests are sent at the chosen rate, counted and drawn."""
+    """The next answer has the chosen deadline; requests are sent at the chosen rate, counted and plotted."""
     page.get_by_role("slider", name="Deadline").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#timeline .budget")).to_contain_text("of 500 ms")
@@ -214,7 +214,9 @@ def test_the_sliders_set_deadline_and_load(page: Page) -> None:
 
 
 def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
-    """The skip link comes first, focus is visible, shortcuts are listed and are off in a text field; `n` makes a new user."""
+    """The skip link comes first, focus is visible, shortcuts are listed and disabled in text fields;
+    `n` adds a user.
+    """
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -248,7 +250,7 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> None:
-    """Every control has a name; landmarks, heading order and a contrast of 4.5 to 1 hold in both schemes."""
+    """Every control has a name; landmarks, heading order and a contrast of 4.5 to 1 hold in both colour schemes."""
     with quiet_page(browser, viewport=WIDE, base_url=address(stack), color_scheme=scheme) as page:
         page.goto("/")
         expect(items(page)).to_have_count(10)
@@ -268,7 +270,7 @@ def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> 
 
 @pytest.mark.parametrize("width", [320, 768, 1920])
 def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: int) -> None:
-    """From a small phone to a wide screen nothing scrolls sideways."""
+    """The page does not scroll sideways, from a small phone to a wide screen."""
     with quiet_page(browser, viewport={"width": width, "height": 800}, base_url=address(stack)) as page:
         page.goto("/")
         expect(items(page)).to_have_count(10)
@@ -281,7 +283,7 @@ def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: i
 
 
 def test_a_key_is_requested_when_one_is_needed(browser: Browser, stack: Stack) -> None:
-    """On 401 a dialog opens; the key is then sent with every call and kept in this tab only."""
+    """A 401 opens a dialog; the key is then sent with every call and kept only in this tab."""
 
     def keyed(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer let-me-in":

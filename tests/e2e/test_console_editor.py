@@ -1,4 +1,4 @@
-"""The console's editor in a real browser on the real stack: each change is seen in answers of the doors."""
+"""The console's editor in a real browser on the real stack: REST and gRPC answers reflect each change."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ WIDE = {"width": 1280, "height": 1000}
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests here."""
+    """One browser for all tests in this file."""
     expect.set_options(timeout=WAIT_MS)
     with chromium() as running:
         yield running
@@ -26,21 +26,21 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
-    """The console, open, with its first list shown."""
+    """The open console, with its first list."""
     with quiet_page(browser, viewport=WIDE, base_url=str(stack.rest.base_url)) as opened:
         open_console(opened)
         yield opened
 
 
 def open_console(page: Page) -> None:
-    """Open it and wait for the first list and for the surfaces."""
+    """Open the console and wait for the first list and the surfaces."""
     page.goto("/")
     expect(page.locator("#items > li")).to_have_count(10)
     expect(page.locator("#surfaces-read")).to_be_enabled()
 
 
 def visitor(stack: Stack) -> str:
-    """Create a user of some clicks."""
+    """Create a user with some clicks."""
     user_id = new_user_id()
     for item_id in rest_items(stack.recommend(user_id))[:3]:
         stack.sees_click(user_id, item_id)
@@ -48,21 +48,21 @@ def visitor(stack: Stack) -> str:
 
 
 def of_surface(stack: Stack, user_id: str, surface: str) -> list[str]:
-    """Return what the REST door answers there; nothing while a gateway does not know the surface."""
+    """Return the REST answer for a surface; None while a gateway does not know the surface."""
     body = {"user_id": user_id, "surface": surface, "deadline_ms": 4_000}
     answer = stack.rest.post("/v1/recommendations", json=body)
     return rest_items(answer.json()) if answer.status_code == 200 else []
 
 
 def write_draft(page: Page, text: str, surface: str, user_id: str) -> None:
-    """Write the whole text of the surfaces, and choose what to try."""
+    """Write the whole surfaces text, and choose the surface to preview."""
     page.get_by_label("The surfaces file").fill(text)
     page.get_by_label("Surface", exact=True).fill(surface)
     page.get_by_label("for the user").fill(user_id)
 
 
 def test_an_item_is_hidden_and_shown_again(page: Page, stack: Stack) -> None:
-    """It is found by its id, leaves the list of the page and the answers of the door, and comes back."""
+    """An item found by ID disappears from the page and from REST when hidden, and reappears when shown."""
     item_id = str(page.locator("#items > li").first.get_attribute("data-item"))
     user_id = str(page.locator("#items").get_attribute("data-user"))
     page.get_by_label("An item's id").fill(item_id)
@@ -81,7 +81,7 @@ def test_an_item_is_hidden_and_shown_again(page: Page, stack: Stack) -> None:
 
 
 def test_a_surface_is_tried_boosted_and_saved(page: Page, stack: Stack) -> None:
-    """Both lists stand side by side; the file changes at the save alone, and then every gateway answers by it."""
+    """The preview shows both lists side by side; only saving changes the file, and then every gateway uses it."""
     user_id, path = visitor(stack), stack.settings.surfaces_file
     assert path is not None
     write_draft(page, "# of a test\n[row]\nk = 3\n", "row", user_id)
@@ -113,7 +113,7 @@ def test_a_surface_is_tried_boosted_and_saved(page: Page, stack: Stack) -> None:
 
 
 def test_a_form_writes_into_the_draft(page: Page, stack: Stack) -> None:
-    """It shows the text's fields; what it writes, and what it cannot show, stands in the text, which alone can be saved."""
+    """The form shows the text's fields and writes into the text, which keeps unsupported fields and alone is saved."""
     kept = '{ must_not = [{ key = "categories", eq = "Drama" }] }'
     write_draft(page, f"# of a test\n[row]\nk = 3\n[row.rules]\nblocks = [{kept}]\n", "row", new_user_id())
     page.get_by_label("for the user").press("Tab")
@@ -134,7 +134,7 @@ def test_a_form_writes_into_the_draft(page: Page, stack: Stack) -> None:
 
 
 def test_a_save_over_another_edit_is_refused(browser: Browser, stack: Stack) -> None:
-    """Somebody changed the file since the page has read it: it stays so, the draft stays in the page, and the note says what to do."""
+    """A file that changed since it was read is not overwritten; the draft stays, and a note explains the conflict."""
     path = stack.settings.surfaces_file
     assert path is not None
     context = browser.new_context(viewport=WIDE, base_url=str(stack.rest.base_url))
@@ -155,7 +155,7 @@ def test_a_save_over_another_edit_is_refused(browser: Browser, stack: Stack) -> 
 
 
 def test_a_user_is_erased_after_a_second_question(page: Page, stack: Stack) -> None:
-    """Escape keeps the user; the receipt names each store, and the next answer knows nothing of the user's past."""
+    """Escape cancels the erasure; the receipt lists each store, and the next answer uses nothing of the user's past."""
     user_id = visitor(stack)
     page.get_by_label("User id", exact=True).fill(user_id)
     page.get_by_role("button", name="Erase…").click()
@@ -174,7 +174,7 @@ def test_a_user_is_erased_after_a_second_question(page: Page, stack: Stack) -> N
 
 @pytest.mark.parametrize(("width", "scheme"), LAYOUTS)
 def test_the_filled_editor_is_legible_and_fits(browser: Browser, stack: Stack, width: int, scheme: Any) -> None:
-    """With items found, a preview and a note every control has a name, every text its contrast, and nothing sticks out."""
+    """With found items, a preview and a note, every control has a name, texts have contrast, and nothing overflows."""
     viewport = {"width": width, "height": 900}
     with quiet_page(browser, viewport=viewport, base_url=str(stack.rest.base_url), color_scheme=scheme) as page:
         open_console(page)

@@ -1,4 +1,4 @@
-"""The console's page of names and releases in a real browser on the real stack: a release begins, goes on and ends where the store of bundles sees it."""
+"""The console's release page in a real browser on the real stack: the bundle store records each step of a release."""
 
 import shutil
 import time
@@ -27,7 +27,7 @@ REPORT = ReleaseReport(
 
 @pytest.fixture
 def store(stack: Stack) -> Iterator[BundleStore]:
-    """The stack's bundles, among them a copy of the live one, which leaves no trace."""
+    """The stack's bundles with a copy of the live bundle, which is removed afterwards."""
     store = BundleStore.of(stack.settings)
     live = store.live()
     about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
@@ -40,14 +40,14 @@ def store(stack: Stack) -> Iterator[BundleStore]:
 
 
 def confirm(page: Page, reason: str | None = None) -> None:
-    """Answer the question whether to move."""
+    """Answer the confirmation question."""
     if reason is not None:
         page.get_by_label("Why, for the record").fill(reason)
     page.get_by_role("dialog").get_by_role("button", name="Do it").click()
 
 
 def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) -> None:
-    """A question that is answered with no moves nothing; each move is in the store's record and in the page's history."""
+    """Answering no moves nothing; each move appears in the store's record and in the page's history."""
     live, withdrawn = store.live_version(), store.withdrawals()
     expect.set_options(timeout=WAIT_MS)
     with chromium() as browser, quiet_page(browser, base_url=str(stack.rest.base_url)) as page:
@@ -83,7 +83,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
 
 @pytest.mark.parametrize(("width", "scheme"), LAYOUTS)
 def test_a_release_under_way_is_legible_and_fits(stack: Stack, store: BundleStore, width: int, scheme: Any) -> None:
-    """With the verdict's guards, every control has a name, every text its contrast, and nothing sticks out."""
+    """With the analysis guards shown, every control has a name, texts have contrast, and nothing overflows."""
     store.release(COPY, [Stage(0.01, 600.0), Stage(0.2, 3_600.0)], since_ms=2**50)
     store.report_canary(COPY, REPORT, round(time.time() * 1_000))
     viewport = {"width": width, "height": 900}

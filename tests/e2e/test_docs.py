@@ -1,7 +1,7 @@
 """Run the unmarked command blocks of each page against the tests' stack: `pytest tests/e2e/test_docs.py`.
 
-A page is one shell session: its blocks run in order, in a scratch folder that looks like the repository, with the exports
-and the folder that the block before left behind. Where a page says localhost:8000, the tests' own port is meant.
+A page is one shell session: its blocks run in order, in a scratch folder that looks like the repository, and keep the
+exports and the working folder of the previous block. The page's localhost:8000 maps to the tests' port.
 """
 
 import os
@@ -24,7 +24,7 @@ BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
 FURTHER_PORTS = (8443, 9443)
-"""Ports that pages use beside the defaults; each run takes free ports for them."""
+"""Ports that pages use in addition to the defaults; each run maps them to free ports."""
 SESSION = """
 set -eo pipefail
 [ ! -f "$DOCS_SESSION" ] || . "$DOCS_SESSION"
@@ -33,12 +33,12 @@ trap 'code=$?; { export -p; printf "cd %q\\n" "$PWD"; } > "$DOCS_SESSION"; exit 
 
 
 def runs(page: Path) -> bool:
-    """Whether a test can run anything of a page."""
+    """Return whether a page has a runnable block."""
     return any(runnable(block.text).strip() for block in blocks(page.read_text()) if not block.mark)
 
 
 TRAINS = ROOT / "docs" / "bring-your-own-data.md"
-"""The page that trains models and starts a stack of its own."""
+"""The page that trains models and starts its own stack."""
 PAGES = [
     pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[pytest.mark.grid] if page == TRAINS else [])
     for page in all_pages()
@@ -63,7 +63,7 @@ def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> Non
 
 
 class PageSession:
-    """A reader's shell, in a folder of its own."""
+    """A reader's shell in its own folder."""
 
     def __init__(self, stack: Stack, folder: Path, *, has_own_stack: bool) -> None:
         self._has_own_stack = has_own_stack
@@ -88,7 +88,7 @@ class PageSession:
         }
 
     def run(self, block: Block) -> list[str]:
-        """Run a block; return how it differed from the page."""
+        """Run a block; return its differences from the page."""
         script = runnable(block.text, has_own_stack=self._has_own_stack)
         if not script.strip():
             return []
@@ -104,7 +104,7 @@ class PageSession:
         return [f"line {block.line}: exit code {code}, not {wanted_code}{missing}\n{script}--- output\n{output}"]
 
     def end(self) -> None:
-        """End the page's own stack, which a block that failed may have left."""
+        """End the page's own stack, which a failed block may have left running."""
         if self._has_own_stack:
             self._shell("tailrace down\n")
 
@@ -127,13 +127,13 @@ class PageSession:
         return process.returncode, output
 
     def _with_ports(self, text: str) -> str:
-        """Put the tests' ports where the page has the defaults: behind a host's colon or a setting's sign."""
+        """Replace the default ports by the tests' ports, after a host's colon or a setting's sign."""
         return re.sub(r"(?<=[:=])(\d{4,5})\b", lambda found: str(self._ports.get(int(found[1]), found[1])), text)
 
 
 def ports_for(settings: Settings) -> dict[int, int]:
-    """Map the ports that pages name, the defaults and further ones, to ports of this run."""
-    usual = Settings.model_construct()  # the defaults, whatever the environment has
+    """Map the ports that pages name, defaults and further ports, to ports of this run."""
+    usual = Settings.model_construct()  # the defaults, regardless of the environment
     ports = {
         getattr(usual, name): getattr(settings, name)
         for name in ("http_port", "grpc_port", "metrics_port", "redis_port")

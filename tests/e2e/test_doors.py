@@ -1,4 +1,4 @@
-"""Both doors of the running stack."""
+"""REST and gRPC of the running stack."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_every_tier_can_be_reached(stack: Stack) -> None:
 
 
 def test_a_refusal_over_grpc_keeps_its_details_through_ray(stack: Stack) -> None:
-    """The caller gets the status, the structured error and the request's id as the door set them."""
+    """The caller gets the status, the structured error and the request ID from the gateway."""
     with pytest.raises(grpc.RpcError) as refused:
         stack.rpc.Recommend(pb.RecommendRequest(user_id="1", k=-1))
 
@@ -37,7 +37,7 @@ def test_a_refusal_over_grpc_keeps_its_details_through_ray(stack: Stack) -> None
 
 
 def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
-    """Both doors refuse a body over the limit, and no proxy turns that into a 500."""
+    """REST and gRPC refuse a body over the limit, and no proxy turns that into a 500."""
     huge = "x" * (stack.settings.max_body_bytes + 1)
 
     rest = stack.rest.post(RECOMMEND, json={"user_id": huge})
@@ -49,7 +49,7 @@ def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
 
 
 def test_health_reflection_and_the_openapi_page(stack: Stack) -> None:
-    """Both doors are healthy and describe themselves."""
+    """REST and gRPC are healthy and describe themselves."""
     health = health_pb2_grpc.HealthStub(stack.channel).Check(health_pb2.HealthCheckRequest())
 
     assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -59,7 +59,7 @@ def test_health_reflection_and_the_openapi_page(stack: Stack) -> None:
 
 
 def test_the_printed_calls_work_when_pasted(stack: Stack) -> None:
-    """The curl line and the Python line that `tailrace up` printed return recommendations; without a terminal no Ctrl-C stops it."""
+    """The commands that `tailrace up` printed return recommendations; without a terminal it does not stop at Ctrl-C."""
     printed = [line for line in stack.output.splitlines() if line.startswith(("curl ", sys.executable))]
     answers = [
         subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60).stdout

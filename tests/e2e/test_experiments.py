@@ -1,4 +1,4 @@
-"""An experiment on a running stack: who gets what is the same everywhere, takes effect, and is in the log for its report."""
+"""An experiment on a running stack: the assignment is the same everywhere, takes effect, and is logged."""
 
 import json
 import uuid
@@ -38,18 +38,18 @@ deadline_ms = 3000
 tiers = ["student"]
 """
 NUM_AGREEING = 30
-"""Answers in a row that come from every replica."""
+"""The number of consecutive answers that reach every replica."""
 
 
 @pytest.fixture
 def experiment(stack: Stack) -> Iterator[Experiment]:
-    """The experiment, in force at every gateway; afterwards both files are as they were."""
+    """The experiment, active at every gateway; afterwards both files are restored."""
     surfaces, experiments = stack.settings.surfaces_file, stack.settings.experiments_file
     assert surfaces is not None
     assert experiments is not None
     before = surfaces.read_text()
     surfaces.write_text(SURFACES)
-    name = f"pinned-{uuid.uuid4().hex[:8]}"  # the log may hold those of earlier runs
+    name = f"pinned-{uuid.uuid4().hex[:8]}"  # the log may contain requests of earlier runs
     experiments.write_text(EXPERIMENTS.format(name=name))
     ports = (*[stack.settings.http_port] * NUM_AGREEING, stack.settings.standby_http_port)
     wait_for(lambda: all(on_home(stack, "u", port) for port in ports), what="the experiment at every gateway")
@@ -60,7 +60,7 @@ def experiment(stack: Stack) -> Iterator[Experiment]:
 
 
 def on_home(stack: Stack, user_id: str, port: int) -> dict[str, str]:
-    """Return the variants that a user has on the surface home, of the REST door at a port."""
+    """Return a user's variants on the surface home, from the REST port."""
     address = f"http://{HOST}:{port}/v1/assignment"
     surfaces = httpx.get(address, params={"user_id": user_id}, timeout=20.0).json()["surfaces"]
     found: dict[str, str] = next((one["variants"] for one in surfaces if one["surface"] == "home"), {})
@@ -68,7 +68,7 @@ def on_home(stack: Stack, user_id: str, port: int) -> dict[str, str]:
 
 
 def logged(stack: Stack, kind: str, request_ids: set[str]) -> list[dict[str, Any]]:
-    """Return the impressions or interactions of these requests once the worker has landed one of each."""
+    """Return the impressions or interactions of these requests once the worker has written one of each."""
     folder: Path = stack.settings.offline_log_dir / kind
     files = sorted(folder.rglob("*.parquet"))
     if not files:
@@ -81,7 +81,9 @@ def logged(stack: Stack, kind: str, request_ids: set[str]) -> list[dict[str, Any
 def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     stack: Stack, experiment: Experiment, tmp_path: Path
 ) -> None:
-    """Both doors and the standby assign alike; the variant's rules, deadline and tiers hold; explanation, impression and report have it."""
+    """REST, gRPC and standby assign alike; rules, deadline and tiers apply; explanation, impression
+    and report agree.
+    """
     users, answers = [f"{experiment.name}-{number}" for number in range(16)], dict[str, dict[str, Any]]()
     for user_id in users:
         expected = {experiment.name: experiment.variant_of(user_id)}

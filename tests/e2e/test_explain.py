@@ -11,17 +11,17 @@ ITEMS = ["50", "181", "172", "174", "1", "100"]
 
 
 def test_an_answer_of_the_decoder_is_explained(stack: Stack) -> None:
-    """The decision with its numbers and every stage, in words and as JSON."""
+    """The command prints the decision with its figures and every stage, in words and as JSON."""
     ids: list[str] = []
 
     def ask() -> Any:
-        """Request a recommendation, under a new id each time."""
+        """Request a recommendation with a new ID each time."""
         ids.append(f"why {uuid.uuid4().hex[:8]}/ü")
         body = {"recent_item_ids": ITEMS, "k": 3, "deadline_ms": 2_000, "request_id": ids[-1]}
         return stack.rest.post("/v1/recommendations", json=body).json()
 
     def explain(*options: str) -> str:
-        """Run the command; empty while nothing is stored, which takes a fifth of a second."""
+        """Run the command; empty until the explanation is stored, which takes a fifth of a second."""
         ended = stack.command("explain", ids[-1], *options)
         assert ended.returncode == 0 or "no explanation" in ended.stderr, ended.stderr
         return ended.stdout

@@ -1,4 +1,4 @@
-"""Faults of every part, as the callers see them."""
+"""Faults of every part, as callers see them."""
 
 import time
 from typing import Any
@@ -13,19 +13,19 @@ from tests.support.wait import wait_for
 pytestmark = pytest.mark.usefixtures("healthy")
 DEADLINE_MS = 300
 MAX_WAIT_MS = 5_000
-"""Far more than full cores add to a deadline, and less than a part takes to come back."""
+"""Far longer than busy cores delay an answer, and shorter than a part takes to restart."""
 
 
 def timed(stack: Stack, **fields: Any) -> tuple[dict[str, Any], float]:
-    """Return an answer and the milliseconds that it took the caller."""
+    """Return an answer and the caller's latency in milliseconds."""
     began = time.perf_counter()
     answer = stack.recommend(**fields, deadline_ms=DEADLINE_MS)
     return answer, (time.perf_counter() - began) * 1_000
 
 
 def test_the_decoder_killed(stack: Stack) -> None:
-    """Every answer comes in time, from the student, until the decoder is back."""
-    seen = ["50", "181", "172", "174"]  # sent along, so that nothing but the decoder can fail
+    """The student answers every request in time, until the decoder is back."""
+    seen = ["50", "181", "172", "174"]  # sent with the request, so that only the decoder can fail
 
     def is_the_decoders() -> bool:
         return bool(stack.recommend(recent_item_ids=seen, deadline_ms=4_000)["tier"] == "llm")
@@ -56,7 +56,7 @@ def test_the_store_frozen(stack: Stack) -> None:
 
 
 def test_the_store_killed(stack: Stack) -> None:
-    """A killed store is started again with its data, and a click made after that is seen."""
+    """A killed store restarts with its data, and later clicks are reflected."""
     user_id = new_user_id()
     clicked = stack.sees_click(user_id, "100")
 
@@ -69,7 +69,7 @@ def test_the_store_killed(stack: Stack) -> None:
 
 
 def test_the_broker_frozen(stack: Stack) -> None:
-    """Both doors refuse events with a time to retry; recommendations come in time."""
+    """REST and gRPC refuse events with a time to retry; recommendations come in time."""
     with stack.frozen("broker"):
         refused = stack.click(new_user_id(), "50")
         with pytest.raises(grpc.RpcError) as rpc_refused:

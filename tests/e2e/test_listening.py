@@ -1,4 +1,4 @@
-"""What a running stack listens on, and what it lets a browser do: `pytest tests/e2e/test_listening.py`."""
+"""The listening sockets of a running stack, and its browser protection: `pytest tests/e2e/test_listening.py`."""
 
 import ipaddress
 from contextlib import suppress
@@ -9,7 +9,7 @@ from tests.support.stacks.stack import Stack, error_of, new_user_id
 
 
 def listening(stack: Stack) -> dict[tuple[str, int], str]:
-    """Every listening TCP socket of the stack's processes, with the process' name."""
+    """Return every listening TCP socket of the stack's processes, with the process' name."""
     found = {}
     for process in stack.processes():
         with suppress(psutil.NoSuchProcess):
@@ -20,7 +20,7 @@ def listening(stack: Stack) -> dict[tuple[str, int], str]:
 
 
 def test_only_loopback_listens(stack: Stack) -> None:
-    """Every server of the stack is there, Ray's and its HAProxy's included, and none is reached from another host."""
+    """Every server of the stack, including Ray's and its HAProxy, listens only on this host."""
     found = listening(stack)
     settings = stack.settings
     doors = {settings.http_port, settings.grpc_port, settings.inner_http_port, settings.inner_grpc_port}
@@ -36,7 +36,9 @@ def test_only_loopback_listens(stack: Stack) -> None:
 
 
 def test_a_page_of_another_site_records_no_event(stack: Stack) -> None:
-    """Neither under a name that was rebound to this machine nor by a form; without a browser the same event is accepted."""
+    """Events from a rebound host name or a cross-site form are rejected; without a browser the same
+    event is accepted.
+    """
     event = {"user_id": new_user_id(), "item_id": "50"}
     for field, value in (("host", "evil.example"), ("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")):
         refused = stack.rest.post("/v1/events", json=event, headers={field: value})

@@ -1,4 +1,4 @@
-"""Many users in one call, similar items and what is popular, on the whole stack."""
+"""Batches, similar items and popular items on the whole stack."""
 
 import time
 from typing import Any
@@ -9,7 +9,9 @@ from tests.support.wait import wait_for
 
 
 def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) -> None:
-    """Both doors answer several users in one call, list like items from the bundle's own table, without a hidden one, and what is popular this hour."""
+    """REST and gRPC answer batches, similar items from the bundle's table without hidden items, and
+    recent popularity.
+    """
     users = [stack.listed_user(), new_user_id(), new_user_id()]
     hidden = new_user_id()
     entries = [{"user_id": user_id, "k": 5} for user_id in users]
@@ -18,7 +20,7 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
     message = pb.RecommendBatchRequest(requests=[pb.RecommendRequest(**one) for one in entries], deadline_ms=4_000)
 
     def rest_batch() -> Any:
-        """Send it over REST; None where full cores read features too late."""
+        """Send a batch over REST; None if busy cores read features too late."""
         posted = admitted(
             lambda: stack.rest.post("/v1/recommendations:batch", json=sent, headers={"x-batch-size": "4"})
         )
@@ -26,7 +28,7 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
         return None if "features_unavailable" in [one.get("reason") for one in answers] else answers
 
     def grpc_batch() -> Any:
-        """Send it over gRPC; None where full cores read features too late."""
+        """Send a batch over gRPC; None if busy cores read features too late."""
         answers = stack.rpc.RecommendBatch(message).answers
         return None if "features_unavailable" in [one.recommendation.reason for one in answers] else answers
 

@@ -1,4 +1,4 @@
-"""An item that is hidden at one door is gone from every answer: of both doors, each gateway, the standby and stored lists; and stays so through faults."""
+"""A hidden item disappears from every answer (REST, gRPC, gateways, standby, stored lists), also through faults."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,18 +11,18 @@ from tests.support.stacks.stack import Stack, admitted, rest_items, rpc_items
 from tests.support.wait import wait_for
 
 NUM_ASKED = 12
-"""Requests in a row, so that each gateway has some of them."""
+"""Consecutive requests, enough to reach each gateway."""
 
 
 @pytest.fixture
 def standby(stack: Stack) -> Iterator[httpx.Client]:
-    """The standby's REST door, past the edge."""
+    """The standby's REST port, bypassing the edge."""
     with stack.standby() as client:
         yield client
 
 
 def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Callable[[], list[str]]]:
-    """By place, what it answers to this user."""
+    """The answers to this user, by gateway."""
     body = {"user_id": user_id, "k": 50, "deadline_ms": 4_000}
     message = pb.RecommendRequest(user_id=user_id, k=50, deadline_ms=4_000)
     return {
@@ -33,21 +33,21 @@ def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Calla
 
 
 def until_gone(asked: dict[str, Callable[[], list[str]]], item_id: str) -> None:
-    """Wait until no gateway of any place shows this item."""
+    """Wait until no gateway shows this item."""
     for place, ask in asked.items():
         what = f"answers without it at {place}"
         wait_for(lambda ask=ask: not any(item_id in ask() for _ in range(NUM_ASKED)), 10.0, what)
 
 
 def put(stack: Stack, item_id: str, **fields: object) -> httpx.Response:
-    """Put an item at the REST door."""
+    """Put an item over REST."""
     response = admitted(lambda: stack.rest.put(f"/v1/items/{item_id}", json=fields))
     assert response.status_code == 200, response.text
     return response
 
 
 def test_a_hidden_item_leaves_every_answer_and_comes_back(stack: Stack, standby: httpx.Client) -> None:
-    """The first item of a stored list, hidden at the REST door, shown again at the gRPC door; lists stay in use meanwhile."""
+    """An item of a stored list is hidden over REST and shown again over gRPC; lists stay in use meanwhile."""
     user_id = stack.listed_user()
     first = rest_items(stack.known(user_id))[0]
     put(stack, first, available=False)
@@ -62,7 +62,7 @@ def test_a_hidden_item_leaves_every_answer_and_comes_back(stack: Stack, standby:
 
 
 def test_a_new_item_is_found_by_its_category(stack: Stack) -> None:
-    """An item that no bundle has is shown to whoever filters for its category, and is gone when it is deleted."""
+    """An item that no bundle has appears in answers filtered by its category, and disappears when deleted."""
     put(stack, "never-trained", title="Never trained", categories=["unheard-of"])
     filters = {"categories": ["unheard-of"]}
 
@@ -81,7 +81,7 @@ def test_a_new_item_is_found_by_its_category(stack: Stack) -> None:
 
 @pytest.mark.parametrize("part", ["valkey", "broker", "worker"])
 def test_what_is_hidden_stays_hidden_through_a_fault(stack: Stack, standby: httpx.Client, part: str) -> None:
-    """Store, broker or worker die: the item stays away throughout, and can be shown again afterwards."""
+    """A hidden item stays hidden while store, broker or worker fail, and can be shown again afterwards."""
     if part == "broker" and isinstance(stack, ComposeStack) and not stack.keeps_events():
         pytest.skip("the broker is a stand-in that keeps nothing on disk; run with Apache Kafka's image")
     user_id = stack.listed_user()

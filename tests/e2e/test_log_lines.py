@@ -1,4 +1,4 @@
-"""What the running stack logs: `pytest tests/e2e/test_log_lines.py`. Its last words are in the tests that stop it."""
+"""Log lines of the running stack: `pytest tests/e2e/test_log_lines.py`. Shutdown lines are tested with the shutdown."""
 
 from typing import Any
 from uuid import uuid4
@@ -8,7 +8,7 @@ from tests.support.wait import wait_for
 
 
 def test_a_request_and_an_administrative_act_are_in_the_log(stack: Stack) -> None:
-    """Each leaves one JSON object, at once, which names its process, however few calls there are."""
+    """Each request writes one JSON object, immediately, with its process' name, even at low traffic."""
     ids = {name: f"{name}-{uuid4().hex}" for name in ("request", "act")}
 
     answer = stack.recommend("1", request_id=ids["request"])
@@ -21,6 +21,6 @@ def test_a_request_and_an_administrative_act_are_in_the_log(stack: Stack) -> Non
 
 
 def line_of(stack: Stack, **fields: Any) -> list[dict[str, Any]]:
-    """Wait for lines with these fields."""
+    """Wait for log lines with these fields."""
     lines: list[dict[str, Any]] = wait_for(lambda: stack.log_lines(**fields), 5.0, f"a line with {fields}")
     return lines

@@ -10,7 +10,7 @@ NUM_REQUESTS = 40
 
 
 def test_each_request_is_counted_once_and_leaves_an_impression(stack: Stack) -> None:
-    """Whichever replica answers, by either door, the sum over the node grows by exactly the requests made."""
+    """Every request counts once and writes one impression, regardless of the replica and the protocol."""
     before = {door: stack.metric("tailrace_requests_total", door=door, code="ok") for door in ("rest", "grpc")}
     outcomes = {
         name: stack.metric("tailrace_impressions_total", outcome=name) for name in ("sent", "failed", "dropped")
@@ -30,8 +30,8 @@ def test_each_request_is_counted_once_and_leaves_an_impression(stack: Stack) -> 
 
 
 def test_the_doors_serve_the_metrics_of_the_whole_node(stack: Stack) -> None:
-    """`/metrics` at the door renders the families of the gateways and of the engine, as the node's endpoint does."""
-    # an engine has counts once it was asked
+    """`/metrics` over REST has the families of gateways and engine, like the node's endpoint."""
+    # an engine has counts after its first request
     stack.recommend(recent_item_ids=["50", "181", "172", "174"], deadline_ms=4_000)
     names = ("tailrace_requests_total", "tailrace_stage_seconds_bucket", "vllm:num_requests_running")
     text = wait_for(
@@ -51,7 +51,7 @@ def test_each_event_is_counted_once_at_each_place(stack: Stack) -> None:
     for _ in range(5):
         stack.sees_click(new_user_id(), "50")
 
-    # the worker counts an event after it has written the row, which an answer may have read by then
+    # the worker counts an event after writing the row, which an answer may have read by then
     wait_for(lambda: all(stack.metric(name) >= before[name] + 5 for name in names), what="the counts")
     for name in names:
         assert stack.metric(name) == before[name] + 5, name

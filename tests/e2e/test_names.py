@@ -1,4 +1,4 @@
-"""Two names and a canary on a stack of their own: the same user has the same version at both doors, at the standby and after a restart."""
+"""Two names and a canary on a separate stack: REST, gRPC, standby and restarts give a user the same version."""
 
 import shutil
 import time
@@ -27,7 +27,7 @@ DEADLINE_MS = 2_000
 
 @pytest.fixture
 def named(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
-    """A stack that serves default and mail: the shared stack's bundle is live as default, and as mail one in which the least used items are the most used."""
+    """A stack that serves the shared bundle as default, and as mail a bundle with reversed popularity."""
     (tmp_path / "surfaces.toml").write_text('[mail]\nmodel = "mail"\n')
     own = Stack(tmp_path / "state", names="default,mail", gateway_replicas=2, surfaces_file=tmp_path / "surfaces.toml")
     trained, store = BundleStore(stack.settings.bundle_root).live(), BundleStore(own.settings.bundle_root)
@@ -47,7 +47,7 @@ def named(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
 
 
 def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
-    """Return the version of each unit's answer, as users and as visitors' sessions, at each way into the stack."""
+    """Return the version that answers each user and session, by entry point."""
     standby = httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0)
     found: dict[str, list[str]] = {name: [] for name in WAYS}
     with standby:
@@ -75,12 +75,12 @@ def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
 
 
 def until_all_have(stack: Stack, expected: list[str]) -> None:
-    """Wait until each gateway and the standby have loaded what the name serves, so that their answers are of these versions."""
+    """Wait until each gateway and the standby have loaded the name's bundles."""
     wait_for(lambda: versions(stack) == dict.fromkeys(WAYS, expected), 60.0, "the versions at each way in")
 
 
 def test_a_user_has_the_same_version_everywhere_and_after_a_restart(named: Stack) -> None:
-    """Who gets the candidate is what the hash says, before and after the gateways were killed; mail is answered by its own bundle throughout."""
+    """The hash decides who gets the candidate, before and after gateway kills; mail always uses its own bundle."""
     store = BundleStore(named.settings.bundle_root)
     since_ms = int(time.time() * 1_000) + 4_000
     canary = store.release(CANDIDATE, [Stage(SHARE, 0.0)], since_ms, by_hand=True)

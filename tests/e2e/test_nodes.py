@@ -1,4 +1,4 @@
-"""A cluster of several nodes in network namespaces of this machine, by the operator's own command."""
+"""A cluster of several nodes in network namespaces of this machine, started by the operator's command."""
 
 import json
 import subprocess

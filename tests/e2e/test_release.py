@@ -1,4 +1,4 @@
-"""A release on the whole stack: who gets the candidate, and how it is rolled back by itself."""
+"""A release on the whole stack: assignment of users, and automatic rollback."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ CANDIDATE = "fails-often"
 
 @pytest.fixture
 def store(stack: Stack) -> Iterator[BundleStore]:
-    """The stack's bundles, with a version whose student fails for every fourth item, which is gone afterwards."""
+    """The stack's bundles with a version whose student fails for every fourth item; it is removed afterwards."""
     store = BundleStore.of(stack.settings)
     publish_changed(store, store.live(), CANDIDATE, partial(failing, one_of=4))
     yield store
@@ -29,7 +29,7 @@ def store(stack: Stack) -> Iterator[BundleStore]:
 def test_a_release_is_the_hash_s_at_both_doors_and_is_rolled_back_when_it_fails(
     stack: Stack, store: BundleStore
 ) -> None:
-    """Half of the users get the candidate, over REST as over gRPC; when its student fails for many of them it is withdrawn, and all have the live version again."""
+    """Half of the users get the candidate over REST and gRPC; after many student failures it is withdrawn for all."""
     begun = stack.command("release", CANDIDATE, "--share", "50%", "--no-lists")
     assert begun.returncode == 0, begun.stdout + begun.stderr
     canary = store.record().canary

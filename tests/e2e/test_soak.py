@@ -1,4 +1,4 @@
-"""The soak's short form, on a stack of its own: everything at once, and an account of it afterwards."""
+"""The soak's short form, on a separate stack: all load at once, then an evaluation."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ PLAN = Plan(
 
 
 async def test_faults_come_and_go_under_mixed_load(stack: Stack, tmp_path: Path) -> None:
-    """No acknowledged event is lost or doubled, answers are explained, each request has an answer or a named error, all parts heal."""
+    """No acknowledged event is lost or doubled, each request has an answer or a named error, and all parts recover."""
     given = {**SETTINGS, "text_path": str(write_checkpoint(tmp_path / "tiny"))}
     async with scene_from(stack.settings.state_dir, None, is_wired=True, **given) as scene:
         report = await soak(scene, PLAN, Console(stderr=True))

@@ -1,4 +1,6 @@
-"""The shared stack is interrupted, started again with keys, TLS and a store's password, and crashed, after all other tests."""
+"""The shared stack is interrupted, restarted with keys, TLS and a store password, and crashed, after
+all other tests.
+"""
 
 import os
 import shutil
@@ -34,7 +36,7 @@ USER = "comes-back"
 
 @dataclass(frozen=True)
 class Interruption:
-    """What Ctrl-C left of the shared stack, after a click of USER was seen."""
+    """The state of the shared stack after Ctrl-C, with an applied click of USER."""
 
     exit_code: int
     survivors: list[str]
@@ -61,14 +63,14 @@ def interrupted(stack: Stack) -> Interruption:
 
 @dataclass
 class Secured:
-    """The shared stack with keys and TLS: its REST client has the shop's key, the authority is the one that its callers trust."""
+    """The shared stack with keys and TLS: its REST client has the shop's key and trusts the test authority."""
 
     stack: Stack
     keys: dict[str, str]
     ca: trustme.CA
 
     def channel(self) -> grpc.Channel:
-        """Return a connection to the gRPC door."""
+        """Return a gRPC channel."""
         credentials = grpc.ssl_channel_credentials(self.ca.cert_pem.bytes())
         return grpc.secure_channel(self.stack.settings.grpc_address, credentials)
 
@@ -100,7 +102,7 @@ def made(interrupted: Interruption, stack: Stack, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def secured(made: Secured) -> Secured:
-    """The same, running beside other servers on the default ports and on those that it had before."""
+    """The same stack, running next to other servers on the default ports and on its earlier ports."""
     if not made.stack.is_running:
         before = StackFile(made.stack.settings.state_dir).ports()
         with holding([*ports_of(Settings()).values(), *(before[name] for name in INNER_PORTS)]):
@@ -109,7 +111,7 @@ def secured(made: Secured) -> Secured:
 
 
 def test_a_start_that_cannot_succeed_is_refused(stack: Stack, tmp_path: Path) -> None:
-    """Nothing is started when a port is taken, or a second time in one folder."""
+    """The stack does not start on a used port, or a second time in one folder."""
     shutil.copytree(stack.settings.bundle_root, tmp_path / "state" / "bundles")
     taken = Stack(tmp_path / "state")
     taken.settings = taken.settings.model_copy(update={"redis_port": stack.settings.redis_port})
@@ -126,7 +128,7 @@ def test_a_start_that_cannot_succeed_is_refused(stack: Stack, tmp_path: Path) ->
 
 
 def test_ctrl_c_leaves_no_process(interrupted: Interruption, stack: Stack) -> None:
-    """SIGINT stops everything in order; Ray's logs stay, its folder goes."""
+    """SIGINT stops everything in order; Ray's logs are kept, its folder is removed."""
     assert interrupted.exit_code == 0
     assert interrupted.survivors == []
     assert interrupted.leftovers == []
@@ -135,7 +137,7 @@ def test_ctrl_c_leaves_no_process(interrupted: Interruption, stack: Stack) -> No
 
 
 def test_ctrl_c_costs_no_log_line(interrupted: Interruption, stack: Stack) -> None:
-    """The last answer is in the log, and so is the last line of each process that was stopped."""
+    """The log contains the last answer and the last line of each stopped process."""
     answered = stack.log_lines(request_id=interrupted.last_request_id, event="recommended")
     stopping = {line["part"] for line in stack.log_lines(event="stopping")}
     others = [(stack.settings.state_dir / "logs" / f"{part}.log").read_text() for part in ("worker", "edge")]
@@ -148,7 +150,7 @@ def test_ctrl_c_costs_no_log_line(interrupted: Interruption, stack: Stack) -> No
 def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
     secured: Secured, interrupted: Interruption
 ) -> None:
-    """Features outlive the stop, the new password and the store's new port; a click passes edge, key, broker, worker and store."""
+    """Features survive the stop, the new password and the store's new port; a click passes every part."""
     kept, seen = secured.stack.known(USER), secured.stack.sees_click("new", "50")
 
     assert "127.0.0.1:6379" not in secured.stack.command("status").stdout
@@ -162,7 +164,7 @@ def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
 
 
 def test_without_a_key_only_probes_and_the_document_are_open(secured: Secured) -> None:
-    """At both doors of the running stack; metrics need the scope admin."""
+    """REST and gRPC enforce keys; metrics need the scope admin."""
     http, nobody, operator = secured.stack.rest, {"authorization": ""}, bearer(secured.keys["ops"])
     paths = ("/healthz", "/readyz", "/v1/bundle", "/metrics", "/openapi.json")
     statuses = [http.get(path, headers=nobody).status_code for path in paths]
@@ -175,7 +177,7 @@ def test_without_a_key_only_probes_and_the_document_are_open(secured: Secured) -
 
 
 def test_down_ends_what_a_killed_supervisor_and_keeper_left(secured: Secured) -> None:
-    """`tailrace down` finds the processes that are left by their mark."""
+    """`tailrace down` finds remaining processes by their mark."""
     own = secured.stack
     processes, keepers = own.processes(), children_of(own.supervisor_pid)
 

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("healthy")
 TAKEOVERS = "tailrace_standby_takeovers_total"
 DEADLINE_MS = 1_000
 PAUSE_MS = 100
-"""How long a gRPC channel pauses after a connection that was reset, as docs/faults.md advises; the default is a second."""
+"""How long a gRPC channel pauses after a reset connection, as docs/faults.md recommends; the default is a second."""
 
 
 @dataclass
 class Caller:
-    """A caller without a pause, and its results: tiers, or the error's name."""
+    """A continuous caller and its results: tiers, or error names."""
 
     send: Callable[[], str]
     results: list[str] = field(default_factory=list)
@@ -39,13 +39,13 @@ class Caller:
 
     @property
     def failed(self) -> list[str]:
-        """The errors of the requests without an answer."""
+        """Return the errors of the requests without an answer."""
         return [error for error in self.results if error.startswith("failed")]
 
 
 @contextmanager
 def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
-    """Request recommendations for one user over both doors, until the end."""
+    """Request recommendations for one user over REST and gRPC, until the end."""
 
     def over_rest() -> str:
         body = {"user_id": user_id, "deadline_ms": DEADLINE_MS}
@@ -78,7 +78,7 @@ def until_tier(calling: list[Caller], tier: str, timeout_s: float = 180.0) -> No
 
 
 def user_of_the_decoder(stack: Stack) -> str:
-    """Make a user whom the decoder serves while it is available."""
+    """Create a user whom the decoder serves while it is available."""
     user_id = new_user_id()
     for item_id in ("50", "181", "172", "174"):
         stack.sees_click(user_id, item_id)
@@ -86,7 +86,7 @@ def user_of_the_decoder(stack: Stack) -> str:
 
 
 def kill_below(stack: Stack, part: str, name: str) -> None:
-    """Kill a part's processes of this name: after a reload there is an older HAProxy beside the one that listens."""
+    """Kill a part's processes of this name: after a reload an older HAProxy runs next to the listening process."""
     tree = psutil.Process(stack.pid(part)).children(recursive=True)
     named = [process for process in tree if process.name() == name]
     assert named, f"there is no {name}"
@@ -95,7 +95,7 @@ def kill_below(stack: Stack, part: str, name: str) -> None:
 
 
 def test_every_request_is_answered_while_ray_restarts(stack: Stack) -> None:
-    """When Ray's own server dies the standby answers, events and refusals included, until the serving part is started again, once."""
+    """If Ray's node server dies, the standby answers, including events and refusals, until Ray is restarted once."""
     takeovers, restarts = stack.metric(TAKEOVERS), stack.num_restarts("serve")
     with callers(stack, user_of_the_decoder(stack)) as calling:
         until_tier(calling, "llm")
@@ -116,7 +116,7 @@ def test_every_request_is_answered_while_ray_restarts(stack: Stack) -> None:
 
 
 def assert_standby_answers_like_a_gateway(stack: Stack) -> None:
-    """Check that it serves readiness, events and refusals, and that its metrics carry its name."""
+    """Check that the standby serves readiness, events and refusals, and that its metrics carry its name."""
     user_id = new_user_id()
     assert stack.rest.get("/readyz").status_code == 200
     assert stack.click(user_id, "50").status_code == 200

@@ -1,4 +1,4 @@
-"""Text on the whole stack, from a tiny random checkpoint: the openai client, schemas, disconnects, and deadlines beside it."""
+"""Text on the whole stack, from a tiny random checkpoint: the openai client, schemas, disconnects and deadlines."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # httpx's, of a stream left open
+)  # from httpx, for a stream left open
 
 MESSAGES: list[Any] = [{"role": "user", "content": "the river runs on"}]
 SEEN = ["50", "181", "258"]
@@ -30,7 +30,7 @@ def client(stack: Stack) -> Iterator[OpenAI]:
 
 
 def test_a_chat_is_the_same_whole_and_streamed(client: OpenAI) -> None:
-    """Greedy text is equal; the usage counts the prompt as the chat template renders it."""
+    """Greedy text is reproducible; the usage counts the prompt as the chat template renders it."""
     request: dict[str, Any] = {"model": TEXT_MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
 
     whole = client.chat.completions.create(**request)
@@ -45,7 +45,7 @@ def test_a_chat_is_the_same_whole_and_streamed(client: OpenAI) -> None:
 
 
 def test_every_prompt_of_a_call_gets_its_text(client: OpenAI) -> None:
-    """A call's prompts are generated at the same time through Ray, and each gives what it gives alone."""
+    """The prompts of a call run concurrently through Ray, and each gives the same text as in a separate call."""
     prompts = ["the river", "the tail", "on runs the"]
     request: dict[str, Any] = {"model": TEXT_MODEL, "max_tokens": 4, "temperature": 0}
 
@@ -56,7 +56,7 @@ def test_every_prompt_of_a_call_gets_its_text(client: OpenAI) -> None:
 
 
 def test_a_disconnect_ends_the_engines_work(client: OpenAI, stack: Stack) -> None:
-    """Through the edge and Ray, a client's disconnect cancels its sequence in the engine."""
+    """A client's disconnect, through the edge and Ray, cancels its sequence in the engine."""
     cancelled, written = (stack.metric(name, **labels) for name, labels in (CANCELLED, WRITTEN))
     stream = client.completions.create(
         model=TEXT_MODEL, prompt="the tail", max_tokens=TEXT_MAX_TOKENS, stream=True, extra_body={"ignore_eos": True}
@@ -75,10 +75,10 @@ def test_a_disconnect_ends_the_engines_work(client: OpenAI, stack: Stack) -> Non
 
 
 def test_a_recommendation_can_have_a_rationale(stack: Stack) -> None:
-    """It is written if time allows; the items come in any case."""
+    """The rationale is written if time allows; the items always come."""
 
     def written() -> dict[str, Any] | None:
-        """Return an answer with a rationale: full cores may need a second try."""
+        """Return an answer with a rationale; busy cores may need a second try."""
         answer = stack.recommend(recent_item_ids=SEEN, k=3, deadline_ms=4_000, rationale=True)
         return answer if answer["rationale_reason"] == "written" else None
 
@@ -92,7 +92,7 @@ def test_a_recommendation_can_have_a_rationale(stack: Stack) -> None:
 
 
 def test_recommendations_keep_their_deadline_while_text_is_flooded(client: OpenAI, stack: Stack) -> None:
-    """All are answered, and at most one in twenty is late."""
+    """All requests are answered, and at most one in twenty is late."""
     is_over = threading.Event()
 
     def flood() -> None:

@@ -1,4 +1,4 @@
-"""The TypeScript client in Node against the whole stack: an answer, a click that changes the next one, an error, a deadline."""
+"""The TypeScript client in Node against the whole stack: an answer, an effective click, an error, a deadline."""
 
 from tests.support.node import in_node
 from tests.support.stacks.stack import Stack, new_user_id
@@ -29,7 +29,7 @@ done({
 
 
 def test_the_client_works_against_the_stack(stack: Stack) -> None:
-    """Node asks, records and asks again; what is wrong and what is late are errors with a code."""
+    """Node gets an answer, records a click and gets another; invalid and late calls are errors with a code."""
     outcome = in_node(SCRIPT, str(stack.rest.base_url), stack.listed_user(), new_user_id(), stack.api_key)
 
     assert outcome["num"] == 5

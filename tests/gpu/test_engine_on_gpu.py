@@ -1,13 +1,15 @@
-"""The engine on a CUDA device returns what it returns on the CPU, with captured steps and without.
+"""The engine on a CUDA device returns the same results as on the CPU, with captured steps and without.
 
-`make gpu-check` runs this file and the benchmarks (docs/benchmarks.md), on a device that has torch, triton, numpy, safetensors, tokenizers, pytest
-and pytest-xdist. Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`: `make gpu-check PART=tests` reruns this file alone, and
-`PART=kernel-tests` the kernels' own tests, compiled instead of interpreted.
+`make gpu-check` runs this file and the benchmarks (docs/benchmarks.md), on a device that has torch, triton, numpy,
+safetensors, tokenizers, pytest and pytest-xdist. Triton's compiler takes most of the time, and caches its results in
+`TRITON_CACHE_DIR`: `make gpu-check PART=tests` reruns only this file, and `PART=kernel-tests` the kernels' own tests,
+compiled instead of interpreted.
 
-If this file fails, the kernels' tests name the kernel. If those pass, `-k "ahead and False"` runs the engine without captured steps and
-`-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
-access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.engine.attention_shapes`
-is not found, an installed package is named `tests` too. docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.
+If this file fails, the kernels' tests name the kernel. If those pass, `-k "ahead and False"` runs the engine without
+captured steps and `-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without
+captured steps, `compute-sanitizer` the access. After one failure on the device every later test of the process fails:
+run one at a time. If `tests.support.engine.attention_shapes` is not found, an installed package is named `tests` too.
+docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.
 """
 
 import gc
@@ -75,7 +77,7 @@ def warm_engine(
     dtype: torch.dtype = torch.float32,
     memory: KvMemory | None = None,
 ) -> Engine:
-    """Build an engine and record its steps where there are graphs; one that follows another has a version of its own."""
+    """Build an engine and capture its steps if graphs are available; a following engine has its own version."""
     version = "v1" if memory is None else "v2"
     engine = Engine(decoder(shape).to(device, dtype), config, items=items(), bundle_version=version, memory=memory)
     engine.warm_up()
@@ -99,7 +101,7 @@ def add_texts(engine: Engine) -> None:
 
 
 def outcomes_of(engine: Engine) -> dict[str, EngineOutcome]:
-    """Rank and write for a crowd of requests of all lengths and widths."""
+    """Rank and write for requests of all lengths and widths."""
     for index in range(12):
         prompt = np.random.default_rng(index).integers(1, 151, 10 + 100 * index).tolist()
         engine.add_rank(f"r{index}", prompt, k=20, excluded=np.arange(index), beam_width=(64, 20, 130)[index % 3])
@@ -112,7 +114,7 @@ def outcomes_of(engine: Engine) -> dict[str, EngineOutcome]:
 
 
 def assert_alike(there: dict[str, EngineOutcome], here: dict[str, EngineOutcome], noise: float = 1e-3) -> None:
-    """Agree in scores to fp32's noise, in all but an item that ties nearly, and in how greedy texts begin."""
+    """Assert equal scores within fp32 noise, equal items except near-ties, and equal beginnings of greedy texts."""
     for name, wanted in here.items():
         if name.startswith("r"):
             assert np.allclose(there[name].scores, wanted.scores, atol=noise), name
@@ -128,7 +130,7 @@ def _exact_products() -> None:
 
 @pytest.mark.parametrize("rows", [(1,), (7,), (3, 4), (0,)])
 def test_logits_of_bf16_are_not_rounded(rows: tuple[int, ...]) -> None:
-    """They are the fp32 sums of any rows with a level's part of the output matrix, and most lie between two numbers of bf16."""
+    """The scores are fp32 sums of arbitrary rows with a level's output matrix, mostly between two bf16 numbers."""
     from services.llm.engine.gpu.forward import triton_forward
 
     made = decoder(LLAMA).to("cuda", torch.bfloat16)
@@ -150,7 +152,8 @@ def test_logits_of_bf16_are_not_rounded(rows: tuple[int, ...]) -> None:
 def test_narrow_caches_equal_cpu(kv_kind: str) -> None:
     """Rankings, their scores and greedy texts agree with the torch reference for each kind of cache.
 
-    A number halfway between two codes gets either by fp32's noise: over weights that differ by 1e-6 scores did by up to 0.0034.
+    A number halfway between two codes rounds to either by fp32 noise: with weights that differ by 1e-6, scores differed
+    by up to 0.0034.
     """
     config = replace(SMALL, kv_kind=kv_kind)
 
@@ -161,7 +164,7 @@ def test_narrow_caches_equal_cpu(kv_kind: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_equals_cpu(family: str) -> None:
-    """Biases, head norms, odd numbers of heads, and windows with sinks."""
+    """The engine supports biases, head norms, odd numbers of heads, and windows with sinks."""
     there, here = (outcomes_of(warm_engine(device, FAMILIES[family], SMALL)) for device in ("cuda", "cpu"))
 
     assert_alike(there, here)
@@ -169,7 +172,7 @@ def test_every_family_equals_cpu(family: str) -> None:
 
 @pytest.mark.parametrize("uses_graphs", [True, False])
 def test_graphs_and_running_a_step_ahead_change_nothing(uses_graphs: bool) -> None:
-    """The same requests with captured steps, whose tokens are fed on the device, or without, and by an engine with neither."""
+    """Captured steps, with tokens fed on the device or not, and uncaptured steps give the same results."""
     config = replace(SMALL, uses_graphs=uses_graphs, is_asynchronous=True)
 
     ahead = outcomes_of(warm_engine("cuda", LLAMA, config))
@@ -179,10 +182,10 @@ def test_graphs_and_running_a_step_ahead_change_nothing(uses_graphs: bool) -> No
 
 
 def test_nothing_waits_for_the_device_but_collecting() -> None:
-    """Steps with rankings and texts of every setting start without a call that synchronises; the event at the end is no such call."""
+    """Starting steps of rankings and texts with any setting makes no synchronising call; the final event is exempt."""
     engine = warm_engine("cuda", LLAMA, replace(SMALL, is_asynchronous=True))
     add_texts(engine)
-    outcomes_of(engine)  # whatever is built or cached at first use
+    outcomes_of(engine)  # objects that are built or cached on first use
 
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -195,7 +198,7 @@ def test_nothing_waits_for_the_device_but_collecting() -> None:
 
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
-    """Draws, penalties and logprobs are made from the outputs of a captured step."""
+    """Draws, penalties and logprobs are computed from the outputs of a captured step."""
     there, here = (warm_engine(device, LLAMA, SMALL) for device in ("cuda", "cpu"))
 
     for engine in (there, here):
@@ -208,7 +211,7 @@ def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
 
 
 def test_half_precision_stays_near() -> None:
-    """In bf16 most of the items are those of fp32."""
+    """In bf16 most of the items equal those of fp32."""
     half = outcomes_of(warm_engine("cuda", LLAMA, SMALL, torch.bfloat16))
     full = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
 
@@ -219,7 +222,7 @@ def test_half_precision_stays_near() -> None:
 
 
 def test_an_engine_is_made_ready_while_another_serves() -> None:
-    """Two engines on one card over one KV memory, one ranking while the other is captured, then both at once: each as it is alone."""
+    """Two engines with one KV memory give the same results as separately, during a capture and concurrently."""
     config = replace(SMALL, is_asynchronous=True, num_blocks=640)
     wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
     serving = warm_engine("cuda", LLAMA, config)
@@ -240,7 +243,7 @@ def test_an_engine_is_made_ready_while_another_serves() -> None:
 
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memory: bool) -> None:
-    """As after the swap of a bundle: the workspaces that its graphs have captured are its own, in replays and in eager work alike."""
+    """After a bundle swap, captured graphs keep using their own workspaces, in replays and in eager work."""
     wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
     before = warm_engine("cuda", LLAMA, SMALL)
     after = warm_engine("cuda", LLAMA, SMALL, memory=before.memory if shares_memory else None)
@@ -249,7 +252,7 @@ def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memo
     del before
     gc.collect()
     torch.cuda.empty_cache()
-    taken = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]  # whatever was freed is overwritten
+    taken = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]  # freed memory is overwritten
     found = [outcomes_of(after), outcomes_of(after)]
 
     assert len(taken) == 64
@@ -258,7 +261,7 @@ def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memo
 
 
 def test_memory_does_not_grow() -> None:
-    """Once warm, a second crowd takes no memory that the first did not."""
+    """After warm-up, a second set of requests allocates no further memory."""
     engine = warm_engine("cuda", LLAMA, SMALL)
     outcomes_of(engine)
     before = torch.cuda.memory_allocated()

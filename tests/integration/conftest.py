@@ -1,4 +1,4 @@
-"""Real servers for the tests of one real dependency."""
+"""Real servers for the integration tests."""
 
 import gc
 from collections.abc import Iterator
@@ -27,8 +27,11 @@ IGNORED = {
     "pipelines": _FEAST,
     "serving": (*_FEAST, "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 }
-"""By folder, warnings that are no fault of ours: kafka-python leaves sockets whose connection was under way, Feast, ibis, pandas and Ray announce
-their next defaults, and Ray leaves its log files and sockets to the collector."""
+"""Harmless warnings by folder.
+
+kafka-python leaves sockets of pending connections, Feast, ibis, pandas and Ray announce future defaults, and Ray leaves
+its log files and sockets to the collector.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Collect the sockets that kafka-python leaves behind, while their warnings are ignored."""
+    """Collect the sockets that kafka-python leaves, while their warnings are ignored."""
     yield
     if request.path.parent.name in {"stream", "items", "observability", "release"}:
         gc.collect()
@@ -66,7 +69,7 @@ def valkey(shared_valkey: Server) -> Server:
 
 @pytest.fixture
 def features(valkey: Server, tmp_path: Path) -> RepoAddress:
-    """An applied feature repository on the empty Valkey, which holds all that there is of eight partitions: nothing."""
+    """An applied feature repository on the empty Valkey, which covers the empty log of eight partitions."""
     with Redis(host=HOST, port=valkey.port) as client:
         declare_whole(client)
     address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
@@ -85,7 +88,7 @@ def broker(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
-    """Everything but the worker is started."""
+    """Start everything except the worker."""
     settings = Settings(
         state_dir=tmp_path,
         redis_port=features.redis.port,
@@ -100,10 +103,11 @@ def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies; a start that fails is tried again.
+    """A Ray for this test, on free ports, without dashboard or proxies; a failed start is retried.
 
-    Ray gives its node server 30 s to come up, which no option changes. A router waits 5 s, instead of 0.1, for a replica to say how
-    busy it is: on cores that still start Ray's own processes a user's first request would go to another one than all later.
+    Ray gives its node server 30 s to start, which no option changes. A router waits 5 s, instead of 0.1, for a
+    replica's load: while Ray's processes still start, a user's first request would otherwise go to another replica than
+    later requests.
     """
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_AUTH_MODE", "disabled")

@@ -1,4 +1,7 @@
-"""The client as callers get it: its wheel in an environment of its own, with what the wheel says it needs. `pytest tests/integration/test_client_wheel.py`."""
+"""The client's wheel, installed with its requirements in a separate environment.
+
+Run: `pytest tests/integration/test_client_wheel.py`.
+"""
 
 import json
 import shutil
@@ -42,7 +45,7 @@ print(json.dumps([told, sorted(ours)]))
 
 
 def needed(requirements: list[str]) -> dict[str, metadata.Distribution]:
-    """The installed distributions that these requirements lead to, with theirs."""
+    """Return the installed distributions that these requirements need, recursively."""
     found: dict[str, metadata.Distribution] = {}
     ahead = list(requirements)
     while ahead:
@@ -56,7 +59,7 @@ def needed(requirements: list[str]) -> dict[str, metadata.Distribution]:
 
 
 def copy_installed(distribution: metadata.Distribution, site: Path) -> None:
-    """Copy the files of an installed distribution, its scripts apart."""
+    """Copy the files of an installed distribution, except its scripts."""
     for file in distribution.files or ():
         if ".." not in file.parts and file.suffix != ".pyc":
             (site / file).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,7 @@ def copy_installed(distribution: metadata.Distribution, site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel and what it needs, and nothing else."""
+    """The interpreter of an environment that has only the wheel and its requirements."""
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT / "services/client", folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -84,13 +87,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[list[str]]:
-    """Both doors, in a process of their own."""
+    """REST and gRPC, in a separate process."""
     with running_plain_doors() as (http_port, grpc_port):
         yield [f"http://{HOST}:{http_port}", f"grpc://{HOST}:{grpc_port}"]
 
 
 def test_the_wheel_works_with_only_what_it_names(python: Path, addresses: list[str]) -> None:
-    """It is installed without any package of ours, asks both doors, and registers no message that another version could contradict."""
+    """The wheel works over REST and gRPC without our packages, and registers no conflicting protobuf message."""
     done = subprocess.run(
         [python, "-I", "-c", THREE_LINES, *addresses], capture_output=True, text=True, check=False, timeout=60
     )

@@ -11,7 +11,7 @@ from tests.support.stacks.stack import Stack
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1_800)]
 
 REFERENCES = {"popularity": (0.0838, 0.0436), "bigram": (0.1442, 0.0766), "item_knn": (0.1665, 0.0934)}
-"""Known HR@10 and NDCG@10, masked, of the baselines under this protocol."""
+"""Known masked HR@10 and NDCG@10 of the baselines under this protocol."""
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +31,30 @@ def report(bundle: Bundle) -> dict[str, Any]:
 
 @pytest.mark.parametrize("baseline", REFERENCES)
 def test_baselines_give_their_known_values(report: dict[str, Any], baseline: str) -> None:
-    """The protocol is the one of the references: same split, same masks, same ties."""
+    """The protocol equals that of the references: same split, same masks, same ties."""
     found = report["metrics"][baseline]
 
     assert (round(found["hr@10"], 4), round(found["ndcg@10"], 4)) == REFERENCES[baseline]
 
 
 def test_decoder_is_good_enough(report: dict[str, Any]) -> None:
-    """Masked NDCG@10 of the decoder; the filed seeds are from .1337 to .1382."""
+    """The decoder's masked NDCG@10 reaches the expected range; the seeds on file are from .1337 to .1382."""
     assert report["metrics"]["decoder"]["ndcg@10"] >= 0.125
 
 
 def test_student_keeps_what_the_decoder_knows(report: dict[str, Any]) -> None:
-    """95 % of the decoder's NDCG@10."""
+    """The student keeps 95 % of the decoder's NDCG@10."""
     assert report["student_share"] >= 0.95
 
 
 @pytest.mark.parametrize("model", ["decoder", "student"])
 def test_models_beat_item_knn(report: dict[str, Any], model: str) -> None:
-    """Both are worth their training."""
+    """Decoder and student beat item-kNN."""
     assert report["metrics"][model]["ndcg@10"] > report["metrics"]["item_knn"]["ndcg@10"]
 
 
 def test_student_is_far_cheaper_than_the_decoder(report: dict[str, Any]) -> None:
-    """At most a quarter of the multiply-adds, and under a millisecond for one ranking."""
+    """The student needs at most a quarter of the multiply-adds, and under a millisecond per ranking."""
     assert report["multiply_adds"]["student"] <= report["multiply_adds"]["decoder"] / 4
     assert report["student_serving"]["rank_p50_ms"] < 1.0
 

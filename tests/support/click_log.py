@@ -1,4 +1,4 @@
-"""Impressions and clicks whose join is known: a generator, and the truth found click by click in plain Python."""
+"""Impressions and clicks with a known join: a generator, and the expected join in plain Python, click by click."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ _START_MS = 1_795_000_000_000
 _SPAN_MS = 2 * 86_400_000
 _NUM_SHOWN, _NUM_ITEMS = 10, 400
 Truth = dict[tuple[str, int, str], tuple[int, float, int]]
-"""By request, time and item: clicks, their value, the first click's time."""
+"""By request, time and item: number of clicks, their value, the first click's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What was shown, and what came after, repeated deliveries and all."""
+    """Impressions and subsequent clicks, with repeated deliveries."""
 
     impressions: Sequence[Impression]
     events: Sequence[Interaction]
@@ -40,7 +40,9 @@ class Log:
 
 
 def make_log(num_impressions: int, seed: int) -> Log:
-    """Return a log of two days: visitors, items shown twice, request ids used twice, clicks late, early, doubled and foreign."""
+    """Return a log of two days: visitors, repeated impressions, reused request IDs, and late, early, doubled and
+    foreign clicks.
+    """
     draw = np.random.default_rng(seed)
     num_users = max(2, num_impressions // 20)
     times = np.sort(draw.integers(_START_MS, _START_MS + _SPAN_MS, num_impressions))
@@ -101,7 +103,7 @@ def _clicks_on(shown: Impression, draw: np.random.Generator, key: str, num_users
 
 
 def truth_of(log: Log) -> Truth:
-    """Return what followed each shown item, found by looking at every impression of the request or of the user for each click."""
+    """Return each impression's clicks, found by searching all impressions of the click's request or user."""
     by_request: dict[str, list[Impression]] = defaultdict(list)
     by_user: dict[str, list[Impression]] = defaultdict(list)
     for one in log.impressions:

@@ -1,8 +1,8 @@
-"""Time for tests in which nothing may depend on how long they take."""
+"""A clock for tests that must not depend on real time."""
 
 
 class Clock:
-    """A clock that stands still until a test moves it."""
+    """A clock that advances only when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0

@@ -1,4 +1,4 @@
-"""An OTLP collector for tests: a real gRPC server for OpenTelemetry's TraceService, which keeps what it is sent."""
+"""An OTLP collector for tests: a real gRPC server for OpenTelemetry's TraceService that keeps its input."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.support.wait import wait_for
 
 
 class Collector(api.TraceServiceServicer):
-    """Listens on a port of its own from the start; while `go_on` is cleared it answers no call."""
+    """Listens on its own port from the start; while `go_on` is cleared it answers no call."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -29,7 +29,7 @@ class Collector(api.TraceServiceServicer):
 
     @property
     def endpoint(self) -> str:
-        """What goes into TAILRACE_OTLP_ENDPOINT."""
+        """The value for TAILRACE_OTLP_ENDPOINT."""
         return f"http://{HOST}:{self._port}"
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:

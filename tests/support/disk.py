@@ -1,4 +1,4 @@
-"""Disks for tests: one that records fsyncs and renames in order, for what a loss of power would leave, and one that is full."""
+"""Disks for tests: a recorder of fsyncs and renames in order, to simulate power loss, and a full disk."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list that records all calls from here on: an fsync as the file's name, a rename as `old -> new`."""
+    """Return a list that records all further calls: an fsync as the file's name, a rename as `old -> new`."""
     calls: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

@@ -1,4 +1,7 @@
-"""Check the commands of a page, and leave out the lines that a test cannot run beside others. Looks for words; does not parse the shell."""
+"""Check the commands of a page, and drop lines that a test cannot run alongside others.
+
+Matches words; does not parse the shell.
+"""
 
 import importlib.util
 import re
@@ -16,7 +19,7 @@ SHARED_STACK = {
     r"make up|tailrace up( .*)?": "would start what the fixture has started",
     r"make down|tailrace down": "would stop what the other tests still need",
 }
-"""Lines that a page runs which has a stack of its own."""
+"""Lines that run only on a page with its own stack."""
 EXEMPT = {
     r"make (test|test-unit|test-grids|test-compose|lint|format)( .*)?": "is what runs this test, or runs beside it",
     r"make lock": "resolves every dependency from the network",
@@ -28,14 +31,17 @@ EXEMPT = {
     r"git clone .*|cd tailrace": "the tests run in a clone already",
     r"(pip|apt-get|sudo) .*": "installs on the machine",
 }
-"""Lines (in full, as patterns) that are only checked where others run, with the reason."""
+"""Lines (in full, as patterns) that are checked but not run, with the reason."""
 
 _CALL = re.compile(r"\s*(?:\w+=\S*\s+)*(tailrace|make|python3?)\s+(.*)")
 _PATH = re.compile(r"(?<![\w./$:-])(?:\./)?(\w[\w.-]*)/([\w.-]+(?:/[\w.-]+)*)")
 
 
 def runnable(text: str, *, has_own_stack: bool = False) -> str:
-    """Return a block without the lines that a test cannot run beside others; a page with a stack of its own starts and stops that."""
+    """Return a block without the lines that a test cannot run alongside others.
+
+    A page with its own stack keeps the lines that start and stop it.
+    """
     exempt = tuple(EXEMPT) if has_own_stack else (*SHARED_STACK, *EXEMPT)
     return "".join(line for line in text.splitlines(keepends=True) if not _is_exempt(line, exempt))
 
@@ -46,7 +52,7 @@ def _is_exempt(line: str, exempt: tuple[str, ...]) -> bool:
 
 
 def complaints(text: str) -> list[str]:
-    """Return what a block names and does not exist: commands and options of ours, make's targets, modules and files."""
+    """Return a complaint for each named command, option, make target, module or file that does not exist."""
     text = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "))
     found: list[str] = []
     for command in re.split(r"[|&;()\n]", text):
@@ -80,7 +86,7 @@ def _tailrace(arguments: list[str]) -> list[str]:
 
 
 def _benchmark(name: str, arguments: list[str]) -> list[str]:
-    """Return the options that no parser of this benchmark, or of what benchmarks share, adds."""
+    """Return the options that neither this benchmark's parsers nor the shared ones define."""
     if name not in BENCHMARKS:
         return [f"tailrace bench has no {name}"] if name not in {"", "NAME"} else []
     files = [*(ROOT / "benchmarks" / name).glob("*.py"), ROOT / f"benchmarks/{name}.py"]

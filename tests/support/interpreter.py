@@ -1,4 +1,4 @@
-"""Mends Triton's interpreter, whose products of bf16 numbers are those of their bits."""
+"""Patch Triton's interpreter, which multiplies bf16 numbers as integers."""
 
 from typing import Any
 
@@ -8,7 +8,9 @@ from triton.runtime import interpreter
 
 
 def multiply_bf16_as_numbers() -> None:
-    """Widen bf16 operands of `tl.dot` to fp32, exactly, as a device's tensor cores do. Has no effect on compiled kernels."""
+    """Widen bf16 operands of `tl.dot` to fp32, exactly, as a device's tensor cores do. No effect on
+    compiled kernels.
+    """
     builder = interpreter.InterpreterBuilder
     if not hasattr(builder, "narrow_dot"):
         builder.narrow_dot = builder.create_dot

@@ -1,4 +1,4 @@
-"""A joined table as `tailrace experiment join` writes it, of an experiment whose truth is known."""
+"""A joined table as `tailrace experiment join` writes it, of an experiment with known truth."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,9 +20,9 @@ def write_table(
     num_lists: int = 3_000,
     seed: int = 0,
 ) -> Path:
-    """Write a file a day, with `num_lists` each, of the variants control and fresh; return the folder.
+    """Write one file per day, with `num_lists` each, of the variants control and fresh; return the folder.
 
-    A tenth of the control's lists has a click. Users come back, have one variant, and one of two surfaces.
+    A tenth of the control's lists has a click. Users return, have one variant, and one of two surfaces.
     """
     draw = np.random.default_rng(seed)
     is_fresh, is_cart = draw.random(num_users) < share, draw.random(num_users) < 0.3

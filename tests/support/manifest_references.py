@@ -1,4 +1,4 @@
-"""Every reference of a rendering that resolves to nothing: names of other objects, volumes, ports, selectors, images, namespaces."""
+"""Find unresolved references of a rendering: object names, volumes, ports, selectors, images, namespaces."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any
 from tests.support.manifests import ROOT, Pod, Thing, find, matches, pods
 
 _HOST = re.compile(r"(?<![\w.-])(tailrace-[a-z-]+?)(?:\.([a-z-]+)\.svc[\w.-]*)?(?::(\d+))?(?=$|[\s,/\"])")
-"""A name of a Service in an address, as far as the text around it shows that."""
+"""Match a Service's name in an address, by the surrounding text."""
 _FOREIGN = {"kube-system", "monitoring", "data", "shop"}
 """Namespaces in addresses that the operator gives."""
 
 
 def unresolved(things: list[Thing]) -> list[str]:
-    """Return a line for each reference of these objects that names nothing."""
+    """Return a line for each unresolved reference of these objects."""
     every_pod = pods(things)
     found = [
         *_unnamed(things),
@@ -25,14 +25,14 @@ def unresolved(things: list[Thing]) -> list[str]:
 
 
 def documented() -> dict[str, str]:
-    """Return the arguments by which docs/kubernetes.md creates each Secret and ConfigMap, by its name."""
+    """Map each Secret and ConfigMap that docs/kubernetes.md creates to its command's arguments."""
     page = (ROOT / "docs/kubernetes.md").read_text()
     command = r"kubectl(?: -n \S+)? create (?:secret generic|secret tls|configmap) (\S+)(.*?)(?<!\\)\n"
     return dict(re.findall(command, page, re.DOTALL))
 
 
 def _unnamed(things: list[Thing]) -> Iterator[str]:
-    """Objects that stand twice, or in another namespace than the rest."""
+    """Yield duplicate objects, and objects in another namespace."""
     named = [(one["kind"], one["metadata"]["name"]) for one in things]
     yield from (f"{kind}/{name}: twice" for kind, name in set(named) if named.count((kind, name)) > 1)
     spaces = {one["metadata"].get("namespace") for one in things if one["kind"] != "Namespace"}
@@ -91,7 +91,7 @@ def _of_pod(things: list[Thing], pod: Pod) -> Iterator[str]:
 
 
 def _sources(pod: Pod) -> Iterator[tuple[str, str, list[str], bool]]:
-    """Each ConfigMap and Secret of a pod: kind, name, keys, and whether it may be missing."""
+    """Yield each ConfigMap and Secret of a pod: kind, name, keys, and whether it is optional."""
     for one in pod.spec.get("imagePullSecrets", ()):
         yield "Secret", one["name"], [], True
     for container in pod.containers():
@@ -146,7 +146,7 @@ def _of_object(things: list[Thing], thing: Thing, every_pod: list[Pod]) -> Itera
 
 
 def _hosts(things: list[Thing]) -> Iterator[str]:
-    """Names of our Services in settings, arguments and addresses, with their ports and namespaces."""
+    """Yield names of our Services in settings, arguments and addresses, with ports and namespaces."""
     services = {one["metadata"]["name"]: one["spec"]["ports"] for one in find(things, "Service")}
     spaces = {one["metadata"].get("namespace") for one in things}
     texts = [

@@ -1,7 +1,7 @@
 """The Kubernetes manifests as objects: rendered by kubectl, validated against schemas, and taken apart.
 
-`kubectl kustomize` and Kubernetes' own schemas come with two packages of the `dev` extra; the custom resources' schemas lie
-in infra/kubernetes/schemas and refer to Kubernetes' definitions.
+`kubectl kustomize` and Kubernetes' own schemas come with two packages of the `dev` extra; the custom resources' schemas
+are in infra/kubernetes/schemas and refer to Kubernetes' definitions.
 """
 
 import functools
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "infra/kubernetes"
 OVERLAYS = ("dev", "gpu", "prod")
 VERSIONS = ("1.32", "1.37")
-"""The oldest Kubernetes that the manifests are for, and the newest that has schemas."""
+"""The oldest supported Kubernetes, and the newest with schemas."""
 
 CUSTOM = {"RayService", "RayJob", "PodMonitor", "PrometheusRule"}
 
@@ -36,7 +36,7 @@ Thing = dict[str, Any]
 
 @functools.cache
 def rendered_text(folder: Path) -> str:
-    """Return what kubectl makes of a kustomization."""
+    """Return kubectl's rendering of a kustomization."""
     done = subprocess.run([kubectl_path(), "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -53,7 +53,9 @@ def parse(text: str) -> list[Thing]:
 
 
 def with_component(overlay: str, component: str, folder: Path, *, is_inside: bool = False) -> list[Thing]:
-    """Return an overlay's objects with a component upon it, or named in its own kustomization; `folder` is an empty one."""
+    """Return an overlay's objects with a component on top, or named in its kustomization; `folder` is
+    an empty folder.
+    """
     if is_inside:
         shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("*.py"))
         copy = folder / "infra/kubernetes/overlays" / overlay
@@ -84,7 +86,7 @@ def the(things: list[Thing], kind: str, name: str | None = None) -> Thing:
 
 
 def complaints(thing: Thing, version: str) -> list[str]:
-    """Return what is wrong with one object; unknown fields are wrong."""
+    """Return the errors of one object; unknown fields are errors."""
     if thing["kind"] in CUSTOM:
         found = _custom_validator(thing["kind"], version).iter_errors(thing)
         return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
@@ -108,16 +110,16 @@ def _custom_validator(kind: str, version: str) -> Draft202012Validator:
 
 @dataclass(frozen=True)
 class Pod:
-    """One kind of pod that the manifests make."""
+    """A kind of pod in the manifests."""
 
     name: str
     labels: dict[str, str]
     spec: Thing
     claims: tuple[str, ...] = ()
-    """Volumes that a StatefulSet makes for each of its pods."""
+    """Volumes that a StatefulSet creates for each of its pods."""
 
     def containers(self) -> list[Thing]:
-        """All containers: the pod's own, then those that run before or beside them."""
+        """All containers: the pod's own, then init containers and sidecars."""
         return [*self.spec["containers"], *self.spec.get("initContainers", ())]
 
     def container(self, name: str) -> Thing:
@@ -179,7 +181,7 @@ def settings_of(things: list[Thing], container: Thing) -> Settings:
 
 
 def matches(selector: Thing, labels: dict[str, str]) -> bool:
-    """Return whether a label selector matches these labels; an empty one matches all."""
+    """Return whether a label selector matches these labels; an empty selector matches all."""
     wanted = selector.get("matchLabels", {}).items()
     among = [(one["key"], one["values"]) for one in selector.get("matchExpressions", ()) if one["operator"] == "In"]
     assert len(among) == len(selector.get("matchExpressions", ())), "only In is supported here"

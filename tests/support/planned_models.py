@@ -1,4 +1,4 @@
-"""Shapes that several tests plan, by the published configs of those models."""
+"""Model shapes for several planner tests, from published configs."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pipelines.planner.shapes import DecoderShape
 
 
 def llama(**changes: Any) -> DecoderShape:
-    """Llama-2-7B, or a decoder that differs from it so."""
+    """Return Llama-2-7B, or a decoder with these differences."""
     sizes: dict[str, Any] = {
         "name": "llama",
         "num_layers": 32,
@@ -38,7 +38,9 @@ SMOLLM2_135M = llama(
 
 
 def gpt(layers: int, hidden: int, heads: int, vocab: int = 51_200) -> DecoderShape:
-    """A GPT as Megatron and llm-foundry train it: a plain feed-forward layer of four times the width, learned positions, tied tables."""
+    """A GPT as Megatron and llm-foundry train it: plain feed-forward of four times the width, learned positions, tied
+    tables.
+    """
     return DecoderShape(
         name="gpt",
         num_layers=layers,

@@ -1,4 +1,6 @@
-"""What a PromQL expression names, and what this project exports: so that no query names an absent series."""
+"""The series in a PromQL expression and the series that this project exports, so that no query names
+an absent series.
+"""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ PROMETHEUS_OWN = {
     "ALERTS": {"alertname", "alertstate", "severity", "slo", "window", "namespace"},
 }
 SCRAPED = {"job", "instance", "namespace"}
-"""Labels that Prometheus, or its operator, gives to every series."""
+"""Labels that Prometheus, or its operator, adds to every series."""
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
@@ -90,7 +92,7 @@ def all_targets() -> list[tuple[str, str, str]]:
 
 
 def filled_in(expr: str, interval: str = "1m") -> str:
-    """Put in what Grafana would for its own variables."""
+    """Replace Grafana's own variables."""
     return expr.replace("$__rate_interval", interval).replace("$namespace", ".*")
 
 
@@ -104,7 +106,7 @@ def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
-    """Return the labels of every `by (...)` of an expression, with the names of the series below it."""
+    """Return the labels of every `by (...)` of an expression, with the series inside it."""
     return [
         (set(node.modifier.labels), [name for name, _ in selectors(node.expr.prettify())])
         for node in _nodes(promql_parser.parse(filled_in(expr)))
@@ -113,7 +115,7 @@ def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
 
 
 def mixes_environments(expr: str) -> list[str]:
-    """Return the aggregations of an expression that add up the series of several environments."""
+    """Return the aggregations of an expression that add up series of several environments."""
     return [
         node.prettify()
         for node in _nodes(promql_parser.parse(filled_in(expr)))

@@ -1,4 +1,4 @@
-"""Moves of people and of the canary analysis on one name, in any order: what the record must say after each, on whichever storage."""
+"""Moves of people and of the canary analysis on one name, in any order, and the expected record, for each storage."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,18 +36,21 @@ PEOPLE: dict[str, Callable[[BundleStore], Any]] = {
     "next": lambda store: store.move_canary("new", 1, 5, by="ann"),
     "pause": lambda store: store.pause_canary("new", by="ann"),
 }
-"""What a person may do between the look and the move of an analysis."""
+"""A person's possible moves between the look and the move of an analysis."""
 ANALYSIS: dict[str, Callable[[BundleStore, Canary], None]] = {
     "promote": lambda store, seen: store.promote(seen.version, "live", by="release", release=seen),
     "move on": lambda store, seen: store.move_canary(seen.version, seen.stage + 1, 9, by="release", release=seen),
     "withdraw": lambda store, seen: store.withdraw(seen.version, by="release", release=seen),
     "report": lambda store, seen: store.report_canary(seen.version, "fine", 9, release=seen),
 }
-"""What follows from a look at a release."""
+"""The consequence of a look at a release."""
 
 
 class Moves(RuleBasedStateMachine):
-    """An analysis looks, people move, and the analysis acts by what it saw. Subclasses give `open_store`: versions of `VERSIONS`, `live` after `old`."""
+    """An analysis looks, people move, and the analysis acts on its look.
+
+    Subclasses provide `open_store`: versions of `VERSIONS`, `live` after `old`.
+    """
 
     open_store: Callable[[], BundleStore]
 
@@ -69,14 +72,14 @@ class Moves(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(PEOPLE)))
     def move(self, name: str) -> None:
-        """A person moves the name, where that may be done."""
+        """A person moves the name, if permitted."""
         with suppress(BundleError):
             PEOPLE[name](self.store)
 
     @precondition(lambda self: self.seen is not None)
     @rule(name=st.sampled_from(sorted(ANALYSIS)))
     def act(self, name: str) -> None:
-        """The analysis acts on what it saw last: on that very release in that very stage, or on nothing."""
+        """The analysis acts only on the same release in the same stage as at its last look."""
         assert self.seen is not None
         before = self.store.record()
         is_same = before.canary is not None and before.canary.identity == self.seen.identity
@@ -85,12 +88,12 @@ class Moves(RuleBasedStateMachine):
                 ANALYSIS[name](self.store, self.seen)
             assert self.store.record() == before
             return
-        with suppress(BundleError):  # the last stage has none after it, and another version may be live
+        with suppress(BundleError):  # no stage follows the last, and another version may be live
             ANALYSIS[name](self.store, self.seen)
 
     @invariant()
     def is_consistent(self) -> None:
-        """What is withdrawn by people is not served, and a canary is beside another live version."""
+        """Versions withdrawn by people do not serve, and a canary accompanies another live version."""
         record = self.store.record()
         assert record.live not in record.withdrawn
         assert record.canary is None or record.canary.version not in {record.live, *record.withdrawn}

@@ -1,4 +1,4 @@
-"""An HTTP server that answers each request by the next step of a script, and keeps them."""
+"""An HTTP server that answers requests by the steps of a script, and keeps the requests."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from tests.support.servers import HOST
 
 @dataclass(frozen=True)
 class Step:
-    """One answer; a status of 0 closes the connection without one."""
+    """An answer; a status of 0 closes the connection without an answer."""
 
     status: int
     body: dict[str, Any] | str = ""
@@ -23,7 +23,7 @@ class Step:
 
 
 class Script(ThreadingHTTPServer):
-    """The steps in order, the last one for all further requests."""
+    """The steps in order; the last step repeats for all further requests."""
 
     daemon_threads = True
 

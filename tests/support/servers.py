@@ -1,4 +1,4 @@
-"""Real servers for tests, on free ports: a Valkey, a broker and an object store that can be stopped, frozen and started again."""
+"""Real servers on free ports: a Valkey, a broker and an object store that can be stopped, frozen and restarted."""
 
 import json
 import os
@@ -25,10 +25,10 @@ _NUM_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now, which this process did not return before.
+    """Return a free port that this process did not return before.
 
-    Nobody takes it between this probe and the server's start: it lies below the ports that stacks take and those that the kernel gives
-    to connections, and each of several processes of tests has every n-th one.
+    Nobody takes it between this probe and the server's start: it lies below the ports of stacks and the kernel's
+    ephemeral ports, and each of several test processes has every n-th port.
     """
     draw = random.SystemRandom()
     while (port := draw.randrange(10_000 + _PROCESS, 18_000, _NUM_PROCESSES)) in _GIVEN_PORTS or not _is_free(port):
@@ -48,7 +48,7 @@ def _is_free(port: int) -> bool:
 
 @contextmanager
 def holding(ports: Iterable[int]) -> Iterator[None]:
-    """Keep these ports taken, by sockets of this process where nobody has them already."""
+    """Keep these ports occupied, by sockets of this process unless they are in use already."""
     with ExitStack() as held:
         for port in ports:
             with suppress(OSError):
@@ -57,7 +57,7 @@ def holding(ports: Iterable[int]) -> Iterator[None]:
 
 
 class Server:
-    """One server process on a port of its own, the same port after each start, and what says that it answers."""
+    """A server process on its own port, the same after each start, and its readiness check."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Server:
         wait_for(lambda: self._answers(HOST, self.port), what=self._command[0])
 
     def ensure_running(self) -> None:
-        """Thaw it, or start it if it has ended."""
+        """Resume it, or start it if it has ended."""
         if self._process is None or self._process.poll() is not None:
             self.start()
         self.thaw()
@@ -97,7 +97,7 @@ class Server:
             self._process = None
 
     def freeze(self) -> None:
-        """Stop the process: it accepts connections and answers nothing."""
+        """Freeze the process: it accepts connections and does not answer."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -110,29 +110,32 @@ class Server:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether something listens there."""
+    """Whether a process listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 
 
 def valkey_server(folder: Path) -> Server:
-    """Make a Valkey that keeps its data in `folder`; not started."""
+    """Create a Valkey that keeps its data in `folder`; not started."""
     folder.mkdir(parents=True, exist_ok=True)
     return Server(lambda port: valkey_command(port, folder), folder / "valkey.log", answers=answers_redis)
 
 
 def broker_server(folder: Path, advertised: str = "") -> Server:
-    """Make a broker that keeps nothing; not started. `advertised` is the address that clients are told to connect to, if not its own."""
+    """Create a broker without persistence; not started.
+
+    `advertised` is the address that clients connect to, if not its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     return Server(partial(tansu_command, advertised=advertised), folder / "broker.log")
 
 
 S3_KEYS = ("a-key", "a-secret")
-"""Key and secret that the object store takes."""
+"""Key and secret that the object store accepts."""
 
 
 def object_server(folder: Path) -> Server:
-    """Make an S3 server (SeaweedFS) that checks credentials and keeps its data in `folder`, with the bucket `bundles`; not started."""
+    """Create an S3 server (SeaweedFS) with credentials, data in `folder` and the bucket `bundles`; not started."""
     folder.mkdir(parents=True, exist_ok=True)
     key, secret = S3_KEYS
     credentials = [{"accessKey": key, "secretKey": secret}]
@@ -151,7 +154,7 @@ def object_server(folder: Path) -> Server:
         ]
 
     def answers(host: str, port: int) -> bool:
-        """Whether a file of the bucket can be written, which is some time after the port is open."""
+        """Whether a file of the bucket can be written, some time after the port is open."""
         with suppress(httpx.HTTPError):
             httpx.post(f"{filer}/buckets/bundles/", timeout=2.0)
             return accepts(host, port) and httpx.put(f"{filer}/ready", content=b"x", timeout=2.0).is_success

@@ -11,7 +11,7 @@ from services.observability.tracing import Tracing
 
 
 class Recorder:
-    """Tracing whose finished spans can be looked at."""
+    """Tracing whose finished spans tests can read."""
 
     def __init__(self, share: float = 1.0) -> None:
         self._exporter = InMemorySpanExporter()
@@ -30,7 +30,7 @@ class Recorder:
         return found
 
     def tree(self) -> dict[str, str | None]:
-        """The name of each span's parent; None for what has no parent here."""
+        """The name of each span's parent; None without a parent in this process."""
         names = {span_id(span): span.name for span in self.spans}
         return {span.name: names.get(span.parent.span_id) if span.parent else None for span in self.spans}
 

@@ -1,4 +1,6 @@
-"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` and `until_answer` inside an event loop."""
+"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` and `until_answer` in an event
+loop.
+"""
 
 import asyncio
 import time
@@ -32,7 +34,7 @@ async def until_answer(
     timeout_s: float = 60.0,
     passing: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Answer:
-    """Ask until the answer is good, and return it; errors of a `passing` kind are asked over. Raises TimeoutError."""
+    """Ask until the answer is good, and return it; retries errors of the `passing` kinds. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while True:
             with suppress(passing):

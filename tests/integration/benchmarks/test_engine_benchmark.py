@@ -31,7 +31,9 @@ def benchmark(out: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.grid  # `test_a_group_whose_engine...` measures one in every run
 def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
-    """The smallest versions run on any device; each has a value, and each kind of step its share of the limits."""
+    """The smallest variants run on any device; each case has a value, and each kind of step its
+    fraction of the limits.
+    """
     names = ("qwen3-1.7b-beams-16-context-40-batch-1", "llama-3-8b-decode-1")
     report = benchmark(tmp_path / "out.json", "--tiny", "--peers", "", "--case", *names)
 
@@ -41,7 +43,7 @@ def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
 
 @pytest.mark.grid
 def test_beside_transformers(tmp_path: Path) -> None:
-    """With the same weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""
+    """With equal weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""
     save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")
 
     words = f"--model {tmp_path / 'model'} --peers transformers --case decode-8 beams-8".split()
@@ -56,7 +58,7 @@ def test_beside_transformers(tmp_path: Path) -> None:
 
 
 def test_a_group_whose_engine_does_not_start_costs_no_other_results(tmp_path: Path) -> None:
-    """The file names it and its last line of output; the group after it is measured."""
+    """A failed engine is in the file with its last line of output; the next group is measured."""
     case = Case(name="rank", unit="ms", batch=1, prompt_len=8, width=4)
     comparison = Comparison(Options(device="cpu", threads=1, rounds=1, peers=(), names=frozenset()))
     for shape in ("unknown", "tiny"):

@@ -1,4 +1,6 @@
-"""`make gpu-check` at its smallest, on a CPU: what runs first on a card fails there for reasons of the card alone."""
+"""`make gpu-check` at its smallest size on a CPU, so that only device-specific failures remain for the
+first GPU run.
+"""
 
 import fcntl
 import itertools
@@ -46,13 +48,15 @@ class Without(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
-"""A `sitecustomize` in which packages are missing that a card's machine lacks: it has torch, triton, numpy, safetensors, tokenizers and pytest, with their requirements."""
+"""A `sitecustomize` that hides packages missing on the GPU machine, which has torch, triton, numpy, safetensors,
+tokenizers and pytest, with their requirements.
+"""
 
 
 @pytest.mark.grid  # tests/gpu and test_engine_benchmark.py run the parts
 @pytest.mark.timeout(1_800)
 def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
-    """On a machine with the card's packages only: each step ends well within its time, and eight files hold all results."""
+    """With only the GPU machine's packages, each step ends well within its time, and eight files hold all results."""
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(MISSING)
@@ -78,12 +82,14 @@ def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
 
 NAMES = ("smoke", "oracle", "tests", "compile", "beams", "text", "profile", "train")
 MOST_FILES = 8
-"""What a device's machine returns."""
+"""The files that the GPU machine returns."""
 
 
 @pytest.mark.parametrize("tiny", [True, False])
 def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: bool) -> None:
-    """The limits of the stages add up to that, the most important comes first, and all steps of a stage run beside each other."""
+    """The stages' limits sum to at most 8 minutes, the most important stage comes first, and 8 files are written at
+    most.
+    """
     planned = [step for step in steps(tmp_path, tmp_path, tiny=tiny) if not step.is_extra]
 
     limits = {step.stage: step.limit_s for step in planned}
@@ -97,7 +103,7 @@ def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: boo
 
 
 def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
-    """A stride through the cases reached one head size only."""
+    """The oracle's sample covers every pair of values; a strided sample would cover only one head size."""
     for number in (2, 36):
         assert {case.head_dim for case in sample(number)} == {64, 128}
     cases = sample(36)
@@ -107,7 +113,7 @@ def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
 
 
 def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
-    """In bf16 with each kind of recomputation: the same loss, MFU of what the device was measured to do, and memory by component, of which less is kept the more is computed again."""
+    """In bf16, every recomputation kind gives the same loss, an MFU, and less kept memory with more recomputation."""
     (step,) = [step for step in steps(tmp_path, tmp_path, tiny=True) if step.name == "train"]
 
     (ended,) = run_stage([step], tmp_path, scale=6, left_s=600.0)
@@ -121,12 +127,12 @@ def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
 
 
 def script(name: str, text: str, limit_s: int = 30) -> Step:
-    """A step that runs this text."""
+    """Build a step that runs this text."""
     return Step(name, "stage", (sys.executable, "-c", text), limit_s)
 
 
 def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
-    """It ends with all that it started, which must not keep the card's memory from the next step; the steps beside and after it run."""
+    """A step's end also ends its child processes, which would hold the card's memory; other steps still run."""
     locked = tmp_path / "locked"
     locked.touch()
     child = f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
@@ -146,7 +152,7 @@ def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
 
 
 def test_the_time_of_the_whole_ends_what_is_left_and_a_part_keeps_the_rest(tmp_path: Path) -> None:
-    """A step never runs past the whole's end; a rerun of a part replaces its own row only."""
+    """A step never runs past the total time limit; rerunning a part replaces only its own row."""
     (stopped,) = run_stage([script("late", "import time; time.sleep(60)")], tmp_path, scale=1, left_s=0.2)
     run_all([script("first", "print(1)"), script("second", "exit(1)")], tmp_path, tmp_path, scale=1)
     run_all([script("second", "print(2)")], tmp_path, tmp_path, scale=1)
@@ -159,7 +165,7 @@ def test_the_time_of_the_whole_ends_what_is_left_and_a_part_keeps_the_rest(tmp_p
 
 
 def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
-    """The smallest files first; of a long log its end."""
+    """The smallest files are returned first, and only the end of a long log."""
     scratch = tmp_path / "work"
     scratch.mkdir()
     (scratch / "long.txt").write_bytes(b"x" * 2**20 + b"the end")
@@ -177,7 +183,7 @@ def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
 
 
 def test_an_unknown_part_is_refused_with_the_parts(tmp_path: Path) -> None:
-    """Parts that only run on request are among them."""
+    """The listed parts include those that run only on request."""
     command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--part", "beam"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
@@ -197,7 +203,7 @@ def _can_lock(path: Path) -> bool:
 
 
 def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
-    """It loads no conftest.py, so no profile of hypothesis: an example that compiles a kernel takes longer than its default deadline."""
+    """The kernels' tests pass without conftest.py, whose hypothesis profile allows for slow kernel compilation."""
     command = next(step.command for step in steps(tmp_path, tmp_path, tiny=False) if step.name == "kernel-tests")
 
     done = subprocess.run(
@@ -213,7 +219,7 @@ def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) ->
 
 
 def test_the_product_s_settings_are_measured() -> None:
-    """What the overlay for cards sets is what the second run of the benchmark has."""
+    """The settings of the overlay for cards match the benchmark's second run."""
     lines = (ROOT / "infra/kubernetes/overlays/gpu/settings.env").read_text().splitlines()
     served = engine_config(
         Settings(**{key.removeprefix("TAILRACE_").lower(): value for key, value in (line.split("=") for line in lines)})
@@ -224,7 +230,7 @@ def test_the_product_s_settings_are_measured() -> None:
 
 
 def test_the_card_s_tests_run_without_pytest(tmp_path: Path) -> None:
-    """On a bare image the plain runner calls every case, with what its fixture sets up, and fails with the test that fails."""
+    """On a bare image the plain runner calls every case with its fixtures, and fails with the failing test."""
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "pytestmark = [pytest.mark.gpu, pytest.mark.skipif(False, reason='no card')]\n"

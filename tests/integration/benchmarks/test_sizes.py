@@ -1,4 +1,6 @@
-"""`python -m benchmarks.scale` in its short form, over real store, broker and worker, and the bytes of a real store by kind of row."""
+"""`python -m benchmarks.scale` in its short form, over a real store, broker and worker, and row sizes
+in a real store.
+"""
 
 import json
 import subprocess
@@ -17,7 +19,9 @@ from tests.support.gateway.rows import history_row
 
 @pytest.mark.grid
 def test_points_are_measured_on_real_servers_and_within_their_time(tmp_path: Path) -> None:
-    """One point of the users' and the catalogue's axis has all its fields; a point that takes too long is null and stops its servers."""
+    """A point on the users' and the catalogue's axis has all its fields; a point that times out is null and stops its
+    servers.
+    """
     command = [sys.executable, "-m", "benchmarks.scale", "--sizes", "1000", "--seconds", "1", "--json"]
 
     def rows(name: str, *options: str) -> list[dict[str, float]]:
@@ -38,7 +42,7 @@ def test_points_are_measured_on_real_servers_and_within_their_time(tmp_path: Pat
 
 
 def test_histories_and_lists_are_measured_apart_and_whole(features: RepoAddress) -> None:
-    """A list has a key of its own, and every field of a row counts, also where few are large."""
+    """A list has its own key, and every field of a row counts, even if few are large."""
     listed = {"item_ids": ("a",), "scores": (1.0,), "bundle_version": "v1", "made_from_row_us": 1}
     writer = FeatureWriter(features)
     writer.write_histories([replace(history_row("u", ("a", "b")), item_ids=("x" * 50_000,))])

@@ -1,4 +1,4 @@
-"""docs/openapi.json is good enough for generators: openapi-generator makes clients of Go and Java from it, and their compilers take them."""
+"""docs/openapi.json suits generators: openapi-generator's Go and Java clients compile."""
 
 import os
 import re
@@ -17,7 +17,7 @@ OPTIONS = {
     "go": (),
     "java": ("--library", "native", "--generate-alias-as-model", "-p", "openApiNullable=false"),
 }
-"""As docs/api.md names them."""
+"""The generators that docs/api.md names."""
 HARMLESS = {
     "OpenAPI 3.1 support is still in beta",
     "Failed to get the schema name: null",  # of `additionalProperties: false`
@@ -26,12 +26,12 @@ HARMLESS = {
 GENERATED = (
     "package javax.annotation;\npublic @interface Generated { String[] value(); String date(); String comments(); }\n"
 )
-"""The one thing that generated code needs beside Jackson, which is in the generator's own archive."""
+"""The only dependency of generated code besides Jackson, which is in the generator's archive."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """The clients, and what their generators printed."""
+    """The generated clients, and their generators' output."""
     clients = {}
     for language, options in OPTIONS.items():
         folder = tmp_path_factory.mktemp(language)
@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]
 
 @pytest.mark.parametrize("language", OPTIONS)
 def test_generators_warn_of_nothing_that_matters(language: str, made: dict[str, tuple[Path, str]]) -> None:
-    """All that they warn of is known and without effect."""
+    """All generator warnings are known and harmless."""
     warnings = [line for line in made[language][1].splitlines() if re.search(r"\b(WARN|ERROR)\b", line)]
 
     assert warnings
@@ -53,7 +53,9 @@ def test_generators_warn_of_nothing_that_matters(language: str, made: dict[str, 
 
 
 def test_fields_have_the_types_that_the_server_means(made: dict[str, tuple[Path, str]]) -> None:
-    """Milliseconds since 1970 have 64 bits, ids are texts, a request has its fields, each with its own description, and an answer may gain some."""
+    """Milliseconds since 1970 have 64 bits, IDs are strings, request fields have descriptions, and answers may gain
+    fields.
+    """
     folder = made["go"][0]
     request, event, answer = (
         (folder / f"model_{name}.go").read_text() for name in ("recommend_body", "event_body", "recommendation_body")
@@ -69,7 +71,7 @@ def test_fields_have_the_types_that_the_server_means(made: dict[str, tuple[Path,
 
 
 def test_the_go_client_compiles(made: dict[str, tuple[Path, str]]) -> None:
-    """`go vet` takes it, without any module."""
+    """`go vet` accepts the client without any module."""
     go = shutil.which("go", path=PATH)
     if go is None:
         pytest.skip("no Go compiler")
@@ -81,7 +83,7 @@ def test_the_go_client_compiles(made: dict[str, tuple[Path, str]]) -> None:
 
 
 def test_the_java_client_compiles(made: dict[str, tuple[Path, str]], tmp_path: Path) -> None:
-    """javac takes it; the classes that it needs are in the generator's own archive."""
+    """javac accepts the client with only the classes in the generator's archive."""
     javac = shutil.which("javac", path=PATH)
     if javac is None:
         pytest.skip("no Java compiler")

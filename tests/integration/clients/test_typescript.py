@@ -1,4 +1,6 @@
-"""The TypeScript client: its types are those of the document, it retries as the Python client does, and it calls a real door."""
+"""The TypeScript client: its types match the document, it retries like the Python client, and it calls
+a real gateway.
+"""
 
 import json
 import shutil
@@ -61,7 +63,7 @@ def address() -> Iterator[str]:
 
 
 def test_the_types_are_those_of_the_document(tmp_path: Path) -> None:
-    """Generating them again writes the committed file."""
+    """Regenerating the types writes the committed file."""
     out = tmp_path / "openapi.ts"
     done = npx("openapi-typescript", "../../docs/openapi.json", "--output", out, "--default-non-nullable", "false")
 
@@ -70,7 +72,9 @@ def test_the_types_are_those_of_the_document(tmp_path: Path) -> None:
 
 
 def test_the_compiler_takes_the_client_and_what_callers_may_write(tmp_path: Path) -> None:
-    """It compiles strictly, is short, and refuses a wrong field, a wrong type, an unknown path and the answer's typos."""
+    """The client compiles strictly, is short, and its types reject a wrong field, type or path and a misspelt answer
+    field.
+    """
     copy = shutil.copytree(TYPESCRIPT, tmp_path / "client", ignore=shutil.ignore_patterns("node_modules", "dist"))
     lines = [
         'import { Client, type Recommendation } from "./client.ts";',
@@ -100,7 +104,7 @@ def test_the_compiler_takes_the_client_and_what_callers_may_write(tmp_path: Path
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_retries_as_the_python_client_does(script: str) -> None:
-    """Both end with the same answer, or the same code after the same number of attempts, of which each gave the server what was left."""
+    """The TypeScript and Python clients end with the same result after the same number of attempts and budgets."""
     with running(SCRIPTS[script]) as server:
         outcome = in_node(CALL, server.address)
         requests = list(server.requests)
@@ -129,7 +133,9 @@ RECORDED = Step(200, {"accepted": 1, "event_ids": ["e"], "unknown_items": []})
 )
 @pytest.mark.parametrize("method", ["call", "record"])
 def test_a_repeated_event_has_the_same_id(method: str, body: Any) -> None:
-    """Also by the generic call, in each form of the body, and where the id is null: the server may have recorded it before its answer was lost."""
+    """A retried event has the same ID in every form of the body, since the server may have recorded
+    the first attempt.
+    """
     call = 'call("post", "/v1/events", { body })' if method == "call" else "record(body.events ?? body)"
     script = f"const body = {json.dumps(body)}; done(await caught(new Client(address, {{ firstPauseMs: 1 }}).{call}));"
     with running([Step(0), RECORDED]) as server:
@@ -144,7 +150,7 @@ def test_a_repeated_event_has_the_same_id(method: str, body: Any) -> None:
 
 @pytest.mark.parametrize("user_id", [".", "..", ""])
 def test_a_dot_fits_in_no_path(user_id: str) -> None:
-    """`fetch` reads it, encoded too, as a step to another path: it is refused before it is sent."""
+    """A path parameter that `fetch` would read as another path, also encoded, is refused before it is sent."""
     given = f'{{ path: {{ user_id: "{user_id}" }} }}'
     with running([OK]) as server:
         script = f'const call = () => new Client(address).call("delete", "/v1/users/{{user_id}}", {given}); done(await caught(call()));'
@@ -153,7 +159,7 @@ def test_a_dot_fits_in_no_path(user_id: str) -> None:
 
 
 def test_nobody_listens() -> None:
-    """A server that is not there is `unreachable`, after as many attempts as the budget has."""
+    """An absent server is `unreachable`, after as many attempts as the budget allows."""
     outcome = in_node(CALL, f"http://{HOST}:{free_port()}")
 
     assert (outcome["kind"], outcome["code"], outcome["cause"]) == ("TailraceError", "unreachable", "unreachable")
@@ -161,7 +167,7 @@ def test_nobody_listens() -> None:
 
 
 def test_a_callers_signal_ends_the_call() -> None:
-    """The call throws the signal's own reason, not an error of the server."""
+    """An aborted call throws the signal's own reason, not a server error."""
     script = "const signal = AbortSignal.timeout(50); done(await caught(new Client(address).recommend({ user_id: 'u' }, { deadlineMs: 5_000, signal })));"
     with running([Step(200, ANSWER, delay_s=1.0)]) as server:
         outcome = in_node(script, server.address)
@@ -170,7 +176,7 @@ def test_a_callers_signal_ends_the_call() -> None:
 
 
 def test_it_calls_a_real_door(address: str) -> None:
-    """An answer, events, an operation without a method of its own, and an error that names the field."""
+    """The client handles an answer, events, a generic operation, and an error that names the field."""
     script = """
     const client = new Client(address + "/");
     const answer = await client.recommend({ user_id: "long", k: 3 }, { deadlineMs: 5_000 });

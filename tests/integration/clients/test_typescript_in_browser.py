@@ -1,4 +1,7 @@
-"""The TypeScript client, as it is built, in a real browser: a page of a shop's own origin, whose server passes one path on to a real door, since doors send no CORS headers."""
+"""The built TypeScript client in a real browser, on a page whose origin forwards one path to a real gateway.
+
+The gateway sends no CORS headers.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +29,7 @@ const caught = async (call) => { try { return { answer: await call }; } catch (e
 
 
 class Shop(ThreadingHTTPServer):
-    """A shop's server: a page, the built client, and a path that leads to the door."""
+    """A shop's server: a page, the built client, and a path that is forwarded to the gateway."""
 
     daemon_threads = True
 
@@ -45,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Send the page, a file of the client, or what the door answers."""
+        """Send the page, a file of the client, or the gateway's answer."""
         if self.path.startswith(PASSED_ON):
             self._pass_on()
         elif self.path.startswith("/client/"):
@@ -55,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, "text/html", b"<!doctype html><title>shop</title>")
 
     def do_POST(self) -> None:
-        """Send what the door answers."""
+        """Send the gateway's answer."""
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -92,7 +95,7 @@ def running_shop(built: Path, door: str) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client as `make typescript` builds it. Skips where there is no compiler."""
+    """The client as `make typescript` builds it. Skips without a compiler."""
     folder = tmp_path_factory.mktemp("client")
     done = npx("tsc", "--project", TYPESCRIPT, "--outDir", folder)
     assert done.returncode == 0, done.stdout
@@ -108,7 +111,7 @@ def door() -> Iterator[str]:
 
 @pytest.fixture
 def page(built: Path, door: str) -> Iterator[Page]:
-    """The shop's page in a browser. Skips where there is none."""
+    """The shop's page in a browser. Skips without a browser."""
     with running_shop(built, door) as shop, chromium() as browser:
         context = browser.new_context()
         opened = context.new_page()
@@ -118,12 +121,14 @@ def page(built: Path, door: str) -> Iterator[Page]:
 
 
 def in_page(page: Page, script: str, *given: Any) -> Any:
-    """Run a script in the page that has the client's classes, `caught` and `given`, and return what it returns."""
+    """Run a script in the page with the client's classes, `caught` and `given`; return its result."""
     return page.evaluate(f"async (given) => {{ {PRELUDE} {script} }}", list(given))
 
 
 def test_a_page_recommends_and_records(page: Page) -> None:
-    """By a path of its own origin: an answer, events, an operation by its path, and an error that names the field."""
+    """Through its own origin the page gets an answer, events, an operation by path, and an error that
+    names the field.
+    """
     found = in_page(
         page,
         """
@@ -151,7 +156,9 @@ def test_a_page_recommends_and_records(page: Page) -> None:
 
 
 def test_deadlines_signals_and_another_origin_end_a_call(page: Page, door: str) -> None:
-    """A browser's own errors become the client's codes; a door on another origin cannot be reached, and a signal's reason is the caller's."""
+    """Browser errors become the client's codes; another origin is unreachable, and an abort keeps the
+    caller's reason.
+    """
     found = in_page(
         page,
         """

@@ -1,4 +1,4 @@
-"""TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it."""
+"""TLS at the edge: the real edge process and certificates, in front of real REST and gRPC servers on fakes."""
 
 import http.client
 import json
@@ -41,7 +41,7 @@ LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
 KEYS = KeysFile(
     keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in (Priority.HIGH, Priority.LOW))
 )
-"""The key of each priority is its name; the doors behind the edge admit every caller."""
+"""Keys named by their priority; the gateway behind the edge admits every caller."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Edge:
 
     @property
     def rest(self) -> str:
-        """The REST door's address."""
+        """The REST address."""
         return f"https://localhost:{self.settings.http_port}"
 
     def context(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
@@ -70,7 +70,7 @@ class Edge:
             return http.get(self.rest + path)
 
     def post(self, target: str, plain_port: int | None = None) -> tuple[int, dict[str, Any]]:
-        """Post to a target as it is, which other clients would normalise, or at a port behind the edge; return status and error."""
+        """Post to an unnormalised target, or to a port behind the edge; return status and error."""
         line = (
             http.client.HTTPSConnection("localhost", self.settings.http_port, context=self.context())
             if plain_port is None
@@ -82,18 +82,18 @@ class Edge:
             return answer.status, json.loads(answer.read())["error"]
 
     def announced(self) -> str | None:
-        """Return the limit that HAProxy holds for each door, if it is the same."""
+        """Return HAProxy's limit per port, if both are equal."""
         both = [send(edge_folder(self.settings.state_dir), f"get var proc.limit_{door}") for door in DOORS]
         limits = {answer.rpartition("<")[2].removesuffix(">") if "<" in answer else None for answer in both}
         return limits.pop() if len(limits) == 1 else None
 
     def num_in_flight(self) -> int:
-        """Return how many recommendations HAProxy counts."""
+        """Return the number of recommendations that HAProxy counts."""
         table = send(edge_folder(self.settings.state_dir), "show table in_flight")
         return sum(map(int, re.findall(r"conn_cur=(\d+)", table)))
 
     def shares(self) -> list[str]:
-        """Return the shares of the limit that HAProxy holds for the keys, in the file's order."""
+        """Return the limit fractions of the keys in HAProxy, in the file's order."""
         rows = send(edge_folder(self.settings.state_dir), f"show map {KEY_SHARES}").splitlines()
         return [row.split()[-1] for row in rows if row.strip()]
 
@@ -118,7 +118,7 @@ class Edge:
             )
 
     def selected(self, protocol: str) -> str | None:
-        """Return the protocol that the REST door selects from this offer."""
+        """Return the protocol that the REST port selects from this offer."""
         context = self.context()
         context.set_alpn_protocols([protocol])
         with (
@@ -143,7 +143,7 @@ def ca() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def doors() -> Iterator[tuple[int, int]]:
-    """Both plain doors in a process of their own; the fixture is their ports."""
+    """Plain REST and gRPC in a separate process; returns their ports."""
     with running_plain_doors() as ports:
         yield ports
 
@@ -152,7 +152,7 @@ def doors() -> Iterator[tuple[int, int]]:
 def running_edge(
     folder: Path, ca: trustme.CA, doors: tuple[int, int], client_ca: trustme.CA | None = None
 ) -> Iterator[Edge]:
-    """Run the edge in front of these doors, with TLS and keys."""
+    """Run the edge in front of these ports, with TLS and keys."""
     folder.mkdir(parents=True, exist_ok=True)
     issue(ca, folder / "tls")
     write_keys(folder / "keys.json", KEYS)
@@ -173,14 +173,14 @@ def running_edge(
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory, ca: trustme.CA, doors: tuple[int, int]) -> Iterator[Edge]:
-    """An edge without client certificates. Its folder's name has a blank, its path is long."""
+    """An edge without client certificates, in a folder with a blank in its name and a long path."""
     folder = tmp_path_factory.mktemp("a folder whose path is longer than a unix socket may be " + "x" * 60)
     with running_edge(folder, ca, doors) as running:
         yield running
 
 
 def test_both_doors_answer_over_tls(edge: Edge) -> None:
-    """Both doors answer over TLS, REST in both versions of HTTP."""
+    """REST and gRPC answer over TLS, REST in both versions of HTTP."""
     rest = edge.call_rest(edge.context())
     rpc = edge.call_grpc()
 
@@ -191,9 +191,10 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
 
 
 def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
-    """Of four that may be in flight through each door two are: low, which may fill a half, is refused while high passes.
+    """With two of four permitted requests in flight per port, low priority (half) is refused and high passes.
 
-    The limit comes with the health checks, so that it holds where nobody calls REST; what is no number limits nothing.
+    The limit comes with the health checks, so that it holds without REST traffic; a limit that is not a number limits
+    nothing.
     """
     with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(11) as pool:
 
@@ -231,7 +232,9 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
 
 @pytest.mark.parametrize("door", ["rest", "grpc"])
 def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> None:
-    """Of six that may be in flight a batch holds five: one more passes and the next is refused. One that does not say its size counts as a hundred, and passes if it is alone."""
+    """A batch counts by its size: five of six leave room for one request; without a size it counts as 100, and passes
+    only when nothing else is in flight.
+    """
     whole = {
         "requests": [{name: value for name, value in LONG.items() if name != "deadline_ms"}] * 5,
         "deadline_ms": 5_000,
@@ -275,7 +278,9 @@ def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> Non
 
 @pytest.mark.parametrize("paths", [TAILRACE, OPENAI, ["http://localhost/v1/%65vents", "http://localhost//v1/events"]])
 def test_an_ambiguous_path_is_refused_by_the_edge_and_the_door_alike(edge: Edge, paths: list[str]) -> None:
-    """In one envelope; the edge sends none on but those whose parameter is no UTF-8, on which it has no rule."""
+    """Refusals use one envelope; the edge forwards only paths whose parameter is invalid UTF-8, which it has no rule
+    for.
+    """
     for path in paths:
         refused, refused_behind = edge.post(path), edge.post(path, edge.settings.inner_http_port)
 
@@ -286,7 +291,7 @@ def test_an_ambiguous_path_is_refused_by_the_edge_and_the_door_alike(edge: Edge,
 
 
 def test_other_paths_reach_the_door_as_they_are(edge: Edge) -> None:
-    """A parameter may be encoded, and a target absolute; a path like ours is not ours, over gRPC an encoded one either."""
+    """A parameter may be encoded, and a target absolute; similar paths and encoded gRPC paths are rejected."""
     passed = [edge.post(path) for path in ("/v1/events", f"{edge.rest}/v1/events?a=%2F..//")]
     unknown = [edge.post(path)[0] for path in ("/v1/events/", "/v1/events;a=1", "/V1/events", "/v1\\events")]
     encoded = edge.call_rest(edge.context(), "/v1/explanations/a%2Fb%252F")
@@ -304,7 +309,7 @@ def test_other_paths_reach_the_door_as_they_are(edge: Edge) -> None:
 
 
 def test_a_key_of_another_priority_counts_at_once(edge: Edge) -> None:
-    """After the keys file changes a key may fill as much as its new priority does, without a restart."""
+    """After a change of the keys file a key's new priority applies without a restart."""
     keys_file = edge.settings.api_keys_file
     assert keys_file is not None
     raised = tuple(key.model_copy(update={"priority": Priority.HIGH}) for key in KEYS.keys)
@@ -346,7 +351,7 @@ def test_old_versions_of_tls_are_refused(edge: Edge) -> None:
 
 
 def test_the_edge_replaces_forwarding_headers(edge: Edge) -> None:
-    """The caller's own address, timeout and edge headers are not passed on."""
+    """The edge does not forward the caller's own address, timeout and edge headers."""
     forged = {
         "x-forwarded-for": "6.6.6.6",
         "x-request-timeout-seconds": "0",
@@ -390,7 +395,7 @@ def test_a_new_certificate_is_used_and_no_connection_breaks(edge: Edge, ca: trus
 
 
 def test_a_certificate_without_its_key_is_refused(edge: Edge, ca: trustme.CA) -> None:
-    """During half a rotation the old certificate stays in use, and the log has no key."""
+    """Half a rotation keeps the old certificate in use, and the log contains no key."""
     before, folder = edge.serial(), edge.settings.tls_dir
     assert folder is not None
     log = edge.settings.state_dir / "edge.log"
@@ -409,7 +414,9 @@ def test_a_certificate_without_its_key_is_refused(edge: Edge, ca: trustme.CA) ->
 def test_mutual_tls_and_a_change_of_the_clients_authority(
     tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> None:
-    """Both doors require a certificate of the clients' authority, not of ours; after a change only the new one is accepted."""
+    """REST and gRPC require a client certificate of the clients' authority; after a change, only of
+    the new authority.
+    """
     old, new = trustme.CA(), trustme.CA()
     with running_edge(tmp_path / "e", ca, doors, client_ca=old) as edge:
         assert edge.settings.tls_client_ca_file is not None
@@ -430,7 +437,7 @@ def test_mutual_tls_and_a_change_of_the_clients_authority(
 
 
 def _ask_with_and_without_certificate(edge: Edge, folder: Path, client: trustme.LeafCert) -> None:
-    """The client that callers install is answered at both doors with its certificate, and told why not without."""
+    """The installable client works with its certificate over REST and gRPC, and gets the reason without it."""
     edge.ca.cert_pem.write_to_path(folder / "ca.crt")
     client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
     shown = Tls(folder / "ca.crt", folder / "client.pem", folder / "client.pem")

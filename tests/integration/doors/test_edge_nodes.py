@@ -1,4 +1,4 @@
-"""The edge in front of two of Ray's nodes, for which two processes with the real doors stand."""
+"""The edge in front of two nodes, each a process with real REST and gRPC servers."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ DEADLINE_MS = 2_000
 
 
 class Nodes(NamedTuple):
-    """The edge's folder, its doors, and each node's process."""
+    """The edge's folder, its ports, and each node's process."""
 
     folder: Path
     rest: httpx.Client
@@ -37,12 +37,12 @@ class Nodes(NamedTuple):
     pids: tuple[int, ...]
 
     def ask_rest(self) -> bool:
-        """Ask over REST; whether there were items."""
+        """Ask over REST; return whether there were items."""
         asked = {"user_id": "nobody", "k": 2, "deadline_ms": DEADLINE_MS}
         return bool(self.rest.post("/v1/recommendations", json=asked).json()["items"])
 
     def ask_grpc(self) -> bool:
-        """Ask over gRPC; whether there were items."""
+        """Ask over gRPC; return whether there were items."""
         return bool(self.rpc.Recommend(pb.RecommendRequest(user_id="nobody", k=2, deadline_ms=DEADLINE_MS)).items)
 
 
@@ -66,7 +66,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @contextmanager
 def silent(pid: int) -> Iterator[None]:
-    """Stop a node: it accepts connections and answers nothing."""
+    """Freeze a node: it accepts connections and does not answer."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -75,13 +75,13 @@ def silent(pid: int) -> Iterator[None]:
 
 
 def num_sent(nodes: Nodes, host: str) -> int:
-    """How many requests HAProxy has sent to a node so far, of both doors."""
+    """Return the number of REST and gRPC requests that HAProxy has sent to a node."""
     rows = csv.DictReader(io.StringIO(send(nodes.folder, "show stat").removeprefix("# ")))
     return sum(int(row["stot"]) for row in rows if row["addr"].startswith(f"{host}:"))
 
 
 def took_ms(nodes: Nodes, ask: Callable[[Nodes], bool]) -> float:
-    """Ask once, which must be answered with items; how long that took."""
+    """Send a request, which must be answered with items; return its duration."""
     began = time.perf_counter()
     assert ask(nodes)
     return 1_000 * (time.perf_counter() - began)
@@ -89,9 +89,9 @@ def took_ms(nodes: Nodes, ask: Callable[[Nodes], bool]) -> float:
 
 @pytest.mark.parametrize("ask", [Nodes.ask_rest, Nodes.ask_grpc])
 def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Callable[[Nodes], bool]) -> None:
-    """Before any health check has failed, what a silent node holds is answered by the other, in time."""
+    """Before a health check fails, the second node answers the requests of a silent node in time."""
     longest_ms, met_ms = 0.0, DEADLINE_MS / 3
-    for _ in range(5):  # on full cores a health check may fail before the first request
+    for _ in range(5):  # on busy cores a health check may fail before the first request
         wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
         assert ask(nodes)
         with silent(nodes.pids[0]):
@@ -103,7 +103,7 @@ def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Cal
 
 
 def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
-    """While it is out, nothing new is sent to it; a node that the edge does not have is refused."""
+    """A node out of service gets no new requests; an unknown node is rejected."""
     wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
 
     use_ray_host(nodes.folder, NODES[0], is_used=False)

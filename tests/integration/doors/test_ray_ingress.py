@@ -1,6 +1,6 @@
-"""Ray's HAProxy as we amend it, behind the real edge: `pytest tests/integration/doors/test_ray_ingress.py`.
+"""Ray's amended HAProxy behind the real edge: `pytest tests/integration/doors/test_ray_ingress.py`.
 
-The configuration is the one that the installed Ray Serve writes; a server of ours stands for the gateway's replica.
+The installed Ray Serve writes the configuration; a test server replaces the gateway's replica.
 """
 
 import asyncio
@@ -73,14 +73,14 @@ def write_configuration(
 
 
 class Scene(EdgeScene):
-    """The edge, the standby, Ray's HAProxy, and the ports of one replica behind it."""
+    """The edge, the standby, Ray's HAProxy, and the ports of a replica behind it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.replica = free_port(), free_port()
 
     def start_around(self) -> None:
-        """Start everything but the replica, and wait until the ingress passes the edge's checks."""
+        """Start everything except the replica, and wait until the ingress passes the edge's checks."""
         settings = self.settings
         standby = Upstream(HOST, settings.standby_http_port, settings.standby_grpc_port)
         path = write_configuration(self.folder, settings, *self.replica)
@@ -92,12 +92,12 @@ class Scene(EdgeScene):
         wait_for(lambda: self.is_ray_up, 60.0, "the ingress behind the edge")
 
     def listening(self) -> set[tuple[str, int]]:
-        """What the ingress listens on beyond loopback."""
+        """The addresses beyond loopback on which the ingress listens."""
         sockets = psutil.Process(self.children["ingress"].pid).net_connections()
         return {tuple(one.laddr) for one in sockets if one.status == "LISTEN" and one.laddr.ip != HOST}
 
     def open_connections(self, port: int) -> int:
-        """How many connections to this port are established."""
+        """Return the number of established connections to this port."""
         ingress = psutil.Process(self.children["ingress"].pid)
         return sum(one.raddr[1:] == (port,) for one in ingress.net_connections() if one.status == "ESTABLISHED")
 
@@ -110,7 +110,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway_dies(scene: Scene) -> None:
-    """Requests that a killed gateway held, and those after it, are answered by the standby at once; an event is not sent on."""
+    """The standby immediately answers requests that a killed gateway held, and later requests; events
+    are not resent.
+    """
     scene.start_doors(HELD, scene.replica)
     scene.start_around()
     async with (
@@ -166,9 +168,9 @@ class Closing:
 
 
 async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
-    """A gateway that reads the event and dies may have recorded it: neither edge nor ingress sends it again, and a ranking is.
+    """If a gateway reads an event and dies, neither edge nor ingress resends it; a ranking is resent.
 
-    A path that only the gateway would read as that of events is sent to none.
+    A path that only the gateway would read as the events path is not forwarded.
     """
     replica = Closing(scene.replica[0])
     try:
@@ -199,7 +201,7 @@ async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
 def test_of_several_nodes_each_sends_to_its_own_gateway(
     tmp_path: Path, hosts: tuple[str, ...], own: str | None
 ) -> None:
-    """Where there is exactly one on this node, and others elsewhere, both doors prefer it."""
+    """With exactly one replica on this node, REST and gRPC prefer it to replicas on other nodes."""
     written = write_configuration(tmp_path, Settings(state_dir=tmp_path), free_port(), free_port(), hosts).read_text()
 
     rules = [line.split()[1] for line in IngressPlan().amend(written).splitlines() if "use-server" in line]
@@ -208,7 +210,7 @@ def test_of_several_nodes_each_sends_to_its_own_gateway(
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:
-    """HAProxy is not started on a file in which a place of ours is missing, and the reason is printed."""
+    """HAProxy does not start if a patch position is missing from its file, and the reason is printed."""
     path = tmp_path / "haproxy.cfg"
     path.write_text("global\n    nbthread 2\n")
     told = ingress_environment(IngressPlan())

@@ -1,4 +1,4 @@
-"""The bound of a gRPC message, at the servers themselves: `pytest tests/integration/doors/test_rpc_size.py`."""
+"""The size limit of gRPC messages at the servers: `pytest tests/integration/doors/test_rpc_size.py`."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ FLOOD_BYTES = 150 * 2**20
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_over_the_bound_is_refused_before_it_is_read(kind: str, tmp_path: Path) -> None:
-    """A caller without a key sends 150 MiB, plain or as a small gzip: RESOURCE_EXHAUSTED, and the server's memory stays."""
+    """150 MiB without a key, plain or as a small gzip, is RESOURCE_EXHAUSTED without using the server's memory."""
     port = free_port()
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.support.gateway.counting_rpc_server", kind, str(port), str(MAX_BYTES)],
@@ -30,7 +30,7 @@ def test_a_message_over_the_bound_is_refused_before_it_is_read(kind: str, tmp_pa
             call = channel.unary_unary("/tailrace.v1.Recommender/Recommend", None, None)
 
             def refusal(num_bytes: int, compression: grpc.Compression) -> tuple[grpc.StatusCode, str]:
-                """Send so many bytes; return the status."""
+                """Send this number of bytes; return the status."""
                 with pytest.raises(grpc.RpcError) as refused:
                     call(bytes(num_bytes), compression=compression, wait_for_ready=True, timeout=120)
                 return refused.value.code(), refused.value.details()

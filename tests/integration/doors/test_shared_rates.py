@@ -1,4 +1,4 @@
-"""Rates and quotas that several gateways count in a real Valkey: `pytest tests/integration/doors/test_shared_rates.py`."""
+"""Rates and quotas of several gateways in a real Valkey: `pytest tests/integration/doors/test_shared_rates.py`."""
 
 import asyncio
 import time
@@ -17,20 +17,20 @@ from tests.support.servers import HOST, Server
 from tests.support.wait import until
 
 PATIENT_S = 1.0
-"""The time of an exchange, so that no result depends on how fast this machine is."""
+"""The time of an exchange, so that results do not depend on this machine's speed."""
 FORGET_S = 1.1
-"""Longer than a refusal is remembered."""
+"""Longer than a refusal is cached."""
 
 
 def num_exchanges(valkey: Server) -> int:
-    """How many scripts Valkey ran."""
+    """Return the number of scripts that Valkey ran."""
     with Redis(host=HOST, port=valkey.port) as client:
         return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
 @asynccontextmanager
 async def gateways(valkey: Server, count: int = 2) -> AsyncIterator[list[SharedRates]]:
-    """So many counters on one Valkey."""
+    """This number of counters on one Valkey."""
     address = RedisAddress(host=HOST, port=valkey.port)
     made = [SharedRates(RedisRateCounts(address), count, timeout_s=PATIENT_S) for _ in range(count)]
     for rates in made:
@@ -43,7 +43,7 @@ async def gateways(valkey: Server, count: int = 2) -> AsyncIterator[list[SharedR
 async def spend_all(
     rates: SharedRates, allowance: Allowance, at_most: int = 10_000, num_refusals: int = 1
 ) -> list[Standing]:
-    """Call until so many refusals, with time in between for another gateway to give back what it did not use."""
+    """Call until this number of refusals, with pauses for other gateways to return unused calls."""
     standings: list[Standing] = []
     while len(standings) < at_most:
         try:
@@ -57,7 +57,7 @@ async def spend_all(
 
 
 async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: Server) -> None:
-    """A caller with 3,000 calls a day sends them through two gateways, which restart: 3,000 pass in all, with few exchanges."""
+    """A quota of 3,000 calls a day over two restarting gateways admits 3,000 calls in total, with few exchanges."""
     allowance, before = Allowance(daily_quota=3_000), num_exchanges(valkey)
     async with gateways(valkey) as both:
         admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=2) for rates in both))
@@ -71,7 +71,9 @@ async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: S
 
 
 async def test_two_gateways_have_one_rate(valkey: Server) -> None:
-    """At full speed they admit together never more than the burst and the rate times the time, and the burst at least."""
+    """At full speed two gateways together admit at most the burst plus the rate times the time, and at
+    least the burst.
+    """
     allowance, began_s = Allowance(rate_per_s=200, burst=300), time.monotonic()
     async with gateways(valkey) as both:
         admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=3) for rates in both))
@@ -82,8 +84,9 @@ async def test_two_gateways_have_one_rate(valkey: Server) -> None:
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 async def test_limits_hold_while_redis_is_unavailable(valkey: Server, fault: str) -> None:
-    """Redis dies or hangs after 300 of 500 calls of the day: each of two gateways lets its half of the rest through, at once, and says
-    so; when Redis is back it learns of them.
+    """Redis dies or hangs after 300 of 500 daily calls: each of two gateways admits half of the rest immediately.
+
+    The gateways report it; when Redis is back it learns of these calls.
     """
     allowance = Allowance(daily_quota=500)
     async with gateways(valkey) as (one, other):
@@ -103,7 +106,7 @@ async def test_limits_hold_while_redis_is_unavailable(valkey: Server, fault: str
 
 
 async def test_the_processes_that_count_are_counted(valkey: Server) -> None:
-    """Each is counted from its first report until it ends; the standby, which answers in their place, is not, and keeps the whole limit."""
+    """Each gateway counts from its first report until it ends; the standby does not count and keeps the whole limit."""
     address = RedisAddress(host=HOST, port=valkey.port)
     first, second, third = (RedisRateCounts(address) for _ in range(3))
     standby = RedisRateCounts(address, is_peer=False)
@@ -117,6 +120,6 @@ async def test_the_processes_that_count_are_counted(valkey: Server) -> None:
 
 
 def today(valkey: Server) -> int:
-    """The calls of the day as Valkey has them; 0 while it cannot say."""
+    """Return the calls of the day in Valkey; 0 while it does not answer."""
     with Redis(host=HOST, port=valkey.port) as client:
         return int(client.hget("tailrace:rate:key", "today") or 0)

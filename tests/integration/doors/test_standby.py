@@ -1,4 +1,4 @@
-"""The edge in front of two named servers that are killed, frozen and started again."""
+"""The edge in front of two named servers that are killed, frozen and restarted."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ def metric(scene: EdgeScene, name: str) -> float:
 
 @dataclass
 class Callers:
-    """The answers of continuous callers: over a new connection each time, over a kept one, and over gRPC."""
+    """The answers of continuous callers: over new connections, over a kept connection, and over gRPC."""
 
     answers: dict[str, list[str]]
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
@@ -59,7 +59,9 @@ class Callers:
         await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()))
 
     def failures(self) -> dict[str, list[str]]:
-        """Return the failed requests of each caller, without those whose answer had begun: no other server can go on with it."""
+        """Return each caller's failed requests, except those with a partial answer, which no other
+        server can complete.
+        """
         return {
             way: [word for word in words if word.startswith("failed") and BEGUN not in word]
             for way, words in self.answers.items()
@@ -84,7 +86,7 @@ async def callers(scene: EdgeScene) -> AsyncIterator[Callers]:
             return RAY if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
 
         async def over_rest(client: httpx.AsyncClient) -> str:
-            """Call over REST, on a connection of this client's."""
+            """Call over REST, on this client's connection."""
             return (await client.get(url)).raise_for_status().text
 
         ways: dict[str, Callable[[], Awaitable[str]]] = {
@@ -112,7 +114,7 @@ async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> No
 
 
 async def test_the_ingress_killed_and_back(running: EdgeScene) -> None:
-    """Every request is answered over both doors; the ingress answers again once it passes its checks."""
+    """Every REST and gRPC request is answered; the ingress answers again once it passes its checks."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
         await until(lambda: metric(running, ACTIVE) == 0)
@@ -129,7 +131,7 @@ async def test_the_ingress_killed_and_back(running: EdgeScene) -> None:
 
 
 async def test_an_ingress_that_hangs(running: EdgeScene) -> None:
-    """After two checks without an answer the standby answers; only the requests that the ingress holds fail."""
+    """After two checks without an answer the standby answers; only requests in the ingress fail."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
         running.children[RAY].send_signal(signal.SIGSTOP)
@@ -142,10 +144,10 @@ async def test_an_ingress_that_hangs(running: EdgeScene) -> None:
 
 
 async def test_haproxy_killed(running: EdgeScene) -> None:
-    """Only its requests in flight fail: connections wait at the edge's sockets until the next HAProxy accepts them."""
+    """Only requests in flight fail: connections wait at the edge's sockets until the next HAProxy accepts them."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
-        await asyncio.sleep(3.0)  # one that ends sooner after its start ends the edge
+        await asyncio.sleep(3.0)  # a second early exit after the start ends the edge
         running.kill_haproxy()
         await calling.answered_by(RAY)
 
@@ -155,7 +157,7 @@ async def test_haproxy_killed(running: EdgeScene) -> None:
 
 
 async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeScene) -> None:
-    """Bytes that are no text get 400 with the header's name; any UTF-8 passes."""
+    """Header bytes that are not text get 400 with the header's name; any UTF-8 passes."""
     pieces = [b"a", "é€😀".encode(), b"\x80", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
     sent = [b"".join(chosen) for n in (1, 2, 3) for chosen in itertools.product(pieces, repeat=n)]
     async with httpx.AsyncClient() as client:
@@ -170,7 +172,7 @@ async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeSce
 
 
 async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
-    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE; the log says once what is down."""
+    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE; the log names the outage once."""
     scene.start_edge()
     url = f"{scene.url}/v1/recommendations"
     async with httpx.AsyncClient() as client:

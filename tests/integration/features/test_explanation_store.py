@@ -1,4 +1,4 @@
-"""Explanations in a real Valkey: kept for their time, replaced, found by any replica, refused in time while it is unavailable."""
+"""Explanations in a real Valkey: expiry, replacement, reads by any replica, quick refusal during an outage."""
 
 import asyncio
 
@@ -17,12 +17,12 @@ from tests.support.wait import until_answer
 
 
 def store_at(valkey: Server, keep_s: int = 60, max_bytes: int = 2**20) -> RedisExplanations:
-    """One replica's client of the store."""
+    """A replica's client of the store."""
     return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s, max_bytes)
 
 
 async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
-    """Many in one exchange; a later record of the same id replaces the earlier; other ids are unknown."""
+    """Many explanations are written in one exchange; a later record replaces an earlier one; other IDs are unknown."""
     here, there = store_at(valkey), store_at(valkey)
 
     await here.put([(f"r{number}", b"%d" % number) for number in range(500)], 5.0)
@@ -35,7 +35,7 @@ async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
 
 
 async def test_a_record_expires(valkey: Server) -> None:
-    """Redis drops it by itself; no clean-up is needed."""
+    """Redis drops expired explanations by itself; no clean-up is needed."""
     store = store_at(valkey, keep_s=1)
     await store.put([("r", b"x")], 5.0)
 
@@ -47,7 +47,7 @@ async def test_a_record_expires(valkey: Server) -> None:
 
 
 async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
-    """Killed or frozen: DependencyUnavailable, not a wait; and it works again afterwards."""
+    """A killed or frozen store raises DependencyUnavailable without a wait; afterwards it works again."""
     store = store_at(valkey)
     await store.put([("r", b"x")], 5.0)
     valkey.freeze()
@@ -69,8 +69,8 @@ async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
 
 
 async def test_callers_with_long_ids_leave_the_features_their_room(features: RepoAddress, valkey: Server) -> None:
-    """A caller sends the longest ids for as long as it likes: explanations stay within their bytes, the newest are found, and the
-    worker's write of a click succeeds in a Redis that refuses writes when it is full.
+    """Long IDs from a caller do not fill Redis: explanations stay within their byte limit, the newest are readable, and
+    the worker's write of a click succeeds in a Redis that refuses writes when full.
     """
     budget_bytes = 2**20
     store, writer = store_at(valkey, max_bytes=budget_bytes), FeatureWriter(features)

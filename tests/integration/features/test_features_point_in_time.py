@@ -42,7 +42,7 @@ EVENTS = random_events(80, num_users=7)
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stage's output for the events above."""
+    """The stage's output for these events."""
     out = tmp_path_factory.mktemp("tables")
     write_arrivals(EVENTS, out)
     build_tables(out, MAX_ITEMS, out, silent)
@@ -57,9 +57,9 @@ def history_at(user_id: str, when: datetime) -> list[str]:
 
 
 def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
-    """For each user, at, just before and just after each event of anybody, the history holds exactly the events by then.
+    """At, just before and just after each event, each user's history holds exactly the events up to then.
 
-    Before the first event, and of a user without any (u7), there is an empty history.
+    Before the first event, and for a user without events (u7), the history is empty.
     """
     serve(tables, features, features.repo_dir / "log", silent)
     near = [timedelta(microseconds=micros) for micros in (-1, 0, 1)]
@@ -77,7 +77,7 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
 
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
-    """After materialising, what is served equals the offline history as of the served row's own time."""
+    """After materialising, served features equal the offline history as of the served row's own time."""
     serve(tables, features, features.repo_dir / "log", silent)
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, "v1", 10.0) for row in latest_histories(tables)}
@@ -92,7 +92,7 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
 
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
-    """A row that the stream worker has written since is newer than the tables and stays."""
+    """A row that the stream worker wrote later is newer than the tables and is kept."""
     serve(tables, features, features.repo_dir / "log", silent)
     later_us = FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1
     live = history_row("u1", ("clicked",), later_us, topic_id="topic")

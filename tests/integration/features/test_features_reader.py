@@ -44,7 +44,9 @@ async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
 async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """With or without a row Redis is asked once, Feast finds the same, and after Redis was emptied the next read says that features are unavailable."""
+    """A read asks Redis once and agrees with Feast; after Redis was emptied the next read reports
+    unavailable features.
+    """
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "ü"), row_time_us=2_000_000)])
     listed = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7)
@@ -83,7 +85,9 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
 
 
 async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoAddress, reader: FeatureReader) -> None:
-    """A later bundle's lists leave those of the live one alone, a roll-back finds its own, and removed bundles leave none."""
+    """A later bundle's lists do not change the live bundle's; a rollback finds its own, and removed
+    bundles leave none.
+    """
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a",))])
     for made_at_us, version in enumerate(("v1", "v2", "v3"), 1):
@@ -93,7 +97,7 @@ async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoA
         writer.write_precomputed([row], made_at_us)
 
     async def shown(version: str) -> tuple[str, ...] | None:
-        """The items of the list that a gateway with this bundle reads."""
+        """Return the items of the list that a gateway with this bundle reads."""
         stored = (await reader.read("u", version, TIMEOUT_S)).precomputed
         return None if stored is None else stored.item_ids
 
@@ -105,7 +109,7 @@ async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoA
 
 @pytest.mark.parametrize("event_time_ms", [500, 1_000, 4_070_908_800_000])
 async def test_any_event_makes_a_list_stale(features: RepoAddress, reader: FeatureReader, event_time_ms: int) -> None:
-    """A late event, one of the same time as the newest, and one of the year 2099, then a later one: none leaves the list fresh."""
+    """A late event, an event at the newest time, one of the year 2099, and a later event each make the list stale."""
     writer = FeatureWriter(features)
     before = history_row("u", ("a",), row_time_us=1_000_000)
     for offset, time_ms in ((8, event_time_ms), (9, 2_000)):
@@ -131,7 +135,7 @@ def _is_fresh(features: UserFeatures) -> bool:
 
 
 def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
-    """A row of an equal or older time is dropped by the store, one microsecond more is enough."""
+    """The store drops a row of an equal or older time; one microsecond more is enough."""
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "b"), row_time_us=1_000_001)])
     writer.write_histories([history_row("u", ("old",), row_time_us=1_000_001)])
@@ -145,7 +149,7 @@ def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
 async def test_reads_fail_without_the_store_and_recover_with_it(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """Redis gone: DependencyUnavailable, time and again; Redis back: the same reader answers again."""
+    """An unavailable Redis raises DependencyUnavailable each time; afterwards the same reader answers again."""
     FeatureWriter(features).write_histories([history_row("u", ("a",))])
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.kill()
@@ -181,7 +185,7 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
 
 
 async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureReader, valkey: Server) -> None:
-    """After some reads without a reply the breaker opens, and the next ones fail without one."""
+    """After some reads without a reply the breaker opens, and further reads fail at once."""
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
     give_up_s = time.monotonic() + 60
@@ -196,11 +200,11 @@ async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureRead
 
 
 async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the client ignores its cancellation."""
+    """A timed-out read ends even if the client ignores its cancellation."""
     let_go = asyncio.Event()
 
     async def stubborn(*_: object) -> None:
-        """Read, whoever cancels it."""
+        """Read, ignoring cancellation."""
         while not let_go.is_set():
             with suppress(asyncio.CancelledError):
                 await let_go.wait()
@@ -217,7 +221,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
 
 
 async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReader, valkey: Server) -> None:
-    """Timeouts of a millisecond are no failure of the store."""
+    """Timeouts of a millisecond do not count as failures of the store."""
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
     for _ in range(10):
@@ -247,7 +251,7 @@ def test_reader_names_the_command_when_nothing_was_applied(tmp_path: Path) -> No
 
 
 async def test_users_are_found_by_their_keys(features: RepoAddress, reader: FeatureReader) -> None:
-    """Every user id is returned as it was written, with any characters, and no key of another view."""
+    """Every user ID is returned unchanged, with any characters, and no key belongs to another view."""
     user_ids = ("user*", "tail race", "ü[1]", "tailrace", "196")
     writer = FeatureWriter(features)
     writer.write_histories([history_row(user_id) for user_id in user_ids])

@@ -26,7 +26,7 @@ def address(tmp_path: Path, valkey: Server) -> RepoAddress:
 
 
 def test_parts_that_start_at_once_apply_once(address: RepoAddress) -> None:
-    """Worker and gateway both ensure that the features are applied; the others find them all."""
+    """Concurrent processes each ensure that the features are applied; one applies, the rest find them."""
 
     def start(_part: int) -> tuple[set[str], list[str]]:
         ensure_applied(address)
@@ -41,7 +41,7 @@ def test_parts_that_start_at_once_apply_once(address: RepoAddress) -> None:
 
 
 def test_definitions_and_schema_agree(address: RepoAddress) -> None:
-    """feature_repo/features.py cannot import the schema, so it repeats names, types and keys; Feast's own loader opens the folder."""
+    """feature_repo/features.py repeats the schema, which it cannot import; Feast's own loader opens the folder."""
     ensure_applied(address)
     store = import_feast().FeatureStore(repo_path=str(address.repo_dir))
 
@@ -62,7 +62,7 @@ def test_definitions_and_schema_agree(address: RepoAddress) -> None:
 def test_an_interrupted_apply_is_done_by_the_next_process(
     address: RepoAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Feast begins with an empty registry: that must not count as applied."""
+    """Feast's initial empty registry does not count as applied."""
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_an_interrupted_apply_is_done_by_the_next_process(
 
 
 def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The definitions mark that they were applied, so after a loss of power they must not be there without the registry."""
+    """The definitions mark the repository as applied, so they are written durably only after the registry."""
     calls = noted(monkeypatch)
 
     ensure_applied(address)
@@ -89,7 +89,7 @@ def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monk
 
 
 def test_lock_of_a_dead_process_is_taken_over(address: RepoAddress) -> None:
-    """A process that died while applying blocks the others no longer than the wait."""
+    """A process that dies while applying delays other processes no longer than the timeout."""
     address.repo_dir.mkdir(parents=True)
     (address.repo_dir / ".applying").touch()
 
@@ -113,7 +113,9 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("is_sharing", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool) -> None:
-    """import_feast: no torch, no variable, no folder or file of Feast's, even in a process that is killed, and no warning of what is imported later."""
+    """import_feast loads no torch, sets no variable and leaves no file, even in a killed process, and hides no
+    warnings.
+    """
     temporary, shared = tmp_path / "tmp", tmp_path / "shared"
     temporary.mkdir()
     shared.mkdir()

@@ -1,4 +1,4 @@
-"""Stores that lose rows, and partitions that change hands. Run: pytest tests/integration/features/test_recovery.py."""
+"""Stores that lose rows, and partitions that change owners. Run: pytest tests/integration/features/test_recovery.py."""
 
 import os
 import random
@@ -55,7 +55,7 @@ class Crash(Exception):
 
 
 class Snapshots:
-    """All that a store holds, to be put back: what a failover or a restored backup does."""
+    """The full content of a store, for restoring it as a failover or a backup does."""
 
     def __init__(self, port: int) -> None:
         self.client = Redis(host=HOST, port=port)
@@ -66,7 +66,7 @@ class Snapshots:
         self._taken = {key: self.client.dump(key) for key in self.client.scan_iter()}
 
     def put_back(self) -> None:
-        """Put the store back to where it was remembered, or empty it if it never was."""
+        """Restore the store to the remembered state, or empty it if there is none."""
         self.client.flushall()
         for key, value in self._taken.items():
             self.client.restore(key, 0, value)
@@ -74,9 +74,10 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Cut:
-    """The broker's log loses its end and goes on with new events; the worker's machine may lose power with it.
+    """The broker's log loses its end and continues with new events; the worker's machine may lose power too.
 
-    Only with a broker that knows its leader epochs: without them, a last second that was applied and not logged could be another one by now.
+    Only for a broker that knows its leader epochs: otherwise an applied but unlogged last second may be replaced
+    unnoticed.
     """
 
     num_lost: int
@@ -85,9 +86,9 @@ class Cut:
 
 
 class Life:
-    """One topic, one log and one store, whose workers crash, whose store goes back and whose topic is cut, as a list of faults says.
+    """A topic, a log and a store with crashing workers, a restored store and a truncated topic, by a list of faults.
 
-    A fault strikes at the end of its turn: turns are the worker's reads, writes and commits, one after another.
+    A fault strikes at the end of its turn: turns are the worker's reads, writes and commits in sequence.
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class Life:
         self._is_struck = False
 
     def run(self) -> tuple[list[LoggedInteraction], list[LoggedInteraction]]:
-        """Work until everything is applied, with a new process after each crash and until one was struck by no fault; return what topic and log hold.
+        """Work until everything is applied; return the contents of topic and log.
 
-        A fault at the last turn of a process is noticed by the next one.
+        A new process starts after each crash, until a process meets no fault. A fault at a process' last turn is
+        detected by the next process.
         """
         self._is_struck = True
         while self._is_struck:
@@ -115,7 +117,7 @@ class Life:
             stop = threading.Event()
             with suppress(Crash):
                 self._worker(stop).run(stop)
-                for turn in sorted(self._faults):  # those of turns that never came
+                for turn in sorted(self._faults):  # faults for turns that never came
                     self._strike(self._faults.pop(turn), lambda: None)
         in_topic = [one for own in self.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
         return in_topic, [one for number in range(2) for one in OfflineLog(self.table.parent).read(number)]
@@ -156,7 +158,7 @@ class Life:
         )()
 
     def _crash(self) -> None:
-        """End the process; its leases expire, which the test does not wait for."""
+        """End the process and expire its leases at once."""
         for field in self._store.client.hkeys(KEY):
             if field.endswith(b":until_ms"):
                 self._store.client.hset(KEY, field, 0)
@@ -172,7 +174,7 @@ class Life:
 def test_effect_exactly_once_whatever_the_store_forgets(
     features: RepoAddress, tmp_path_factory: pytest.TempPathFactory, num_events: int, seed: int, faults: dict[int, str]
 ) -> None:
-    """Workers crash, and the store is emptied or put back to earlier states, at any points: rows equal a replay of the log."""
+    """With crashes and an emptied or restored store at any points, rows equal a replay of the log."""
     life = Life(features, tmp_path_factory.mktemp("life"), faults)
     for event in many_clicks(num_events, num_users=3, seed=seed):
         life.topic.send(event)
@@ -189,7 +191,7 @@ def test_effect_exactly_once_whatever_the_store_forgets(
 
 
 def draw_faults(draw: random.Random) -> dict[int, Any]:
-    """Return faults at some turns, most of them cuts."""
+    """Return faults at some turns, most of them truncations."""
     others = ("snapshot", "restore", "empty", "crash")
     return {
         draw.randint(1, 25): Cut(draw.randrange(10), draw.randrange(10), draw.random() < 0.5)
@@ -204,9 +206,9 @@ def draw_faults(draw: random.Random) -> dict[int, Any]:
 def test_effect_exactly_once_whatever_the_topic_forgets(
     features: RepoAddress, tmp_path_factory: pytest.TempPathFactory, seed: int, knows_epochs: bool
 ) -> None:
-    """The topic loses its end and goes on, shorter or longer than it was, at any points and with a crash or none: all that it has in the end is applied and logged once.
+    """If the topic loses its end at any points, all that it finally holds is applied and logged once.
 
-    What it has lost since stays in rows and log.
+    The topic may become shorter or longer than before, with or without a crash. Lost events stay in rows and log.
     """
     draw = random.Random(seed)
     life = Life(features, tmp_path_factory.mktemp("life"), draw_faults(draw), knows_epochs=knows_epochs)
@@ -234,7 +236,9 @@ def serve_recorded(rig: Rig, folder: Path, *item_ids: str) -> None:
 
 
 async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path: Path) -> None:
-    """Redis is emptied between two clicks of a user with 20 recorded events: no read shows part of the history, then all 22 are back."""
+    """If Redis is emptied between two clicks of a user with 20 recorded events, reads see either no history or all 22
+    events.
+    """
     serve_recorded(rig, tmp_path, *(f"old{number}" for number in range(20)))
     base = rig.rows("u")["u"]
     reader = FeatureReader(rig.features, num_partitions=4)
@@ -260,7 +264,9 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
 
 
 def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None:
-    """Rows would never get their past back: the worker says so, and goes on once the tables were written again."""
+    """Without base tables the worker reports that rows cannot be restored, and continues once the
+    tables are written.
+    """
     serve_recorded(rig, tmp_path, "old")
     table = base_table(rig.settings.offline_log_dir)
     right = table.read_bytes()
@@ -278,7 +284,9 @@ def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None
 
 
 def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, tmp_path: Path) -> None:
-    """SIGTERM during a long rebuild: it ends with its batch, requests still see no part of the history, and the next process adds the rest."""
+    """SIGTERM during a long rebuild ends it after its batch; requests see no partial history, and the next process
+    resumes.
+    """
     log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
     log.append(events(0, 2_499))
     rebuild = Rebuild(
@@ -300,7 +308,7 @@ def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, t
 
 
 def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:
-    """The worker notices by itself, also when no event comes."""
+    """The worker detects an emptied store by itself, even without events."""
     rig.start_worker()
     rig.send(*many_clicks(60, num_users=3))
     expected = clean_replay(rig.broker)
@@ -313,7 +321,7 @@ def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:
 
 
 def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
-    """A worker stands still between read and write (SIGSTOP); another takes over and applies more; the first goes on: no write of it lands."""
+    """A worker paused between read and write (SIGSTOP) cannot write after another worker has taken over."""
     environment = os.environ | rig.settings.as_environment()
     rig.send(*many_clicks(30, num_users=4))
     stopped = subprocess.Popen(
@@ -346,7 +354,9 @@ def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
 
 
 def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> None:
-    """From one worker to two, the old one still running: the new one waits for what is owned, and takes it when the old one ends."""
+    """When scaling from one worker to two, the new worker waits for owned partitions and takes them when the old one
+    ends.
+    """
     other = Rig(rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2}), rig.features, rig.broker)
     rig.start_worker()
     rig.send(*many_clicks(40, num_users=20))
@@ -369,7 +379,7 @@ def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> 
 
 
 def test_events_of_a_foreign_partitioner_reach_their_users(rig: Rig) -> None:
-    """A producer that puts everybody's events on partition 0: they are sent on to the users' partitions and applied once."""
+    """Events that a producer puts on partition 0 are forwarded to the users' partitions and applied once."""
     rig.start_worker()
     rig.send_to(0, *(click(number, f"u{number % 5}") for number in range(25)))
 
@@ -385,7 +395,9 @@ def test_events_of_a_foreign_partitioner_reach_their_users(rig: Rig) -> None:
 
 
 def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddress, valkey: Server) -> None:
-    """A second writer cannot claim; writes are refused after the store went back, and rows that changed meanwhile stay."""
+    """A second writer cannot claim; writes are refused after the store was restored, and rows changed meanwhile are
+    kept.
+    """
     owner, other = FeatureWriter(features), FeatureWriter(features)
     store = Snapshots(valkey.port)
     first, second = history_row("u", ("a",), 1), history_row("u", ("a", "b"), 2)
@@ -406,7 +418,9 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
 
 
 def test_a_lease_of_before_the_clock_was_set_back_is_over(features: RepoAddress, valkey: Server) -> None:
-    """The machine lost power and came back an hour earlier: a dead worker's lease holds nobody up for that hour."""
+    """If the machine's clock is an hour earlier after a restart, a stopped worker's lease does not
+    block for that hour.
+    """
     dead, next_one = FeatureWriter(features), FeatureWriter(features)
     client = Snapshots(valkey.port).client
     dead.partitions.claim(1)
@@ -417,7 +431,7 @@ def test_a_lease_of_before_the_clock_was_set_back_is_over(features: RepoAddress,
 
 
 def test_a_claim_names_whether_another_wrote_meanwhile(features: RepoAddress, valkey: Server) -> None:
-    """A partition claimed again is continued, unless its lease had expired and another worker applied events."""
+    """A reclaimed partition continues, unless its lease had expired and another worker applied events."""
     owner, other = FeatureWriter(features), FeatureWriter(features)
     client = Snapshots(valkey.port).client
 
@@ -432,7 +446,9 @@ def test_a_claim_names_whether_another_wrote_meanwhile(features: RepoAddress, va
 
 
 def test_partitions_that_are_written_together_are_fenced_each_by_itself(features: RepoAddress, valkey: Server) -> None:
-    """More rows than a script takes, a store that lost its scripts, then one partition owned by another: the rest are written all the same."""
+    """Large writes succeed for owned partitions, also after the store lost its scripts or another worker took a
+    partition.
+    """
     writer = FeatureWriter(features)
     rows = [history_row(f"u{number}") for number in range(450)]
     for partition in range(3):
@@ -455,7 +471,7 @@ def test_partitions_that_are_written_together_are_fenced_each_by_itself(features
 
 
 def test_rows_are_laid_out_as_feast_lays_them_out(features: RepoAddress, valkey: Server) -> None:
-    """The same keys, fields and bytes as Feast's own write, to the microsecond."""
+    """Keys, fields and bytes equal Feast's own write, to the microsecond."""
     writer = FeatureWriter(features)
     history = history_row("ü", ("a", "b"), 1_795_262_400_123_457)
     windows = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}

@@ -1,4 +1,4 @@
-"""Every client of Redis while its password changes, and while its server becomes a replica: real Valkeys behind one address."""
+"""Every Redis client during a password rotation and a failover: real Valkeys behind one address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -43,7 +43,7 @@ Call = Callable[[], Awaitable[Any]]
 
 @dataclass
 class Pair:
-    """A primary and its replica, and the address, which leads to the primary."""
+    """A primary, its replica, and the address, which leads to the primary."""
 
     primary: Server
     replica: Server
@@ -55,7 +55,7 @@ class Pair:
         return Redis(host=HOST, port=server.port, password="one")
 
     def fail_over(self) -> None:
-        """Make the replica the primary, and the old primary, which lives on with its connections, its replica."""
+        """Promote the replica, and make the old primary its replica without closing connections."""
         with self.admin(self.primary) as old, self.admin(self.replica) as new:
             new.replicaof("NO", "ONE")
             old.replicaof(HOST, self.replica.port)
@@ -80,7 +80,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest_asyncio.fixture
 async def pair(servers: tuple[Server, Server], tmp_path: Path) -> AsyncIterator[Pair]:
-    """The second is a replica of the first, which holds one user's features."""
+    """The second Valkey replicates the first, which holds one user's features."""
     first, second = servers
     (tmp_path / "password").write_text("one")
     async with TcpProxy(HOST, free_port(), first.port) as door:
@@ -106,7 +106,7 @@ def repo_of(pair: Pair, folder: Path) -> RepoAddress:
 
 @asynccontextmanager
 async def clients(pair: Pair, folder: Path) -> AsyncIterator[dict[str, Call]]:
-    """Provide a call of each client that the platform has, which has connected."""
+    """Provide a call of each of the platform's connected clients."""
     repo = repo_of(pair, folder)
     reader, receipts = FeatureReader(repo, num_partitions=8), RedisReceipts(pair.address)
     page_key, explanations = RedisPageKey(pair.address), RedisExplanations(pair.address, 60, 1_000_000)
@@ -137,7 +137,9 @@ async def clients(pair: Pair, folder: Path) -> AsyncIterator[dict[str, Call]]:
 
 
 async def test_each_client_uses_the_password_that_its_file_holds_when_it_connects(pair: Pair, tmp_path: Path) -> None:
-    """The password changes on the server and in the file, and every connection ends: no client is made again."""
+    """After the password changes on server and file and every connection ends, clients reconnect without being
+    recreated.
+    """
     async with clients(pair, tmp_path) as calls:
         with pair.admin(pair.primary) as admin:
             admin.config_set("requirepass", "two")
@@ -145,7 +147,7 @@ async def test_each_client_uses_the_password_that_its_file_holds_when_it_connect
             admin.client_kill_filter(_type="normal", skipme=True)
             failed = {}
             for name, call in calls.items():
-                for _ in range(2):  # the first may find its connection cut
+                for _ in range(2):  # the first call may find its connection cut
                     try:
                         await call()
                         failed.pop(name, None)
@@ -158,20 +160,20 @@ async def test_each_client_uses_the_password_that_its_file_holds_when_it_connect
 
 
 async def test_the_documented_permissions_suffice(pair: Pair, tmp_path: Path) -> None:
-    """A user with those of docs/access.md may do all that any client does."""
+    """A user with the permissions in docs/access.md can run every client."""
     rights = "~* +@all -@admin -@dangerous"
     with pair.admin(pair.primary) as admin:
         admin.execute_command("ACL", "SETUSER", "tailrace", "on", ">one", *rights.split())
     restricted = replace(pair, address=replace(pair.address, username="tailrace"))
 
     async with clients(restricted, tmp_path):
-        pass  # each client has called by now
+        pass  # each client has made a call by now
 
     assert rights in (ROOT / "docs/access.md").read_text()
 
 
 async def test_a_wrong_or_missing_password_is_named(pair: Pair, tmp_path: Path) -> None:
-    """A client whose file is wrong or gone says so, and works again once it is right."""
+    """A client with an invalid or missing file reports it, and works again once the file is fixed."""
     writer = FeatureWriter(repo_of(pair, tmp_path))
     file = tmp_path / "password"
     for change, why in ((lambda: file.write_text("wrong"), "password"), (file.unlink, str(file))):
@@ -185,7 +187,9 @@ async def test_a_wrong_or_missing_password_is_named(pair: Pair, tmp_path: Path) 
 
 
 async def test_each_client_follows_a_failover_whose_old_primary_lives_on(pair: Pair, tmp_path: Path) -> None:
-    """Nothing closes a connection: the old primary refuses writes, and what it reads is old. Each client finds the new one."""
+    """No connection is closed, but the old primary refuses writes and serves stale reads; each client finds the new
+    primary.
+    """
     async with clients(pair, tmp_path) as calls:
         await asyncio.to_thread(pair.fail_over)
         await asyncio.sleep(1.1)  # a connection asks for its server's role once a second
@@ -198,7 +202,9 @@ async def test_each_client_follows_a_failover_whose_old_primary_lives_on(pair: P
 
 
 async def test_a_reader_without_traffic_to_write_does_not_go_stale(pair: Pair, tmp_path: Path) -> None:
-    """A second after the failover reads are of the new primary, though the connection to the old one was never closed."""
+    """A second after the failover reads use the new primary, though the connection to the old primary
+    was never closed.
+    """
     reader = FeatureReader(repo_of(pair, tmp_path), num_partitions=8)
     await reader.read("u", "v1", TIMEOUT_S)
     await asyncio.to_thread(pair.fail_over)
@@ -216,7 +222,7 @@ async def test_a_reader_without_traffic_to_write_does_not_go_stale(pair: Pair, t
 
 
 async def outcome(call: Call) -> str:
-    """Return the name of the error that a call ends with; empty for none."""
+    """Return the name of the error that a call ends with; empty on success."""
     try:
         await call()
     except (ReplicaOnly, DependencyUnavailable) as error:
@@ -225,7 +231,9 @@ async def outcome(call: Call) -> str:
 
 
 async def test_the_faults_of_the_matrix_are_what_they_say(pair: Pair, tmp_path: Path) -> None:
-    """A failover leaves the old primary as a replica behind the address until it is followed; a rotation leaves the new password in the file."""
+    """The failover leaves the old primary behind the address until `follow`; the rotation writes the
+    new password file.
+    """
     settings = Settings(state_dir=tmp_path / "s", redis_password_file=pair.address.password_file)
     prepare_valkey(settings)
     async with AsyncExitStack() as closing:
@@ -242,7 +250,7 @@ async def test_the_faults_of_the_matrix_are_what_they_say(pair: Pair, tmp_path: 
 
 
 async def outcome_of(call: Awaitable[Any]) -> str:
-    """Return the name of redis-py's error; empty for none."""
+    """Return the name of redis-py's error; empty on success."""
     try:
         await call
     except RedisError as error:

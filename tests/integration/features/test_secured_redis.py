@@ -1,4 +1,4 @@
-"""Redis with a password and TLS: a real Valkey that requires both, read and written through Feast."""
+"""Redis with a password and TLS: a real Valkey that requires both, accessed through Feast."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,7 +38,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def valkey(settings: Settings) -> Iterator[Server]:
-    """A Valkey prepared as the embedded one."""
+    """A Valkey configured like the embedded one."""
     prepare_valkey(settings)
     folder, access = settings.state_dir / "valkey", valkey_access_file(settings)
     server = Server(lambda port: valkey_command(port, folder, access=access), folder / "valkey.log")
@@ -109,7 +109,7 @@ async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(
 def test_the_password_is_in_no_file_argument_or_repr(
     settings: Settings, valkey: Server, address: RedisAddress, tmp_path: Path
 ) -> None:
-    """Only its own file and Valkey's hold it, which other users cannot read."""
+    """Only its own file and Valkey's file hold the password, and other users cannot read them."""
     made = repo(address, tmp_path / "f")
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
@@ -140,7 +140,7 @@ def test_only_the_one_user_is_accepted(address: RedisAddress) -> None:
 
 @pytest.mark.parametrize("password", ["", None])
 def test_an_empty_or_missing_password_file_is_refused(tmp_path: Path, password: str | None) -> None:
-    """The path is named before a client connects with an empty password."""
+    """An empty or missing password file is reported with its path before a client connects."""
     path = tmp_path / "password"
     if password is not None:
         path.write_text(password)

@@ -1,4 +1,4 @@
-"""The command by which new items join the bundles of a stack, on a real broker, and the process that runs it every so often."""
+"""The command that adds new items to a stack's bundles, on a real broker, and the process that runs it periodically."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.unit.pipelines.publication.test_cold_start import ITEMS
 
 
 def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tmp_path: Path) -> None:
-    """A name whose bundle can take none is told with its reason, and one without a bundle too; nothing is published."""
+    """A name whose bundle cannot take items, or without a bundle, is reported with the reason; nothing is published."""
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address, names="default,mail")
     store = BundleStore.of(settings)
     publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), datetime(2026, 1, 2, tzinfo=UTC), lambda _: None)
@@ -47,7 +47,7 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
 
 
 def test_the_same_failure_in_a_row_is_logged_once(tmp_path: Path) -> None:
-    """One process at a time; what it says in the end is logged, and whoever stops in its middle ends it."""
+    """Only one process runs at a time; its last line is logged, and stopping the owner ends it."""
     script = tmp_path / "said.py"
     script.write_text(
         "import os, pathlib, sys\n"
@@ -77,7 +77,7 @@ def test_the_same_failure_in_a_row_is_logged_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_in_the_middle_ends_its_command(tmp_path: Path) -> None:
-    """Nothing goes on behind it."""
+    """No process keeps running after the stop."""
     pid_file = tmp_path / "pid"
     wait = f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     additions = Additions(1.0, 0.0, (sys.executable, "-c", wait))

@@ -1,4 +1,4 @@
-"""Items and events from files, real databases and a real object store reach a real broker once each, by the operator's command."""
+"""Items and events from files, databases and an object store reach a real broker exactly once, through the command."""
 
 import json
 import sqlite3
@@ -55,7 +55,10 @@ class Shop:
         )
 
     def records(self, topic: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return key and value of all records of a topic: what comes until a second is quiet, since this broker's end offsets are behind its records."""
+        """Return key and value of all records of a topic.
+
+        Reads until a second is quiet, since this broker's end offsets lag behind its records.
+        """
         consumer = KafkaConsumer(bootstrap_servers=self.broker.address)
         try:
             places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
@@ -78,7 +81,7 @@ def shop(tmp_path: Path, broker: Server) -> Shop:
 
 
 def test_items_of_a_file_are_imported_once(shop: Shop, tmp_path: Path) -> None:
-    """A second run sends nothing; a row that was added is sent; one that cannot be used is named."""
+    """A second run sends only added rows; an unusable row is reported."""
     path = tmp_path / "items.csv"
     table = pl.DataFrame(ROWS)
     table.write_csv(path)
@@ -98,7 +101,9 @@ def test_items_of_a_file_are_imported_once(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_events_are_parted_by_age(shop: Shop, tmp_path: Path) -> None:
-    """New ones are in the stream with an id of their content, old ones in the table for the pipeline; both once after two runs with other data between."""
+    """New events enter the stream with an ID from their content, old ones the pipeline's table; both once after two
+    runs.
+    """
     now_s, day_s, path, table = int(time.time()), 86_400, tmp_path / "events.jsonl", tmp_path / "old.parquet"
     rows = [{"user_id": f"u{day % 7}", "item_id": "sku-001", "event_time": now_s - day * day_s} for day in range(1, 60)]
     for title in (1, 2, 1):
@@ -115,7 +120,7 @@ def test_events_are_parted_by_age(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> None:
-    """After SIGKILL no item is missing, and at most the batch that was under way is there twice."""
+    """After SIGKILL no item is missing, and at most the batch in flight is there twice."""
     path, num = tmp_path / "many.parquet", 60 * BATCH_ROWS
     pl.DataFrame({"item_id": [f"i{number}" for number in range(num)]}).write_parquet(path)
     command = [sys.executable, "-m", "infra.cli.main", "import", "items", str(path)]
@@ -134,7 +139,7 @@ def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> Non
 
 
 def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Server) -> None:
-    """Nothing is written down as delivered."""
+    """A failed delivery records no progress."""
     shop, path = Shop(tmp_path / "state", broker), tmp_path / "items.csv"
     pl.DataFrame(ROWS).write_csv(path)
     broker.kill()
@@ -147,7 +152,7 @@ def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Se
 
 
 def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
-    """A wrong statement and a file that is not there are refused by name."""
+    """An invalid statement and a missing file are reported by name."""
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as made:
         made.execute("CREATE TABLE products (item_id TEXT, title TEXT, price REAL, new BOOLEAN)")
@@ -165,8 +170,8 @@ def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Postgres of its own that has the products."""
-    with warnings.catch_warnings():  # platformdirs warns where XDG_RUNTIME_DIR is not set, as for root
+    """The address of a Postgres with the products."""
+    with warnings.catch_warnings():  # platformdirs warns if XDG_RUNTIME_DIR is not set, as for root
         warnings.simplefilter("ignore")
         import pgserver
 
@@ -181,7 +186,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_rows_of_postgres_are_as_they_were_written(postgres: str, tmp_path: Path) -> None:
-    """A wrong statement is refused with what the database says of it, and one that cannot be reached is no fault of the data."""
+    """An invalid statement is reported with the database's error; an unreachable database is not a data error."""
     assert rows_of(postgres, QUERY, tmp_path) == ROWS
     with pytest.raises(DataError, match="no_such"):
         rows_of(postgres, "SELECT no_such FROM products", tmp_path)
@@ -202,7 +207,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_rows_of_an_object_are_those_of_the_file(
     bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download that broke goes on; an object that changed is read anew; one that is not there is named."""
+    """An interrupted download resumes; a changed object is read again; a missing object is reported."""
     from models.storage.objects import open_store
 
     key, secret = S3_KEYS

@@ -1,4 +1,4 @@
-"""A process follows the topic of items on a real broker, through its loss, a topic made again, foreign records, and with its snapshot."""
+"""A process follows the items topic on a real broker: loss and recreation of the topic, invalid records, snapshots."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ TOPIC = Topic(name="items", num_partitions=3, keep_ms=None)
 
 
 class Process:
-    """What one process knows of the items, and how it follows them; `makes_topic` and `writes` as the first worker does."""
+    """A process' item states and their follower; `makes_topic` and `writes` as in the first worker."""
 
     def __init__(self, broker: Server, snapshot: Path, *, is_worker: bool = False) -> None:
         self.num_refused = 0
@@ -63,7 +63,7 @@ class Process:
 
 @pytest.fixture
 def worker(broker: Server, tmp_path: Path) -> Iterator[Process]:
-    """The process that makes the topic and writes the snapshot, started."""
+    """The started process that creates the topic and writes the snapshot."""
     process = Process(broker, tmp_path / "items" / "snapshot.parquet", is_worker=True)
     process.follower.start(30.0)
     yield process
@@ -71,7 +71,7 @@ def worker(broker: Server, tmp_path: Path) -> Iterator[Process]:
 
 
 def send(broker: Server, *records: tuple[bytes | None, bytes | None]) -> None:
-    """Send records as a foreign producer does."""
+    """Send records as an external producer does."""
     producer = KafkaProducer(bootstrap_servers=broker.address)
     try:
         for key, value in records:
@@ -104,7 +104,7 @@ def test_a_process_that_starts_later_knows_what_was_stated_before(
 
 
 def test_a_record_that_cannot_be_read_stops_nothing(broker: Server, worker: Process) -> None:
-    """Bad JSON, unknown fields, wrong types and a key that is no id are counted and stepped over."""
+    """Invalid JSON, unknown fields, wrong types and invalid keys are counted and skipped."""
     send(
         broker,
         (b"i01", b"{"),
@@ -125,7 +125,9 @@ def test_a_record_that_cannot_be_read_stops_nothing(broker: Server, worker: Proc
 def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
     broker: Server, tmp_path: Path, worker: Process
 ) -> None:
-    """The embedded broker comes back without topics: what was hidden stays hidden, and new changes count, for a process that starts then too."""
+    """If the embedded broker loses its topics, hidden items stay hidden and new changes apply, also in
+    new processes.
+    """
     send(broker, (b"i01", b'{"available":false}'), (b"i04", b'{"available":false}'))
     wait_for(lambda: worker.hides("i01") and worker.hides("i04"), what="the first changes")
     wait_for((tmp_path / "items" / "snapshot.parquet").exists, what="the snapshot")
@@ -147,7 +149,9 @@ def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
 def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
     broker: Server, tmp_path: Path, worker: Process
 ) -> None:
-    """The log came back shorter and grew past the snapshot's positions: the hides in it are read, and what the snapshot hides stays hidden meanwhile."""
+    """If the log returns shorter and grows past the snapshot's positions, its hides are read and the snapshot's are
+    kept.
+    """
     send(broker, (b"i01", b'{"available":true}'), (b"i02", b'{"available":false}'), (b"i03", b'{"available":true}'))
     send(broker, *((f"i0{number}".encode(), b'{"available":false}') for number in (4, 5, 6)))
     wait_for(lambda: worker.hides("i02") and worker.hides("i06"), what="the changes")
@@ -172,7 +176,9 @@ def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
 
 
 def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: Server) -> None:
-    """It is known which of the three holds: nothing, the snapshot, or all that the topic held; the start does not wait for a broker that is not there."""
+    """The process knows whether it has nothing, the snapshot, or the whole topic; its start does not wait for the
+    broker.
+    """
     broker.kill()
     path = tmp_path / "snapshot.parquet"
     process, knowledge = Process(broker, path), []
@@ -211,7 +217,7 @@ def _sends(broker: Server, key: bytes, value: bytes) -> bool:
 
 
 async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker: Process) -> None:
-    """After it every record that was acknowledged before is known."""
+    """A refresh returns once every previously acknowledged record is known."""
     for number in range(20):
         value = b'{"available":false}' if number % 2 else b'{"available":true}'
         await asyncio.to_thread(send, broker, (b"i05", value))
@@ -223,7 +229,9 @@ async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker
 async def test_a_gateway_that_starts_without_broker_and_snapshot_shows_no_hidden_item(
     features: RepoAddress, broker: Server, tmp_path: Path
 ) -> None:
-    """It refuses, and is not ready, until the broker is back and the topic was read: then it answers without what was hidden before it started."""
+    """The gateway refuses until the broker is back and the topic was read; then its answers exclude items hidden
+    before.
+    """
     make_topic(broker)
     await asyncio.to_thread(send, broker, *((f"i{number:02}".encode(), b'{"available":false}') for number in range(10)))
     publish(tmp_path / "bundles", "v1", catalogue_of(), trained=False)

@@ -1,4 +1,6 @@
-"""The Helm chart by Helm itself: the same objects as the overlays, values that reach their places, refusals that name the value."""
+"""The Helm chart, rendered by Helm: the overlays' objects, values that take effect, and refusals that
+name the value.
+"""
 
 import json
 import re
@@ -46,14 +48,14 @@ def templated(*options: str | Path, namespace: str = NAMESPACE) -> Things:
 
 
 def refusal(*options: str) -> str:
-    """Return why Helm refuses these values."""
+    """Return Helm's reason for refusing these values."""
     done = helm("template", "tailrace", CHART, "--kube-version", OLDEST, *options)
     assert done.returncode != 0
     return done.stderr
 
 
 def by_name(things: Things) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return objects by kind and name, each of which there is once."""
+    """Return objects by kind and name, each of which is unique."""
     named = {(thing["kind"], thing["metadata"]["name"]): thing for thing in things}
     assert len(named) == len(things)
     return named
@@ -61,7 +63,7 @@ def by_name(things: Things) -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.parametrize(("overlay", "options"), [("prod", ()), ("gpu", ("--values", CHART / "values-gpu.yaml"))])
 def test_the_chart_is_the_overlay(overlay: str, options: tuple[str | Path, ...]) -> None:
-    """Without values of one's own it makes the overlay's objects, each the same; the Namespace, which Helm needs before, on demand."""
+    """With default values the chart renders exactly the overlay's objects; the Namespace is optional."""
     wanted = by_name(render(overlay))
     without_namespace = {key: thing for key, thing in wanted.items() if key != ("Namespace", NAMESPACE)}
 
@@ -70,7 +72,7 @@ def test_the_chart_is_the_overlay(overlay: str, options: tuple[str | Path, ...])
 
 
 def test_lint_finds_nothing() -> None:
-    """`helm lint --strict` passes, and says nothing but that there is no icon."""
+    """`helm lint --strict` passes with no remark except the missing icon."""
     done = helm("lint", "--strict", CHART)
     said = [line for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -102,12 +104,12 @@ def test_lint_finds_nothing() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(wrong: str, field: str) -> None:
-    """What the schema, or two values together, forbid ends the command with the field."""
+    """Values that the schema or another value forbids end the command with the field."""
     assert field in refusal("--set", wrong)
 
 
 def test_values_reach_their_places(tmp_path: Path) -> None:
-    """Sizes, addresses, images and names of Secrets that a shop gives are in the objects, which Kubernetes' schemas accept."""
+    """Sizes, addresses, images and Secret names from the values are in the objects, which match Kubernetes' schemas."""
     values = {
         "clusterDomain": "shop.example",
         "image": {
@@ -211,7 +213,7 @@ def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("kind", ["", "gpu", "trial"])
 def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_path: Path) -> None:
-    """Each name of another object, key, volume, port, image, namespace and selector is rendered or made by the page, and fits the schemas."""
+    """Each referenced object, key, volume, port, image, namespace and selector is rendered or created by the page."""
     options = ("--values", CHART / f"values-{kind}.yaml") if kind else ()
     things = chosen(CHOICES[choice], tmp_path, *options)
 
@@ -220,7 +222,9 @@ def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_pa
 
 
 def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path: Path) -> None:
-    """Every pod that reads bundles: the store's address and Secret, the annotated account, egress, and a volume beyond the cache's bound."""
+    """Every pod that reads bundles has the store's address and Secret, the annotated account, egress, and a cache
+    volume.
+    """
     things = chosen(S3, tmp_path)
     egress = the(things, "NetworkPolicy", "tailrace-object-store")["spec"]
     account = the(things, "ServiceAccount", "tailrace")
@@ -242,7 +246,7 @@ def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path
 
 
 def test_callers_networks_and_namespaces_are_admitted() -> None:
-    """By address, which a load balancer's callers have alone, and by a namespace's name, which needs no label."""
+    """Callers are admitted by address, as load balancers need, and by a namespace's name, without a label."""
     options = "callers.cidrs={10.0.0.0/8},callers.namespaces={shop},callers.metricsNamespaces={obs},callers.operatorNamespaces={ray}"
     things = templated("--set", options)
     admitted = {
@@ -272,14 +276,14 @@ def test_callers_networks_and_namespaces_are_admitted() -> None:
     ],
 )
 def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:
-    """No port is written twice: those that pods may call are those of the addresses."""
+    """Each port is written once: the ports that pods may call come from the addresses."""
     policy = the(templated("--set", values), "NetworkPolicy", "tailrace-dependencies")
 
     assert [one["port"] for one in policy["spec"]["egress"][0]["ports"]] == ports
 
 
 def test_a_larger_body_may_come_over_grpc_too() -> None:
-    """Ray's bound of a message follows the setting."""
+    """Ray's message limit follows the setting."""
     things = templated("--set", "settings.TAILRACE_MAX_BODY_BYTES=3000000")
     head = pod_of(things, "tailrace-head").container("ray-head")
 
@@ -287,7 +291,7 @@ def test_a_larger_body_may_come_over_grpc_too() -> None:
 
 
 def test_a_trial_needs_nothing_but_the_operator() -> None:
-    """No Secret, no other Redis or Kafka, no collector, and requests of a small node, with the second cluster of an upgrade."""
+    """The trial values need no Secret, Redis, Kafka or collector, and fit a small node even during an upgrade."""
     things = templated("--values", CHART / "values-trial.yaml")
     needed = [one for pod in pods(things) for one in secrets_of(pod) if not one.get("optional")]
     jobs = {one["metadata"]["name"] for kind in ("CronJob", "Job") for one in find(things, kind)}
@@ -337,7 +341,7 @@ def requests_of(pod: Pod) -> tuple[float, float]:
 
 
 def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
-    """A Job with the CronJob's options that does nothing where a bundle is live; another one where anything of it changes."""
+    """The first training waits for its files with the CronJob's options; a changed Job gets a new name."""
     things = templated()
     (job,) = find(things, "Job")
     pod = pod_of(things, job["metadata"]["name"])
@@ -356,7 +360,9 @@ def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
 
 
 def test_a_changed_setting_changes_the_pods() -> None:
-    """The ConfigMap's name follows its content, as Kustomize's does, so that Ray builds a new cluster and every pod is replaced."""
+    """The ConfigMap's name follows its content, as in Kustomize, so that Ray builds a new cluster and all pods are
+    replaced.
+    """
     before, after = (
         {
             source["configMapRef"]["name"]
@@ -373,9 +379,9 @@ def test_a_changed_setting_changes_the_pods() -> None:
 
 
 def test_the_notes_name_what_to_do_next(tmp_path: Path) -> None:
-    """They name this install's namespace, Secrets and host, and each object that their commands name exists.
+    """The notes name this install's namespace, Secrets and host, and each object in their commands exists.
 
-    Helm renders notes only where there is a cluster, so a template of a copy of the chart includes them here.
+    Helm renders notes only with a cluster, so a template in a copy of the chart includes them here.
     """
     copy = shutil.copytree(CHART, tmp_path / "chart")
     notes = copy / "templates/NOTES.txt"

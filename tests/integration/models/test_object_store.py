@@ -1,4 +1,4 @@
-"""Bundles in a real object store: names that racing processes move, broken transfers, an outage, wrong credentials, and objects changed behind the store's back."""
+"""Bundles in a real object store: racing moves, broken transfers, outages, wrong credentials, and modified objects."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A prefix of this test's own in the bucket, with the credentials in the environment."""
+    """This test's own prefix in the bucket, with the credentials in the environment."""
     server.ensure_running()
     for name, value in (
         ("AWS_ENDPOINT_URL", f"http://{server.address}"),
@@ -50,12 +50,12 @@ def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def open_at(url: str, cache: Path, cache_bytes: int = GIB, name: str = "default") -> BundleStore:
-    """A process's view of the store, with a cache of its own."""
+    """A process's view of the store, with its own cache."""
     return BundleStore(ObjectStorage(url, cache, cache_bytes), name)
 
 
 def publish(store: BundleStore, tmp_path: Path, *versions: str, size: int = 1_000) -> None:
-    """Publish versions of one file in common and one of their own."""
+    """Publish versions that share one file and have one of their own."""
     for version in versions:
         source = tmp_path / f"source-{version}"
         (source / "decoder").mkdir(parents=True)
@@ -65,7 +65,7 @@ def publish(store: BundleStore, tmp_path: Path, *versions: str, size: int = 1_00
 
 
 def bucket_of(url: str) -> Any:
-    """The store without Tailrace."""
+    """The object store without Tailrace."""
     return from_url(url, client_options={"allow_http": True})
 
 
@@ -75,7 +75,9 @@ def objects(url: str, prefix: str) -> list[str]:
 
 
 def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
-    """Another machine lists it, downloads and verifies it, follows the name, rolls back, and sees each name's own history; a file that two versions share is kept once."""
+    """Another machine can list, download, verify, follow, roll back, and read histories; shared files
+    are stored once.
+    """
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     with pytest.raises(BundleNotFound, match="tailrace pipeline"):
         there.live()
@@ -95,7 +97,7 @@ def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
 
 
 def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> None:
-    """The reference, a withdrawal and pruning read descriptions; a machine that asks for these downloads no weights."""
+    """Setting the reference, withdrawing and pruning read descriptions; they download no weights."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1", "v2", "v3")
     here.promote("v3")
@@ -109,7 +111,7 @@ def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> 
 
 
 def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
-    """A list of versions brings their reports alone here, each once and verified; a bundle that has none has none here."""
+    """Reading a version's report downloads only the report, once and verified; a bundle without a report has none."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1")
     source = tmp_path / "reported"
@@ -129,11 +131,11 @@ def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
 
 
 def test_a_version_that_comes_back_keeps_its_place(url: str, tmp_path: Path) -> None:
-    """What is promoted while it is pruned is no newer for that; while it is hidden it neither opens nor counts, and a new publication brings it back."""
+    """A version keeps its publication order when shown or published again; while hidden it neither opens nor counts."""
     store = open_at(url, tmp_path / "cache")
     for version in ("b", "a"):
         publish(store, tmp_path, version)
-        time.sleep(1.1)  # S3 tells the seconds of a publication
+        time.sleep(1.1)  # S3 reports publication times in seconds
     publish(store, tmp_path, "c")
     storage = ObjectStorage(url, tmp_path / "other", GIB)
     storage.hide("b")
@@ -154,12 +156,12 @@ def test_a_version_that_comes_back_keeps_its_place(url: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", ["hide", "_delete"])
 def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Path, step: str) -> None:
-    """One process is about to hide, or to remove, a version that another has removed, or sees as hidden, and publishes again: the publication stays, whole."""
+    """A publication that races a hide or a removal by another process stays complete."""
     store, there = open_at(url, tmp_path / "cache"), open_at(url, tmp_path / "there")
     publish(store, tmp_path, "v1", "v2", "v3")
 
     def prune_and_publish() -> None:
-        """Publish v2 again, after another pruning where it is not hidden yet."""
+        """Publish v2 again, after another pruning if it is not hidden yet."""
         if step == "hide":
             there.prune(1)
         publish(there, tmp_path / "again", "v2")
@@ -167,7 +169,7 @@ def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Pa
     others = Thread(target=prune_and_publish)
 
     class Overtaken(ObjectStorage):
-        """A storage that takes a step for v2 only after the others had two seconds."""
+        """A storage that lets the other process run for up to two seconds before each step for v2."""
 
         def hide(self, version: str) -> None:
             """Mark a version."""
@@ -193,7 +195,7 @@ def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Pa
 def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publication waits for the lock until its holder is taken for gone; a holder that was only slow finds that out before it removes anything."""
+    """A publication waits for the lock until it expires; a slow holder detects the loss before it removes anything."""
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2", "v3")
     bucket_of(url).put("lock", b"a process that was killed")
@@ -205,7 +207,7 @@ def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
         """A storage whose lock another process takes before anything is removed."""
 
         def sweep(self) -> None:
-            """Remove what is hidden, after that."""
+            """Remove hidden versions, after the other process took the lock."""
             bucket_of(url).put("lock", b"another process")
             super().sweep()
 
@@ -213,7 +215,7 @@ def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
         BundleStore(Slow(url, tmp_path / "slow", GIB)).prune(1)
     assert len(objects(url, "versions/")) == 4
     assert bytes(bucket_of(url).get("lock").bytes()) == b"another process"
-    assert store.prune(1) == []  # hidden by the one that lost the lock, and removed now
+    assert store.prune(1) == []  # hidden by the process that lost the lock, and removed now
     assert objects(url, "versions/") == ["versions/v1.json", "versions/v4.json"]
 
 
@@ -237,7 +239,7 @@ except BundleMoved as error:
 
 
 def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path) -> None:
-    """Each saw v0 live; the winner is live and on record, and each other's error names it."""
+    """Each process saw v0 live; one wins and is recorded, and the loser's error names the winner."""
     store, racers = open_at(url, tmp_path / "cache"), [f"v{number}" for number in range(1, 7)]
     publish(store, tmp_path, "v0", *racers)
     store.promote("v0")
@@ -269,7 +271,9 @@ def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path)
 
 
 def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, server: Server, tmp_path: Path) -> None:
-    """A process that starts meanwhile takes the name's last record and the version from this machine's cache; a machine without them, and every move, is refused with the store's name."""
+    """During an outage a new process serves the record and version from this machine's cache; without them it is
+    refused.
+    """
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2")
     store.promote("v1")
@@ -288,7 +292,7 @@ def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, server: Ser
 
 
 def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
-    """What a killed process has of a file is kept; what something else wrote there is not taken for it."""
+    """A killed process's partial download is resumed; other content at its path is not used."""
     publish(open_at(url, tmp_path / "here"), tmp_path, "v1", size=500_000)
     digest = open_at(url, tmp_path / "here").open("v1").manifest["files"]["decoder/model.safetensors"]
     for kind, content in (("half", b"v1" * 200_000), ("other", b"x" * 300_000)):
@@ -305,7 +309,9 @@ def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["changed", "gone", "manifest"])
 def test_what_changed_in_the_store_is_refused(url: str, tmp_path: Path, what: str) -> None:
-    """Another content under a hash, a file that is gone, and an unreadable manifest: the version does not open, the live one stays."""
+    """A version with modified content, a missing file or an unreadable manifest does not open; the
+    live version stays.
+    """
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1", "v2")
     here.promote("v1")
@@ -327,7 +333,7 @@ def test_what_changed_in_the_store_is_refused(url: str, tmp_path: Path, what: st
 
 
 def test_a_hostile_manifest_writes_and_links_nowhere(url: str, tmp_path: Path) -> None:
-    """Names that lead out of the cache are refused before anything is downloaded; the other versions are listed, opened and pruned as before, and no file of theirs is collected."""
+    """Manifest names that lead out of the cache are refused before a download; other versions work as before."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1", "v2")
     here.promote("v1")
@@ -356,7 +362,7 @@ def test_a_hostile_manifest_writes_and_links_nowhere(url: str, tmp_path: Path) -
 
 
 def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp_path: Path) -> None:
-    """A process that starts while the store holds such a record serves by the one that its machine kept; moves are refused."""
+    """With such a record in the store, a new process serves its machine's kept record; moves are refused."""
     here = open_at(url, tmp_path / "here")
     publish(here, tmp_path, "v1")
     here.promote("v1")
@@ -372,7 +378,9 @@ def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp
 
 
 def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are removed when they are a day old, those of kept versions are not; publishing again then brings them back."""
+    """Files of a killed upload are removed after a day, files of kept versions are not; publishing
+    again restores them.
+    """
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1")
     store.promote("v1")
@@ -390,7 +398,7 @@ def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, mo
 
 
 def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
-    """The version that was opened longest ago leaves it, and comes again when it is asked for."""
+    """The least recently opened version is evicted from the cache, and downloaded again on demand."""
     publish(open_at(url, tmp_path / "here"), tmp_path, "v1", "v2", "v3", size=100_000)
     cache = tmp_path / "small"
     store = open_at(url, cache, cache_bytes=500_000)
@@ -405,7 +413,7 @@ def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
 
 
 def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what the store answered, and which setting holds the address; a URL of no store is refused at once."""
+    """The error has the store's answer and the address setting; an unsupported URL is refused at once."""
     with pytest.raises(StoreUnavailable, match=r"no such bucket; .* TAILRACE_BUNDLE_STORE"):
         open_at("s3://nowhere/x", tmp_path).live_version()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -417,11 +425,11 @@ def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, mon
 
 
 def test_the_analysis_does_not_overrule_people(server: Server, url: str, tmp_path: Path) -> None:
-    """The moves of people and of the analysis in any order, as on a folder."""
+    """People and analysis may move the name in any order, as with a folder."""
     numbers = itertools.count()
 
     class ObjectMoves(Moves):
-        """A prefix of its own for each run."""
+        """A new prefix for each run."""
 
         @staticmethod
         def open_store() -> BundleStore:

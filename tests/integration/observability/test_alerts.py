@@ -1,4 +1,4 @@
-"""Rules and alerts, checked by Prometheus' own tool."""
+"""Rules and alerts, checked by promtool."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
 def test_the_configuration_is_valid(name: str) -> None:
-    """promtool accepts it and finds the rules."""
+    """promtool accepts the configuration and finds the rules."""
     done = promtool("check", "config", name)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +47,9 @@ def test_rules_are_valid(path: Path) -> None:
     [pytest.param(path, id=path.stem, marks=[] if path.stem in SAMPLE else pytest.mark.grid) for path in DRILLS],
 )
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
-    """Each fires within two minutes of a 14.4-fold burn and over each window, is silent at 0.9, and reports missing data."""
+    """Each alert fires within two minutes of a 14.4-fold burn and in each window, not at 0.9, and
+    reports missing data.
+    """
     done = promtool("test", "rules", str(path))
 
     assert done.returncode == 0, done.stdout + done.stderr

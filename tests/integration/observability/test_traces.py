@@ -1,6 +1,6 @@
-"""One trace from a door to the engine, and one from a door through Kafka to the features, as an OTLP collector receives them.
+"""Traces from a request to the engine, and from an event through Kafka to the features, at an OTLP collector.
 
-A real Valkey, a real broker, the worker, and a replica of the LLM without Ray: what crosses to it is pickled all the same.
+With a real Valkey, a real broker, the worker, and an LLM replica without Ray: its messages are pickled all the same.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ TRACE = {"read": 0x5EED01, "click": 0x5EED02}
 
 
 class NearLlm:
-    """A replica in this process; questions and answers are pickled, as Ray would."""
+    """A replica in this process; requests and answers are pickled, as Ray would."""
 
     def __init__(self, replica: LlmDeployment) -> None:
         self._replica = replica
@@ -62,7 +62,7 @@ class NearLlm:
 
 @dataclass
 class Scene:
-    """Everything that a traced request meets."""
+    """All components that a traced request passes."""
 
     collector: Collector
     door: httpx.AsyncClient
@@ -96,7 +96,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 async def scene(rig: Rig, features: RepoAddress, collector: Collector) -> AsyncIterator[Scene]:
-    """The REST door over all of it. Only callers decide what is traced."""
+    """The REST server over all components. Only callers decide whether to trace."""
     traced = {"otlp_endpoint": collector.endpoint, "trace_share": 0.0, "bundle_poll_s": 0.02, "kv_num_blocks": 64}
     settings = rig.settings = rig.settings.model_copy(update=traced)
     rig.start_worker()
@@ -113,11 +113,11 @@ async def scene(rig: Rig, features: RepoAddress, collector: Collector) -> AsyncI
     await reader.close()
     await asyncio.to_thread(tracing.stop)
     replica.__del__()
-    gc.unfreeze()  # the replica froze what was alive, this test's garbage to be as well
+    gc.unfreeze()  # the replica froze all live objects, including this test's garbage
 
 
 def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
-    """Compose the plane on real ports, with a student that needs no model and timeouts for a busy machine."""
+    """Compose the data plane on real ports, with a student that needs no model and long timeouts."""
     items = FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(settings.bundle_root),
@@ -141,7 +141,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
 
 
 async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
-    """Door, producer, worker: each span hangs under the one before, and the worker's links to what sent the event."""
+    """Gateway, producer and worker form a parent chain of spans, and the worker's span links to the event's sender."""
     await scene.click(TRACE["click"])
 
     found = await scene.arrived(TRACE["click"], "POST /v1/events", "send interactions", "process interactions", "write")
@@ -158,7 +158,9 @@ async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
 
 
 async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
-    """Door, features, router, student, and in the replica queue and prefill; and it explains itself by the same id."""
+    """Spans cover gateway, features, router, student, and the replica's queue and prefill; the explanation has the same
+    ID.
+    """
     await scene.click(TRACE["click"])
     await scene.arrived(TRACE["click"], "write")
 
@@ -178,6 +180,6 @@ async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
     }
     assert found["llm.rank"][0] == "tailrace-llm"
     get = partial(scene.door.get, f"/v1/explanations/{answer['request_id']}")
-    explained = (await until_answer(get, lambda found: "sentences" in found.json())).json()  # written in a moment
+    explained = (await until_answer(get, lambda found: "sentences" in found.json())).json()  # written in the background
     assert explained["trace_id"] == f"{TRACE['read']:032x}"
     assert explained["llm"]["num_prompt_tokens"] > 0

@@ -1,4 +1,4 @@
-"""The whole offline flow on a made-up data set and a real store: a state folder where it has run once, and copies of that."""
+"""The whole offline flow on a synthetic data set and a real store: a state folder after one run, and copies of it."""
 
 import io
 import shutil
@@ -44,19 +44,19 @@ def quiet() -> Console:
 
 
 def run(options: PipelineOptions, places: Places) -> tuple[PipelineReport, str]:
-    """Run the pipeline, and return its report with what it printed."""
+    """Run the pipeline; return its report and its output."""
     shown = io.StringIO()
     return run_pipeline(options, places, Console(file=shown, width=400)), shown.getvalue()
 
 
 def some_new_events(path: Path, num_users: int) -> None:
-    """Write the table of events again, in which so many users have one more."""
+    """Rewrite the events table with one more event for this number of users."""
     day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
     day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_users:03d}")).drop("number").write_csv(path)
 
 
 def places_in(folder: Path, store: Server) -> Places:
-    """A state folder of its own."""
+    """A separate state folder."""
     settings = Settings(state_dir=folder, redis_host=HOST, redis_port=store.port, history_max_items=100, keep_bundles=2)
     return Places.from_settings(settings)
 
@@ -74,7 +74,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session", autouse=True)
 def joining() -> Iterator[None]:
-    """One process for the joins of all runs here, which imports Feast once; a run of the command has one for each."""
+    """One process for the joins of all runs, which imports Feast once; the command uses one process per run."""
     with ProcessPoolExecutor(1, get_context("spawn")) as child, pytest.MonkeyPatch.context() as patch:
         patch.setattr(point_in_time, "ProcessPoolExecutor", lambda *_, **__: nullcontext(child))
         yield
@@ -82,7 +82,7 @@ def joining() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
-    """Own tables of a ring of items, small models, and a gate that they pass."""
+    """Tables of a ring of items, small models, and a gate that they pass."""
     folder = tmp_path_factory.mktemp("own")
     raw_events(40, 30, 12).write_csv(folder / "events.csv")
     raw_items(30).write_ndjson(folder / "items.jsonl")
@@ -99,7 +99,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
 def copied_state(
     tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions
 ) -> Callable[[Path], Places]:
-    """Copy a state folder where the pipeline has run once with these options."""
+    """Copy a state folder after one pipeline run with these options."""
     trained = places_in(tmp_path_factory.mktemp("state"), store)
     run_pipeline(options, trained, quiet())
 
@@ -112,7 +112,9 @@ def copied_state(
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens of the ring at depth 1, in `tokens`, and at depth 2, in `deep`; the same with weights of labels and dislikes in `weighted` and `weighted-deep`."""
+    """Tokens of the ring at depth 1 in `tokens` and depth 2 in `deep`; with label weights and dislikes in `weighted`
+    and `weighted-deep`.
+    """
     folder = tmp_path_factory.mktemp("data")
     plain, weighted = write_ingested(folder / "ingest"), write_with_dislikes(folder / "weighted-ingest")
     for name, ingested, depth in (
@@ -129,7 +131,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Trains without faults, once for all tests that compare with it: the folder, and the losses by epoch."""
+    """An undisturbed training for comparison: the folder, and the losses by epoch."""
 
     @cache
     def once(tokens: str, options: TrainOptions, team: Team = ONE) -> tuple[Path, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What gateways write is what `tailrace experiment` reads: impressions of a plane in the files of the log, joined and reported against known truth."""
+"""Impressions written by the gateway, joined and reported by `tailrace experiment` against known truth."""
 
 import asyncio
 import json
@@ -48,13 +48,15 @@ rules = "home-even"
 NUM_USERS, NUM_REQUESTS, POSITION, OF, K = 400, 6, 2, 7, 4
 HISTORY = ("i00", "i01", "i02", "i03")
 RATES = np.where(np.arange(NUM_ITEMS) % 2 == 0, 0.3, 0.1) + np.arange(NUM_ITEMS) % 5 / 20
-"""How often an item is clicked wherever it is shown."""
+"""The click rate of an item in any position."""
 NOW_MS = int(NOW_S * 1_000)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A folder with the log, experiments.toml and the joined table; the impressions, and by request what could have been shown at the explored position."""
+    """A folder with the log, experiments.toml and the joined table; the impressions, and the explored position's
+    candidates by request.
+    """
 
     folder: Path
     impressions: tuple[Impression, ...]
@@ -67,7 +69,7 @@ def rate(item_id: str) -> float:
 
 
 def ranked(*, by_llm: bool, even: bool) -> list[str]:
-    """Return the first `OF` items of the plane's fakes for these users, by their definition."""
+    """Return the first `OF` items of the fakes' ranking for these users, by definition."""
     order = range(4, NUM_ITEMS) if by_llm else range(NUM_ITEMS - 1, 3, -1)
     return [f"i{index:02}" for index in order if not even or index % 2 == 0][:OF]
 
@@ -97,7 +99,10 @@ def join(folder: Path) -> str:
 
 
 async def answered(folder: Path) -> tuple[Impression, ...]:
-    """Return the impressions of a plane that answers 400 users on two surfaces; every third request finds the LLM failing, so that the student ranks in its place."""
+    """Return the impressions of a plane that answers 400 users on two surfaces.
+
+    For every third request the LLM fails, so that the student ranks instead.
+    """
     surfaces, experiments = folder / "surfaces.toml", folder / "experiments.toml"
     surfaces.write_text(SURFACES)
     experiments.write_text(EXPERIMENTS)
@@ -117,7 +122,7 @@ async def answered(folder: Path) -> tuple[Impression, ...]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """The impressions in the files of the log, and clicks that follow by the items' rates; both joined."""
+    """The impressions in the log files, and clicks by the items' rates; both joined."""
     folder = tmp_path_factory.mktemp("experiment")
     found = asyncio.run(answered(folder))
     impressions, interactions = logs(folder)
@@ -142,7 +147,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 
 def policy(shown: Shown, surface: str) -> Path:
-    """Write the probabilities of a policy that draws the explored position uniformly, and shows the rest as the log does."""
+    """Write the probabilities of a policy that draws the explored position uniformly and otherwise equals the log."""
     path = shown.folder / f"{surface}.parquet"
     rows = [
         {"request_id": one.request_id, "probability": 1 / len(shown.drawable.get(one.request_id, ("",)))}
@@ -159,13 +164,15 @@ def clicks_expected(list_ids: list[str]) -> float:
 
 
 def with_drawn(order: list[str], item_id: str) -> list[str]:
-    """Return the list in which this item and the one of the explored position have changed places."""
+    """Return the list with this item and the item at the explored position swapped."""
     at = order[POSITION - 1]
     return [{at: item_id, item_id: at}.get(one, one) for one in order][:K]
 
 
 def test_lists_that_explore_have_propensities_and_others_have_none(shown: Shown) -> None:
-    """Of each tier and variant: what was drawn might have been, at the probability that was recorded; both tiers and both variants are there."""
+    """For each tier and variant, drawn items were candidates with the recorded probability; all tiers and variants
+    occur.
+    """
     kinds = set()
     for one in shown.impressions:
         if one.surface == "cart":
@@ -183,7 +190,7 @@ def test_lists_that_explore_have_propensities_and_others_have_none(shown: Shown)
 
 
 def test_a_policy_that_draws_more_is_estimated_from_what_was_explored(shown: Shown) -> None:
-    """The interval of inverse propensities holds the policy's true clicks a list, and not those of the log; the log supports all of it."""
+    """The IPS interval contains the policy's true clicks per list, and not the log's; the support is complete."""
     home = [one for one in shown.impressions if one.surface == "home"]
     true = np.mean(
         [
@@ -211,7 +218,7 @@ def test_a_policy_that_draws_more_is_estimated_from_what_was_explored(shown: Sho
 
 
 def test_a_surface_that_does_not_explore_is_refused(shown: Shown) -> None:
-    """Its log is deterministic; both surfaces together lack the propensities of one."""
+    """The surface's log is deterministic; both surfaces together lack one surface's propensities."""
     cart = report(shown, "--off-policy", policy(shown, "cart"), "--surface", "cart")["off_policy"]
     both = shown.folder / "both.parquet"
     pl.concat(pl.read_parquet(policy(shown, name)) for name in ("home", "cart")).write_parquet(both)
@@ -222,7 +229,7 @@ def test_a_surface_that_does_not_explore_is_refused(shown: Shown) -> None:
 
 
 def test_the_experiment_s_report_holds_the_truth(shown: Shown) -> None:
-    """Users are divided as the file says, without mismatch, and the difference in clicks is within its interval and not zero."""
+    """Users are divided as the file says, without mismatch, and the interval holds the true difference in clicks."""
     file = shown.folder / "experiments.toml"
     experiment = read_experiments(file).by_name["even"]
     of_users = {f"user-{number}": experiment.variant_of(f"user-{number}") for number in range(NUM_USERS)}
@@ -246,7 +253,7 @@ def test_the_experiment_s_report_holds_the_truth(shown: Shown) -> None:
 
 
 def test_reports_name_nobody_and_erased_users_leave(shown: Shown) -> None:
-    """No form of the report has a user's id. After an erasure the log, and so the table that is joined again, lacks the user."""
+    """No form of the report contains a user ID. After an erasure the log and a new join lack the user."""
     folder, gone = shown.folder, "user-7"
     page = folder / "report.md"
     shared = ("report", folder / "joined", "--experiment", "even", "--segment", "surface")

@@ -1,4 +1,7 @@
-"""Fits reported to a real MLflow server, read back over its own REST API. Skipped where the command `mlflow` is not installed, for example by `uv tool install mlflow`."""
+"""Fits reported to a real MLflow server, read back over its REST API.
+
+Skipped if the command `mlflow` is not installed, for example by `uv tool install mlflow`.
+"""
 
 import os
 import shutil
@@ -30,7 +33,7 @@ _START_S = 120
 
 
 class Server:
-    """An MLflow tracking server in a process of its own, whose data outlives it."""
+    """An MLflow tracking server in a separate process, with persistent data."""
 
     def __init__(self, folder: Path) -> None:
         self._port, self._folder = free_port(), folder
@@ -38,7 +41,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Wait until the server answers."""
         store = ("--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db", "--workers", "1")
         words = ("server", "--port", str(self._port), *store, "--artifacts-destination", str(self._folder))
         command = shutil.which("mlflow")
@@ -57,14 +60,14 @@ class Server:
             return False
 
     def stop(self) -> None:
-        """End it with what it started."""
+        """End the server and its child processes."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def runs(self) -> list[dict[str, Any]]:
-        """All runs of our experiment, the oldest first."""
+        """Return all runs of our experiment, oldest first."""
         api = f"{self.uri}/api/2.0/mlflow"
         found = httpx.get(f"{api}/experiments/get-by-name", params={"experiment_name": EXPERIMENT}).json()
         searched = {"experiment_ids": [found["experiment"]["experiment_id"]], "order_by": ["start_time ASC"]}
@@ -72,7 +75,7 @@ class Server:
         return runs
 
     def history(self, run: dict[str, Any], name: str) -> list[tuple[int, float]]:
-        """All values of a run's metric, by step."""
+        """Return all values of a run's metric, by step."""
         asked = {"run_id": run["info"]["run_id"], "metric_key": name, "max_results": 25_000}
         found = httpx.get(f"{self.uri}/api/2.0/mlflow/metrics/get-history", params=asked).json()["metrics"]
         return sorted((int(one["step"]), one["value"]) for one in found)
@@ -80,7 +83,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests, each of which has runs of its own names."""
+    """A server for all tests, each of which uses its own run names."""
     if shutil.which("mlflow") is None:
         pytest.skip(
             "no command `mlflow`: its server is too large for the lock; install it apart, for example by `uv tool install mlflow`"
@@ -102,13 +105,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named(server: Server, name: str) -> dict[str, Any]:
-    """The only run of this name."""
+    """Return the only run of this name."""
     (run,) = [run for run in server.runs() if run["info"]["run_name"] == name]
     return run
 
 
 def test_a_training_is_a_run_with_its_parameters_losses_and_end(server: Server, data: Path, tmp_path: Path) -> None:
-    """Over two ranks, of which rank 0 reports: every step's loss as training.json has it, the validations, and the options."""
+    """With two ranks, rank 0 reports every step's loss as in training.json, the validations, and the options."""
     reporting = Reporting(run="train-whole", mlflow_uri=server.uri)
     saved = Checkpoints(tmp_path / "saved", "train", 60, reporting)
     train(data / "tokens", DROPPED_DECODER, tmp_path, saved, CPU, silent, team=Team(workers=2, timeout_s=60))
@@ -123,7 +126,7 @@ def test_a_training_is_a_run_with_its_parameters_losses_and_end(server: Server, 
 
 
 def test_a_fit_that_fails_ends_its_run_as_failed_and_goes_on_in_it(server: Server, tmp_path: Path) -> None:
-    """What was measured before is kept; the next try of the same fit is the same run."""
+    """Earlier measurements are kept; the next attempt of the same fit continues the same run."""
     with suppress(StageFailed), MlflowRun(server.uri, "train-broken", {"seed": "1"}, tmp_path) as run:
         run.measured(1, {"loss": 2.0})
         raise StageFailed("train", "a batch is unusable")
@@ -138,7 +141,7 @@ def test_a_fit_that_fails_ends_its_run_as_failed_and_goes_on_in_it(server: Serve
 
 
 def test_ranks_that_are_killed_leave_no_run_that_goes_on_for_ever(server: Server, data: Path, tmp_path: Path) -> None:
-    """The user interrupts: rank 0 is ended before it can report, and the run is killed all the same."""
+    """If the user interrupts, rank 0 is ended before it can report, and the run is marked killed all the same."""
     saved = Checkpoints(tmp_path / "saved", "train", 0, Reporting(run="train-stopped", mlflow_uri=server.uri))
 
     def interrupt(_done: int, _total: int, _words: str) -> None:
@@ -151,7 +154,7 @@ def test_ranks_that_are_killed_leave_no_run_that_goes_on_for_ever(server: Server
 
 
 def test_more_measurements_and_parameters_than_one_request_takes_arrive_whole(server: Server, tmp_path: Path) -> None:
-    """2,500 measurements and 150 parameters, the longest of them cut."""
+    """2,500 measurements and 150 parameters arrive; the longest parameters are truncated."""
     parameters = {f"option{number}": "x" * 10_000 if number == 0 else "y" for number in range(150)}
     with MlflowRun(server.uri, "train-many", parameters, tmp_path) as run:
         for step in range(2_500):
@@ -165,7 +168,7 @@ def test_more_measurements_and_parameters_than_one_request_takes_arrive_whole(se
 def test_a_server_that_goes_away_and_comes_back_is_named_once_and_misses_nothing(
     server: Server, tmp_path: Path
 ) -> None:
-    """Training goes on meanwhile; what was measured is sent when the server is back."""
+    """Training continues during a server outage; the measurements are sent when the server is back."""
     with capture_logs() as logged, MlflowRun(server.uri, "train-away", {}, tmp_path) as run:
         run.measured(1, {"loss": 1.0})
         run.flush()

@@ -1,4 +1,4 @@
-"""The whole offline flow on a made-up data set and a real store."""
+"""The whole offline flow on a synthetic data set and a real store."""
 
 import asyncio
 import io
@@ -50,14 +50,14 @@ from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, SMALL_STUDENT, lea
 def places(
     tmp_path_factory: pytest.TempPathFactory, copied_state: Callable[[Path], Places], options: PipelineOptions
 ) -> Places:
-    """Where the pipeline has run twice, with what the second run printed in a file."""
+    """A folder after two pipeline runs, with the second run's output in a file."""
     places = copied_state(tmp_path_factory.mktemp("places") / "state")
     (places.state_dir / "shown.txt").write_text(run(options, places)[1])
     return places
 
 
 async def read_lists(places: Places, user_id: str) -> UserFeatures:
-    """Return the features that a request reads of a user."""
+    """Return the user's features as a request reads them."""
     reader = FeatureReader(places.feature_repo, num_partitions=1)
     try:
         return await reader.read(user_id, BundleStore(places.bundle_root).live().version, 10.0)
@@ -66,7 +66,7 @@ async def read_lists(places: Places, user_id: str) -> UserFeatures:
 
 
 def test_own_tables_become_a_live_bundle(places: Places) -> None:
-    """From CSV and JSON Lines to a promoted version that loads, with its manifest."""
+    """CSV and JSON Lines become a promoted version that loads, with its manifest."""
     bundle = BundleStore(places.bundle_root).live()
 
     assert load_student(bundle, bundle.catalogue()) is not None
@@ -88,7 +88,7 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
 
 
 def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Places, options: PipelineOptions) -> None:
-    """Whoever gave the wrong file reads so at once, and not after the training."""
+    """An unreadable events file is reported at once, not after the training."""
     _, shown = run(replace(options, until="features"), places)
 
     begins = [line.split()[0] for line in shown.splitlines()]
@@ -98,7 +98,9 @@ def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Plac
 
 
 def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(places: Places) -> None:
-    """The store's lists, the catalogue and both models are of the refit; the judged pair has the metrics of the manifest, which names both."""
+    """The store's lists, the catalogue and both models come from the refit; the manifest's metrics from the judged
+    pair.
+    """
     bundle = BundleStore(places.bundle_root).live()
     evaluated = places.stages_dir / "evaluate" / bundle.manifest["lineage"]["stages"]["evaluate"]
 
@@ -117,7 +119,9 @@ def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(pl
 
 
 def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
-    """It trains from scratch on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
+    """A global-time split trains from scratch before the cut, ends at the gate, prints the report's path, and publishes
+    nothing.
+    """
     before = BundleStore(places.bundle_root).live_version()
 
     report, shown = run(replace(options, split="global-time"), places)
@@ -133,7 +137,9 @@ def test_the_global_time_split_is_evaluated_and_not_published(places: Places, op
 
 
 def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: PipelineOptions) -> None:
-    """What a run leaves is pooled as it was reported, for all baselines and variants; the decoder's time is that of its engine, for the one length of history, and both models' sizes are told."""
+    """Results of a run are pooled as reported, for all baselines and variants, with decoder time and both models'
+    sizes.
+    """
     measured = measure(options, places, quiet())
 
     found = summarise([measured])
@@ -161,7 +167,7 @@ def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: Pi
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
-    """A busy user's read returns the history and a list made by the live bundle that has seen the newest event."""
+    """A user's read returns the history and a list of the live bundle that includes the newest event."""
     features = [await read_lists(places, f"u{number:03d}") for number in range(40)]
 
     listed = [one for one in features if one.precomputed is not None]
@@ -176,7 +182,9 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
 async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """Each user's three favourites in rotation: the run says so, the decoder reaches the bigram, and lists hold favourites."""
+    """With three favourites in rotation per user, the run reports repeats, the decoder reaches the bigram, and lists
+    hold favourites.
+    """
     draw = np.random.default_rng(0)
     favourites = [draw.choice(12, 3, replace=False) for _ in range(40)]
     rows = [(f"u{u:03d}", f"i{own[n % 3]:02d}", 60 * n + u) for u, own in enumerate(favourites) for n in range(12)]
@@ -202,7 +210,9 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
     tmp_path: Path, places: Places, options: PipelineOptions
 ) -> None:
-    """Every stage that writes a folder is skipped, the same version stays live, and no test label is read; features and lists go to the store in each run."""
+    """An unchanged run skips every stage, keeps the version and reads no test label; features and lists are stored
+    again.
+    """
     openings = read_ledger(places.stages_dir / LEDGER)
     other = valkey_server(tmp_path / "valkey")
     other.start()
@@ -226,7 +236,7 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
 def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pair_serves(
     tmp_path: Path, copied_state: Callable[[Path], Places], options: PipelineOptions
 ) -> None:
-    """What the check finds is kept: the next run stops there at once, and --no-refit publishes what the gate judged, as its own judged pair."""
+    """A failed refit check is remembered: the next run stops at once, and --no-refit publishes the judged pair."""
     places = copied_state(tmp_path / "state")
     shutil.rmtree(places.bundle_root)
     refitted = run_pipeline(replace(options, until="refit"), places, quiet()).stages[-1].path / "refit.json"
@@ -248,7 +258,9 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
 def test_the_nested_test_runs_the_whole_flow_without_the_labels(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """Its flow learns from eleven of twelve events of a user, also after the gate; published and judged weights rank the same 40 labels."""
+    """The nested test learns from eleven of a user's twelve events; published and judged weights rank the same 40
+    labels.
+    """
     places = places_in(tmp_path, store)
 
     nested = measure_nested(options, places, quiet())
@@ -264,13 +276,15 @@ def test_the_nested_test_runs_the_whole_flow_without_the_labels(
 def test_each_night_starts_from_the_last_whole_training(
     tmp_path: Path, copied_state: Callable[[Path], Places], options: PipelineOptions, depth: int
 ) -> None:
-    """A few events come in two nights: both trainings start from the first bundle, which is kept however old it is."""
+    """With few events on two nights, both trainings start from the first bundle, which is kept
+    regardless of its age.
+    """
     places, events = replace(copied_state(tmp_path / "state"), keep_bundles=1), tmp_path / "events.csv"
     bundles, codes = BundleStore(places.bundle_root), CodesOptions(depth=depth)
     published = [bundles.live_version()] if depth == 1 else []
     for num_new in (0, 2, 4)[len(published) :]:
         some_new_events(events, num_new)
-        # force: whatever the gate says
+        # force: regardless of the gate
         nightly = replace(options, events=events, codes=codes, warm_start=num_new > 0, force=True)
         published.append(run_pipeline(nightly, places, quiet()).bundle_version)
 
@@ -283,7 +297,9 @@ def test_each_night_starts_from_the_last_whole_training(
 def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """The bundle does not say how old it is, so the training will be whole; items have the codes of the bundle, learned from other events, all the same."""
+    """A bundle without an age causes a full training; items keep the bundle's codes, though learned
+    from other events.
+    """
     places, codes = places_in(tmp_path, store), CodesOptions(depth=2, codes_per_level=8)
     bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).assembled / "bundle"
     BundleStore(places.bundle_root).publish(bundle, "v1", {})
@@ -309,7 +325,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
 def test_validation_chooses_the_depth_of_a_large_catalogue(
     tmp_path: Path, store: Server, options: PipelineOptions, poor: int
 ) -> None:
-    """Of depth 1 and 3 the one whose decoder learns is taken, and its training is not repeated."""
+    """Of depths 1 and 3, the better decoder is taken without repeating its training."""
     descent = replace(SMALL_DECODER.fit.descent, learning_rate=1e-9)
     stays = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=1, validate_every=1, descent=descent))
     flat, deep = (stays if depth == poor else SMALL_DECODER for depth in (1, 3))
@@ -329,7 +345,7 @@ def test_validation_chooses_the_depth_of_a_large_catalogue(
 
 
 def test_a_warm_start_keeps_the_live_depth(places: Places, options: PipelineOptions) -> None:
-    """The catalogue has become large enough for deep codes since the bundle was published; nothing is compared."""
+    """A warm start keeps the live depth without a comparison, though the catalogue has grown enough for deep codes."""
     grown = replace(options, codes=CodesOptions(deep_from_items=10), warm_start=True, until="tokenize")
 
     stages = run_pipeline(grown, places, quiet()).stages
@@ -350,7 +366,7 @@ def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, opti
 
 
 def test_lists_of_own_data_are_not_made_from_the_sample_data(places: Places) -> None:
-    """Without tables a refresh would look for users of MovieLens: it is refused, naming the options."""
+    """A refresh without tables, which would use MovieLens' users, is refused with the options to give."""
     with pytest.raises(
         ConfigError, match=r"--events: .* was made from the table 'events' .*; give --events and --items"
     ):
@@ -358,7 +374,7 @@ def test_lists_of_own_data_are_not_made_from_the_sample_data(places: Places) -> 
 
 
 def test_lists_made_stale_by_an_event_are_made_again(places: Places, options: PipelineOptions) -> None:
-    """Between two trainings: the live bundle's list of a user who has acted since sees that event and leaves its item out."""
+    """Between trainings, a refreshed list of a user with a new event reflects the event and excludes its item."""
     writer = FeatureWriter(places.feature_repo)
     (before,) = writer.read_histories(["u000"]).values()
     seen_ms = before.newest_event_time_ms + 60_000

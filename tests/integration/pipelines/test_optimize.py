@@ -1,4 +1,6 @@
-"""Variants of a trained bundle: made, measured in their engine, published as children, made live under load, and rolled back."""
+"""Variants of a trained bundle: built, measured in their engine, published as children, promoted under load, rolled
+back.
+"""
 
 import asyncio
 import io
@@ -31,22 +33,22 @@ from services.settings.settings import Settings
 from tests.integration.pipelines.conftest import quiet
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas warn about each other
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 ANY_LOSS = 0.99
 ANY_GAIN = Worth(gain=0.05, loss=99.0, saved_bytes=0)
-"""A decoder as small as this one has nothing to gain that counts elsewhere."""
+"""A decoder this small has no relevant gain."""
 
 
 @pytest.fixture
 def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:
-    """Where the pipeline has run once, with a refit."""
+    """A folder after one pipeline run with a refit."""
     return copied_state(tmp_path / "state")
 
 
 def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
-    """Optimise the live bundle by these recipes, and return what came of it and what was shown."""
+    """Optimise the live bundle with these recipes; return the result and the output."""
     shown, live = io.StringIO(), BundleStore(places.bundle_root).live_version()
     assert live is not None
     wanted = replace(OptimizeOptions(recipes=chosen(recipes), budget=ANY_LOSS, worth=ANY_GAIN), **options)
@@ -54,7 +56,9 @@ def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
 
 
 def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
-    """Children have their parent, recipe, report and picture; the table says of each of the others why not; nothing goes live unasked."""
+    """Children have parent, recipe, report and picture; the table gives reasons for other rows; nothing is promoted
+    unasked.
+    """
     store = BundleStore(places.bundle_root)
     parent = store.live()
 
@@ -78,7 +82,9 @@ def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
 
 
 def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Places) -> None:
-    """Where a refit serves, both are pruned; of quantisation after training both stay, and a second run finds the first one's work."""
+    """With a refit both decoders are pruned; post-training quantisation keeps both, and a second run
+    reuses the work.
+    """
     parent = BundleStore(places.bundle_root).live()
     pruned, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
     again, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
@@ -98,7 +104,7 @@ def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Pla
 
 
 def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
-    """NDCG@10 is that of the lists of the judged decoder, computed here from the ranks of its dense scores in fp32."""
+    """NDCG@10 is that of the judged decoder's lists, computed here from the ranks of its dense fp32 scores."""
     from models.catalogue import load_catalogue
     from models.decoder.weights import load_decoder
     from pipelines.scoring.dense import DecoderScorer
@@ -116,7 +122,7 @@ def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
 
 
 def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Places) -> None:
-    """A heavily damaged decoder is a negative row, also where promotion was asked for."""
+    """A heavily damaged decoder is a negative row, even if promotion was requested."""
     store = BundleStore(places.bundle_root)
     before = store.versions()
 
@@ -128,7 +134,7 @@ def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Plac
 
 
 def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
-    """A bundle whose training data are gone, and promotion of a child whose parent is no longer live: each names the way on."""
+    """Missing training data, and promotion of a child whose parent is no longer live, name the remedy."""
     store = BundleStore(places.bundle_root)
     live = store.live()
 
@@ -145,7 +151,10 @@ def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
 
 
 async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(places: Places) -> None:
-    """A replica serves its parent, the 4-bit child and the parent again while requests go on: every one is answered, by the weights that the live manifest names, and the parent is not withdrawn with its child."""
+    """A replica serves its parent, the 4-bit child and the parent again under load, without a failed request.
+
+    The live manifest's weights answer every request, and a rollback withdraws the child but not the parent.
+    """
     store = BundleStore(places.bundle_root)
     parent = store.live()
     settings = Settings(state_dir=places.state_dir, bundle_poll_s=0.05, kv_num_blocks=64, llm_replicas=1)
@@ -159,7 +168,9 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
     done = asyncio.Event()
 
     async def call(number: int) -> None:
-        """Send one request after another, as a gateway does: to the version that it has read, again where the replica has moved on."""
+        """Send requests in sequence, as a gateway does: to the version that was read, and again if the replica has
+        moved on.
+        """
         while not done.is_set():
             history = tuple(catalogue.item_ids[item] for item in histories.histories[number % len(histories)])
             request = RankRequest(
@@ -178,7 +189,7 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
             await asyncio.sleep(0)
 
     async def served(version: str) -> None:
-        """Wait until so many answers came from a version."""
+        """Wait until a version has given this number of answers."""
         give_up = asyncio.get_running_loop().time() + 60
         while answered.count(version) < 20:
             assert asyncio.get_running_loop().time() < give_up, f"{version} does not serve"
@@ -208,7 +219,7 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
 
 
 def test_lists_place_their_labels() -> None:
-    """A label at place i adds 1 / log2(1 + i), one outside of the ten nothing."""
+    """A label at position i adds 1 / log2(1 + i), a label outside the ten adds nothing."""
     listed = np.array([4, 2, 9])
 
     assert gain(listed, 4) == 1.0

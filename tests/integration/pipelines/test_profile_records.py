@@ -1,4 +1,4 @@
-"""`tailrace profile train|rank|text`: recorded by torch's profiler over a published bundle, then read back like any trace."""
+"""`tailrace profile train|rank|text`: recorded by torch's profiler on a published bundle, then read like any trace."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("_bundle")
 def test_what_is_recorded_is_accounted_for(tmp_path: Path, subject: str, dearest: str) -> None:
-    """The span is cut without a rest, the trace stays where it is asked for, and the limits that were measured give a roofline."""
+    """The parts add up to the span, the trace stays in the requested folder, and measured limits give a roofline."""
     out, kept = tmp_path / "out.json", tmp_path / "kept.json.gz"
 
     done = CliRunner().invoke(
@@ -44,7 +44,7 @@ def test_what_is_recorded_is_accounted_for(tmp_path: Path, subject: str, dearest
 
 @pytest.mark.usefixtures("_bundle")
 def test_text_runs_a_checkpoint_of_its_own(tmp_path: Path) -> None:
-    """A folder in the Hugging Face layout; the others run the live bundle alone, and say so."""
+    """Only text takes a folder in the Hugging Face layout; train and rank refuse it, since they use the live bundle."""
     folder = str(BundleStore(tmp_path / "bundles").live().decoder_dir)
 
     done = CliRunner().invoke(app, ["profile", "text", "--model", folder, "--device", "cpu"], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""What a run publishes beside what is live: after a rollback, over a promotion, of other data, and past its gate."""
+"""Publication relative to the live bundle: after a rollback, over a promotion, of other data, and past the gate."""
 
 import io
 import json
@@ -24,13 +24,13 @@ from tests.support.training.synthetic import raw_items
 
 @pytest.fixture
 def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:
-    """Where the pipeline has run once."""
+    """A folder after one pipeline run."""
     return copied_state(tmp_path / "state")
 
 
 @pytest.fixture
 def other_student(options: PipelineOptions) -> PipelineOptions:
-    """The same run with another student, which keeps the decoder, and whatever it is worth beside the live one."""
+    """The same run with another student and the same decoder, with permissive limits against the live bundle."""
     (recipe,) = options.recipes
     wider = replace(recipe, distill=replace(recipe.distill, feed_forward=24))
     gate = replace(options.gate, max_loss=1.0, max_reference_loss=1.0)
@@ -40,7 +40,9 @@ def other_student(options: PipelineOptions) -> PipelineOptions:
 def test_a_rollback_is_not_undone_by_the_next_run(
     places: Places, other_student: PipelineOptions, tmp_path: Path
 ) -> None:
-    """Without new events the run says that there is nothing to publish. With new ones it trains, compares with what is live, and says so. --force brings the withdrawn version back."""
+    """Without new events a run after a rollback publishes nothing; with new events it does; --force restores the
+    version.
+    """
     store = BundleStore(places.bundle_root)
     first = store.live_version()
     second = run(other_student, places)[0].bundle_version
@@ -69,7 +71,7 @@ def test_a_rollback_is_not_undone_by_the_next_run(
 
 
 def run_overtaken(options: PipelineOptions, places: Places, version: str) -> None:
-    """Run the pipeline while somebody promotes this version."""
+    """Run the pipeline while a person promotes this version."""
     with Bars(quiet()) as bars:
         for output in flow(ModelRun(options=options, places=places), bars):
             if output.stage == "precompute":
@@ -77,7 +79,9 @@ def run_overtaken(options: PipelineOptions, places: Places, version: str) -> Non
 
 
 def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_student: PipelineOptions) -> None:
-    """The version that was live when the run began must be live still; the next run goes on from the finished stages."""
+    """A run publishes only if its initial live version is still live; the next run continues from the
+    finished stages.
+    """
     store = BundleStore(places.bundle_root)
     first = store.live()
     store.publish(first.path, "by-hand", {name: first.manifest[name] for name in ("prompt", "data")})
@@ -95,7 +99,7 @@ def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_stude
 def test_a_renamed_table_is_compared_with_the_live_bundle(
     places: Places, options: PipelineOptions, tmp_path: Path
 ) -> None:
-    """The models are those that are live, so that nothing differs. The volume is checked too."""
+    """With the live models, so that nothing differs, the data checks still apply, including the volume."""
     store = BundleStore(places.bundle_root)
     before = store.live()
     (tmp_path / "renamed.csv").write_bytes(Path(str(options.events)).read_bytes())
@@ -115,7 +119,9 @@ def test_a_renamed_table_is_compared_with_the_live_bundle(
 def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
     places: Places, options: PipelineOptions, tmp_path: Path
 ) -> None:
-    """Items with the ids of the live ones are others where their titles are. The message has the option; with it, nothing is compared and no weights are taken over."""
+    """Items with equal IDs but other titles are different items; the suggested option skips comparison
+    and warm start.
+    """
     store, shown = BundleStore(places.bundle_root), io.StringIO()
     before = store.live_version()
     titles = pl.format("Book {}", pl.col("item_id"))
@@ -140,7 +146,9 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
 
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
-    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same. What is live stays."""
+    """A refusal names the report; output and report have the reason, the best baseline and remedies. The live bundle
+    stays.
+    """
     beyond, shown = replace(options, gate=GateOptions(baseline="best", student_floor=100)), io.StringIO()
     before = BundleStore(places.bundle_root).live_version()
 
@@ -162,7 +170,10 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
 
 
 def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Places, options: PipelineOptions) -> None:
-    """Models published by force, then by another gate that they pass, are two bundles: only the first is marked. An unchanged run changes nothing and opens no label."""
+    """A forced publication and a later one that passes its gate are two bundles, and only the first is marked.
+
+    An unchanged run changes nothing and opens no label.
+    """
     store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(student_floor=100))
     forced = run(replace(beyond, force=True), places)[0].bundle_version
     openings = read_ledger(places.stages_dir / LEDGER)

@@ -1,4 +1,4 @@
-"""The search for a recipe: by the validation labels alone, and going on after a kill."""
+"""The recipe search uses only validation labels, and resumes after a kill."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_search_has_no_test_label(tokens: Path, tmp_path: Path) -> None:
-    """Its copy of the data holds all training and validation rows, no row of the test split, and none of the rows that learn from all events."""
+    """The search's data has all training and validation rows, no test rows, and no refit rows."""
     whole = pl.read_parquet(tokens / "examples.parquet")
 
     copied = pl.read_parquet(without_test_labels(tokens, tmp_path / "copy") / "examples.parquet")
@@ -49,7 +49,9 @@ def test_the_search_has_no_test_label(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_search_goes_on(tokens: Path, tmp_path: Path) -> None:
-    """SIGKILL within the second trial: the first stays, the second is repeated with its values, and the search ends with as many as were asked for."""
+    """After SIGKILL in the second trial, the first stays, the second repeats its values, and the number of trials is as
+    requested.
+    """
     child = [sys.executable, "-m", "tests.integration.pipelines.test_search", str(tokens), str(tmp_path)]
     killed = subprocess.run(child, check=False)
     first = search(tokens, BASE, tmp_path, 1)
@@ -67,7 +69,7 @@ def test_a_killed_search_goes_on(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_the_first_trial_is_the_recipe_and_the_best_can_be_given_to_the_pipeline(tokens: Path, tmp_path: Path) -> None:
-    """What is printed reads back as the same options."""
+    """The printed recipe reads back as the same options."""
     study = search(tokens, BASE, tmp_path, 1)
     best = replace(BASE, name="searched", train=replace(varied(BASE.train, study.best_trial), num_layers=3))
 

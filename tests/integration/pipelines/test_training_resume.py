@@ -1,4 +1,4 @@
-"""A fit that is killed, or whose checkpoints are damaged, goes on to the same weights."""
+"""A fit that is killed, or whose checkpoints are damaged, resumes to the same weights."""
 
 import random
 import resource
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path) -> dict[str, bytes]:
-    """Return what a fit wrote beside its checkpoints and its speed: weights, curve, counts and options."""
+    """Return a fit's results without checkpoints and speed: weights, curve, counts and options."""
     files = [path for path in folder.rglob("*") if path.is_file() and "saved" not in path.parts]
     return {path.name: path.read_bytes() for path in files if path.name != SPEED}
 
@@ -54,9 +54,9 @@ def written(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_killed_fit_ends_with_the_same_bytes(model: str, how: list[str], data: Path, tmp_path: Path) -> None:
-    """SIGKILL before random steps of a child process, again and again: weights and curve are those of a run that nobody killed.
+    """Repeated SIGKILL before random steps of a child process gives the weights and curve of an undisturbed run.
 
-    So they are where a thread makes the child's batches ahead, though the checkpoint then holds the state of the batch that was learned from.
+    This holds with a prefetch thread too: the checkpoint then has the state of the batch that was learned.
     """
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fit_one(model, data, Checkpoints(whole / "saved", "train", 60))
@@ -84,7 +84,7 @@ def test_a_killed_fit_ends_with_the_same_bytes(model: str, how: list[str], data:
 
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(place: int, tmp_path: Path) -> None:
-    """One flipped byte, in the length, the header or a tensor: named in the log, and the fit goes on from the older file."""
+    """A flipped byte in the length, the header or a tensor is logged, and the fit resumes from the older file."""
     saved = Checkpoints(tmp_path, "train", 60)
     for epoch in (1, 2, 3):
         saved.save(FitState(STATE.tensors, {"epoch": epoch}))
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(place: int, tmp
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tmp_path: Path) -> None:
-    """The file system takes no more bytes: the stage fails with the file that the next run goes on from, and that is whole."""
+    """On a full file system the stage fails with the intact file from which the next run resumes."""
     saved = Checkpoints(tmp_path, "train", 60)
     saved.save(STATE)
 

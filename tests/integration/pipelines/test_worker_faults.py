@@ -1,4 +1,4 @@
-"""Fits over two workers of which one dies, hangs, runs out of memory or disk, or meets a loss that is no number."""
+"""Fits over two workers with a killed, hanging or out-of-memory rank, a full disk, or a non-finite loss."""
 
 import json
 import math
@@ -34,7 +34,7 @@ from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER
 
 
 def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:
-    """In torch's own file of either rank, or in the values: the checkpoint before is read, by one process too, and the log names the damaged one."""
+    """A damaged checkpoint of either rank falls back to the previous one, also with one process; the log names it."""
     stop_after(5, data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel="fsdp"))
     saved = saved_in(tmp_path)
     newest, before = sorted((path for path in saved.folder.iterdir() if path.suffix == ".shards"), reverse=True)
@@ -52,7 +52,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
 
 
 def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
-    """One rank's file system takes no more bytes: the error names the rank and what the next run goes on from, and that is whole."""
+    """If a rank's file system is full, the error names the rank and the intact checkpoint for the next run."""
     with capture_logs() as logged:
 
         def fill(done: int, _total: int, _words: str) -> None:
@@ -75,7 +75,7 @@ def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_bef
 def test_a_killed_rank_does_not_change_the_result(
     num_kills: int, parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """SIGKILL of one rank or the other at random epochs: the weights and the curve are those of two workers that nobody killed."""
+    """SIGKILL of either rank at random epochs gives the weights and curve of two undisturbed workers."""
     broken, team = tmp_path, replace(TWO, parallel=parallel)
     whole, expected = undisturbed("tokens", LONG, team)
     draw = random.Random(num_kills)
@@ -101,7 +101,9 @@ def test_a_killed_rank_does_not_change_the_result(
 def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
     data: Path, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGSTOP: the other one waits for as long as it may, the paused one prints where it is, and the result is that of an undisturbed fit."""
+    """With a rank stopped by SIGSTOP, its peer waits for its timeout, the stopped rank prints its stack, and the result
+    is that of an undisturbed fit.
+    """
     _, expected = undisturbed("tokens", LONG, TWO)
     broken, paused = tmp_path, list[int]()
 
@@ -122,7 +124,7 @@ def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
 
 @contextmanager
 def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iterator[list[int]]:
-    """Inside this block, let each second rank that starts have so many bytes of data at most; and note the most that one has had."""
+    """In this block, limit the data size of each second rank that starts; record the peak."""
     most, is_over, limited = [0], threading.Event(), set[int]()
 
     def watch() -> None:
@@ -145,7 +147,7 @@ def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iter
 
 
 def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(tmp_path: Path) -> None:
-    """Its process may have less than a whole batch takes, and more than half of one: the warning has the planner's sizes, and the losses are those of enough memory."""
+    """With memory for less than a whole batch, the warning has the planner's sizes, and the losses are unchanged."""
     ingested, tokens = write_ingested(tmp_path / "ingest", 400), tmp_path / "tokens"
     tokens.mkdir()
     tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions())
@@ -165,7 +167,7 @@ def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(
 
 
 def test_a_loss_that_is_no_number_on_one_rank_is_left_out_on_both(tmp_path: Path) -> None:
-    """Both return to the same checkpoint and name rank and batch; the weight is the same whichever rank it is."""
+    """Both ranks return to the same checkpoint and name rank and batch; the weight does not depend on the rank."""
     results = [
         TWO.fit(
             partial(fit_line, saved_in(tmp_path / str(rank), 0.0), math.nan, rank),

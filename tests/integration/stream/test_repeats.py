@@ -1,4 +1,4 @@
-"""Events that a caller sends again: both doors and the client, over a real broker, worker and store."""
+"""Repeated events over REST, gRPC and the client, with a real broker, worker and store."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ _MAX_BYTES = 1_048_576
 
 
 class LateLog:
-    """The broker's log, some of whose acknowledgements come too late for the door: it refuses what has arrived."""
+    """A broker log whose acknowledgements sometimes come too late, so that the gateway refuses recorded events."""
 
     def __init__(self, producer: TopicProducer) -> None:
         self.num_late = 0
@@ -41,7 +41,7 @@ class LateLog:
 
 @asynccontextmanager
 async def clients(plane: DataPlane) -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """Serve both doors of a plane, and yield the client that products install for each."""
+    """Serve a plane over REST and gRPC, and yield the installable client for each."""
     ports = free_port(), free_port()
     app = create_rest_app(lambda: plane, lambda: b"", _MAX_BYTES)
     rest = uvicorn.Server(uvicorn.Config(app, HOST, ports[0], log_level="warning"))
@@ -61,9 +61,10 @@ async def clients(plane: DataPlane) -> AsyncIterator[tuple[AsyncClient, AsyncCli
 async def test_a_request_of_500_events_counts_once_however_often_it_is_sent(
     rig: Rig, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over both doors, refused although it has arrived, so that the client sends it again, shuffled and in part, before and after a takeover.
+    """Recorded but refused events that are resent over REST and gRPC count once.
 
-    Another caller's 500 events of this user come between.
+    The client resends them shuffled and in part, before and after a takeover, with 500 events of another caller
+    between.
     """
     producer = TopicProducer(rig.settings.kafka_address, TOPIC, 10.0, 8)
     producer.start()
@@ -84,7 +85,7 @@ async def test_a_request_of_500_events_counts_once_however_often_it_is_sent(
     await asyncio.to_thread(producer.stop)
 
     def is_applied() -> bool:
-        """Whether the event that was sent last is in the row."""
+        """Return whether the last event is in the row."""
         return "u" in rig.rows("u") and rig.rows("u")["u"].item_ids[-1] == "last"
 
     await asyncio.to_thread(wait_for, is_applied, 60.0, "the last event")

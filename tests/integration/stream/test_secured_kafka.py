@@ -34,7 +34,7 @@ def front() -> int:
 
 @pytest.fixture
 def broker(tmp_path: Path, front: int) -> Iterator[Server]:
-    """A broker that advertises the front."""
+    """A broker that advertises the TLS proxy."""
     server = broker_server(tmp_path / "broker", advertised=f"{HOST}:{front}")
     server.start()
     yield server
@@ -109,13 +109,13 @@ def test_client_options_follow_the_address(tmp_path: Path) -> None:
 
 
 async def test_each_connection_logs_in_with_the_password_of_the_file(tmp_path: Path) -> None:
-    """A client that is cut off and connects again has read the file again."""
+    """A disconnected client reads the password file again when it reconnects."""
     seen: list[bytes] = []
     file = tmp_path / "password"
     file.write_text("one")
 
     async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a login by PLAIN, and close the connection at the next request."""
+        """Accept a PLAIN login, and close the connection at the next request."""
         apis = struct.pack(">i" + 4 * "hhh", 4, 18, 0, 0, 17, 1, 1, 36, 0, 0, 3, 0, 1)
         with suppress(asyncio.IncompleteReadError):
             while True:

@@ -23,7 +23,7 @@ DEAD_TOPIC = "interactions.dlq"
 
 
 def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -> None:
-    """For any batches, rows equal those of one-by-one application, and the offline log equals the topic."""
+    """For any batches, rows equal one-by-one application, and the offline log equals the topic."""
     rig.start_worker()
     events = many_clicks(300, num_users=9)
     for start in range(0, len(events), 50):
@@ -41,7 +41,7 @@ def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -
 
 
 async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
-    """Freshness: what the broker has is soon in what a request reads, and popular too."""
+    """Recorded events are soon visible to requests, and in popularity."""
     publish_bundle(rig.settings.bundle_root, "v1")
     rig.start_worker()
     reader = FeatureReader(rig.features, num_partitions=4)
@@ -56,7 +56,7 @@ async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
 
 
 def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
-    """Records that cannot be parsed are sent to the dead-letter topic unchanged, with the reason; later ones are applied."""
+    """Unparsable records go to the dead-letter topic unchanged, with the reason; later records are applied."""
     foreign = click(3)
     poison: list[tuple[bytes | None, bytes]] = [
         (b"u", b"\xff\xfe not json"),
@@ -80,7 +80,9 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
 
 
 def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) -> None:
-    """Redis stopped: nothing is lost, logged or committed, and the lag counts it; Redis back: all is applied, once."""
+    """While Redis is stopped, nothing is lost, logged or committed, and the lag counts it; afterwards all is applied
+    once.
+    """
     rig.start_worker()
     rig.send(click(1))
     wait_for(lambda: rig.rows("u"), what="first event")
@@ -98,7 +100,9 @@ def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) ->
 
 
 def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
-    """Values and headers over a megabyte, on a partition that is not their user's, are dead letters; the event behind them is sent on and applied."""
+    """Oversized values and headers on a wrong partition become dead letters; the next event is
+    forwarded and applied.
+    """
     rig.start_worker()
     rig.send_to(0, click(1, "u"), padding=b" " * 1_100_000)
     rig.send_to(0, click(2, "u"), headers=[("tracestate", b"x" * 1_100_000)])
@@ -116,9 +120,10 @@ def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
 
 
 def test_events_wait_while_the_disk_is_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are applied until as many wait for the log as may; then polling pauses, with heartbeats and leases kept and nothing committed.
+    """Events are applied until the log's buffer is full; then polling pauses while heartbeats and leases continue.
 
-    Once the disk has room again all are logged and applied, each once, and so are those whose worker ended meanwhile.
+    Nothing is committed meanwhile. Once the disk has room, all events are logged and applied once, also those whose
+    worker ended.
     """
     disk = FullDisk(monkeypatch)
     rig.start_worker(replace(QUICK, max_pending_events=50))
@@ -149,7 +154,7 @@ def applied(rig: Rig) -> float:
 
 
 def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
-    """Broker killed and started again without its topics: new events go on top of the old rows, none is skipped."""
+    """If the broker restarts without its topics, new events extend the old rows, and none is skipped."""
     rig.start_worker()
     rig.send(*(click(number) for number in range(5)))
     wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 5, what="first life")
@@ -168,7 +173,7 @@ def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
 
 
 def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig) -> None:
-    """SIGKILL after a write, then a normal worker: rows and offline log are those of an undisturbed run.
+    """SIGKILL after a write, then a normal worker, gives the rows and offline log of an undisturbed run.
 
     test_recovery.py interrupts a worker at every point, in one process.
     """

@@ -1,4 +1,4 @@
-"""The topics of a deployment, made on a real broker."""
+"""The topics of a deployment, created on a real broker."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ NAMES = {"interactions", "interactions.dlq", "impressions", "items"}
 def test_topics_are_made_once_a_broker_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A start before the broker prints that it waits, and then creates all; a second run creates none."""
+    """A start before the broker prints that it waits, and then creates all topics; a second run creates none."""
     broker = broker_server(tmp_path / "broker")
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
     for name, value in settings.as_environment().items():

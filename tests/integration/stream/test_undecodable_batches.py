@@ -1,4 +1,4 @@
-"""The stream worker at a real broker whose batches arrive changed: through the TCP proxy of the fault matrix."""
+"""The stream worker with a broker whose batches arrive corrupted, through the fault matrix' TCP proxy."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ LEFT = {"u": ("i1", "i5"), "another": ("i7",)}
 
 
 class WiredBroker(Server):
-    """A broker behind a proxy, which changes a letter in each batch that has a mark."""
+    """A broker behind a proxy that changes a byte in each marked batch."""
 
     def __init__(self, log: Path) -> None:
         self._outer = free_port()
@@ -34,11 +34,11 @@ class WiredBroker(Server):
 
     @property
     def address(self) -> str:
-        """Where the proxy listens."""
+        """The proxy's address."""
         return f"{HOST}:{self._outer}"
 
     def start(self) -> None:
-        """Start the broker, and the proxy."""
+        """Start the broker and the proxy."""
         super().start()
         self._thread.start()
         self._run(self._proxy.__aenter__())
@@ -71,7 +71,7 @@ def broker(tmp_path: Path) -> Iterator[WiredBroker]:
 
 
 def test_a_batch_that_arrives_changed_is_stepped_over(rig: Rig, broker: WiredBroker) -> None:
-    """Three of a user's five events arrive in a batch of a wrong checksum, each time: one dead letter names them, all others are applied.
+    """A batch with a persistent checksum error becomes one dead letter for its three events; all others are applied.
 
     tests/unit/settings/test_record_batches.py changes any byte, once or each time.
     """

@@ -1,7 +1,8 @@
-"""How far the GPU's attention kernels are from attention in fp32, in bf16 at the sizes that are served, beside torch's own attention.
+"""The error of the GPU attention kernels against fp32 attention, in bf16 at serving sizes, compared with torch's own.
 
-`python -m tests.support.engine.attention_oracle cuda` prints one line for each case, `cuda 36` for 36 of them, which cover every pair of values. Needs
-only torch, triton and numpy. The keys and values of the fp32 reference are those that the cache holds, so the loss of storing int8 and fp8 is not counted.
+`python -m tests.support.engine.attention_oracle cuda` prints one line for each case, `cuda 36` for 36 of them, which
+cover every pair of values. Needs only torch, triton and numpy. The fp32 reference uses the keys and values in the
+cache, so the loss of storing int8 and fp8 is not counted.
 
 Shape suffixes: T rows, H query heads, G key/value heads, K head size, N keys that a request's rows see, B beams.
 """
@@ -31,7 +32,7 @@ from tests.support.training.sequences import PLACES, step_of, tails_of
 
 KV_HEADS, BLOCK, NUM_BLOCKS = 2, 16, 96
 TALL = 0
-"""In place of as many rows as fill a program's 128 with their query heads, and some more in a second tile."""
+"""Replaced by enough rows to fill a program's 128 with their query heads, and some more in a second tile."""
 WORK = {
     ("prefill", "whole"): ([(100, TALL)], []),
     ("prefill", "split"): ([(300, TALL), (5, 9)], []),
@@ -40,16 +41,20 @@ WORK = {
     ("beams", "whole"): ([], [(200, TALL, 1), (64, 7, 3)]),
     ("beams", "split"): ([], [(420, TALL, 2), (300, 7, 1)]),
 }
-"""Chunks (start, tokens) and beams (prompt tokens, rows, levels done); a context below two splits' length stays whole."""
+"""Chunks (start, tokens) and beams (prompt tokens, rows, levels done); a context below two splits'
+length stays whole.
+"""
 
 MOST_ON_A_CARD, MOST_INTERPRETED = 0.01, 0.02
-"""The largest relative error of a row. bf16 has steps of 1/128; the interpreter truncates where a card rounds. Of 300 keys one that is
-left out, or seen by mistake, makes 0.06."""
+"""The largest relative error of a row. bf16 has steps of 1/128; the interpreter truncates where a card rounds.
+
+Of 300 keys, a missing or superfluous key makes an error of 0.06.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of cache, of work, and a shape of heads."""
+    """A kind of cache, a kind of work, and a shape of heads."""
 
     kv_kind: str
     work: str
@@ -71,7 +76,9 @@ CASES = [
 
 
 def deviations(case: Case, device: torch.device, *, beside_torch: bool = False) -> tuple[float, float]:
-    """Return the largest relative error of a row of one head, of our kernels and (else 0) of torch's attention in bf16."""
+    """Return the largest relative error of a row of one head, of our kernels and (else 0) of torch's
+    attention in bf16.
+    """
     torch.manual_seed(0)
     plan, cache = _plan_of(case), _cache_of(case, device)
     heads = KV_HEADS * case.heads_per_group
@@ -144,7 +151,7 @@ def _context(cache: KvCache, sequence: Sequence, length: int) -> tuple[Tensor, T
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Attend in a batch of (rows, heads, K) over (keys, heads, K), of which each row sees some."""
+    """Attend in a batch of (rows, heads, K) over (keys, heads, K), with a visibility mask per row."""
     q, k, v = (x.to(dtype).transpose(-2, -3) for x in (q, k, v))
     mask = seen.to(q.device).unsqueeze(-3)
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
@@ -153,7 +160,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -
 
 def _worst(found_THK: Tensor, wanted_THK: Tensor) -> float:
     error_TH = (found_THK.float() - wanted_THK).norm(dim=-1) / wanted_THK.norm(dim=-1)
-    return float(error_TH.max())  # NaN anywhere stays NaN, and is no number below a bound
+    return float(error_TH.max())  # NaN anywhere stays NaN, which fails every bound
 
 
 def most(device: torch.device) -> float:
@@ -162,7 +169,9 @@ def most(device: torch.device) -> float:
 
 
 def sample(number: int) -> list[Case]:
-    """Return so many cases, in an order in which the first ones cover the most pairs of values: head sizes, kinds of work, of caches."""
+    """Return this number of cases, ordered so that the first cover the most pairs of values (head
+    size, work, cache).
+    """
     left, chosen, covered = list(CASES), list[Case](), set[object]()
     while left and len(chosen) < number:
         best = max(left, key=lambda case: len(_pairs(case) - covered))
@@ -178,7 +187,7 @@ def _pairs(case: Case) -> set[object]:
 
 
 def checked(case: Case, name: str) -> dict[str, Any]:
-    """Return a case's row; an error is a row too."""
+    """Return a case's row; an error becomes a row too."""
     device = torch.device(name)
     multiply_bf16_as_numbers()
     try:
@@ -189,7 +198,7 @@ def checked(case: Case, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the cases' errors as they come. Exits with 1 where one is beyond its bound."""
+    """Print the cases' errors as they come. Exits with 1 if an error exceeds its bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=["cpu", "cuda"])
     parser.add_argument("number", type=int, nargs="?", default=len(CASES))
@@ -211,7 +220,7 @@ def main() -> None:
 
 
 def lacks_fp8(device: str) -> bool:
-    """Whether it is a card without fp8."""
+    """Return whether the device is a card without fp8."""
     return device == "cuda" and torch.cuda.get_device_capability() < (8, 9)
 
 

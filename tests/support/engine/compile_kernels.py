@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for a Hopper GPU without having one, through the engine's own calls. `python -m tests.support.engine.compile_kernels`.
+"""Compile every Triton kernel for a Hopper GPU without having one, through the engine's own calls.
 
-The interpreter accepts kernels that do not compile. Prints one line per compiled kernel, and fails if one does not compile or needs
-more shared memory than a Hopper has.
+Run: `python -m tests.support.engine.compile_kernels`. The interpreter accepts kernels that do not compile. Prints one
+line per compiled kernel, and fails if a kernel does not compile or needs more shared memory than a Hopper has.
 """
 
 import torch
@@ -67,7 +67,9 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:
-    """Compile attention of a text token, of prefill tiles, whole and split, of recorded beams with their tails, and of recorded prompts."""
+    """Compile attention of a text token, of whole and split prefill tiles, of captured beams with tails, and of
+    captured prompts.
+    """
     attention = TritonAttention(HEADS, GROUPS, BLOCK, torch.device("cpu"), window)
     cache = cache_of(kind, dtype)
     for rows, limit in ((1, 40), (1, 400), (40, 40), (40, 400)):

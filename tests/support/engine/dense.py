@@ -11,7 +11,7 @@ from models.decoder.window import Window
 
 
 def dense_attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *, window: Window | None = None) -> Tensor:
-    """Attend causally over one sequence; in layers with this window, within it."""
+    """Attend causally over one sequence; in layers with a window, within it."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
     seen_TT = seen_by_rows(len(q_THK), window if window is not None and layer in window.layers else None)
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen_TT, enable_gqa=True)

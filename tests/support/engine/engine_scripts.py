@@ -1,4 +1,4 @@
-"""Scripts of requests, cancellations and steps for engines, and the outcome that each request must have: that of the request alone."""
+"""Scripts of requests, cancellations and steps for engines, and each request's expected outcome when run by itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,10 @@ scripts = st.lists(actions, max_size=14)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A catalogue of this depth and a decoder with this window. Texts have up to 12 tokens, times `longest`, or end at a third of them."""
+    """A catalogue of this depth and a decoder with this window.
+
+    Texts have up to 12 tokens, times `longest`, or end at a third of them.
+    """
 
     depth: int
     window: Window | None = None
@@ -126,7 +129,7 @@ class Play:
         self.engine.check_integrity()
 
     def add(self, name: str, kind: str, number: int, size: int, choice: int = 0) -> None:
-        """Add a request; a late one has a deadline after `size` steps, the second choice waits for the first."""
+        """Add a request; a late request has a deadline after `size` steps, the second choice waits for the first."""
         self.added[name] = (kind, number, size, choice)
         times = {"now_s": self._now_s, "deadline_s": self._now_s + size if kind.startswith("late") else None}
         prompt = prompt_of(number)
@@ -148,14 +151,14 @@ class Play:
 
 @cache
 def alone(world: World, kind: str, number: int, size: int, choice: int) -> EngineOutcome:
-    """Return the outcome of a request without a deadline in a synchronous engine of its own with ample memory."""
+    """Return the outcome of a request without a deadline in a separate synchronous engine with ample memory."""
     play = Play(world, world.engine(is_asynchronous=False, num_blocks=200))
     play.add("alone", kind.removeprefix("late "), number, size, choice)
     return drain(play.engine)["alone"]
 
 
 def assert_as_alone(play: Play) -> None:
-    """Compare all that a caller sees of each request, and assert that all blocks are free."""
+    """Compare everything that a caller sees of each request, and assert that all blocks are free."""
     assert play.ended.keys() == play.added.keys()
     for name, outcome in play.ended.items():
         assert_same_answer(outcome, alone(play.world, *play.added[name]))
@@ -171,7 +174,7 @@ def assert_same_answers(found: dict[str, EngineOutcome], wanted: dict[str, Engin
 
 
 def assert_same_answer(found: EngineOutcome, wanted: EngineOutcome) -> None:
-    """Compare all that a caller sees of an outcome; of one that was cut short, its beginning."""
+    """Compare everything that a caller sees of an outcome; for a truncated outcome, its beginning."""
     if found.status in (Status.CANCELLED, Status.LATE):
         assert found.token_ids == wanted.token_ids[: len(found.token_ids)]
         assert not len(found.item_indices)

@@ -25,7 +25,7 @@ LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
 
 
 def build_items(depth: int, num_items: int = 50, seed: int = 3) -> ItemCodes:
-    """Build random codes; some items share one."""
+    """Build random codes; some items share a code."""
     rng = np.random.default_rng(seed)
     sizes = LEVEL_SIZES[depth]
     codes = np.stack([rng.integers(0, size, num_items) for size in sizes], axis=1)
@@ -51,7 +51,10 @@ def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Eng
 def exhaustive_ranking(
     decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
 ) -> tuple[list[int], np.ndarray]:
-    """Score every item by decoding it densely after the prompt, each code among those of items with the same codes before; best first, ties by index."""
+    """Score every item by dense decoding after the prompt; best first, ties by index.
+
+    Each code is normalised over the codes of items with the same preceding codes.
+    """
     scores = np.full(len(items.codes), -np.inf)
     with torch.inference_mode():
         for code in {tuple(code) for code in items.codes.tolist()}:
@@ -71,7 +74,9 @@ def exhaustive_ranking(
 
 
 def drain(engine: Engine, *others: Engine) -> dict[str, EngineOutcome]:
-    """Step until the engine has no work, checking its integrity after each step, with the others on its memory."""
+    """Step until the engine has no work, checking its integrity, with the other engines on its memory,
+    after each step.
+    """
     outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
         for outcome in engine.step(0.0):

@@ -1,4 +1,6 @@
-"""A small TextWriter that repeats the prompt's words, one token per word. Deterministic, in process; can be slow or fail."""
+"""A small in-process TextWriter that repeats the prompt's words, one token per word. Deterministic; can be slow or
+fail.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,8 +25,8 @@ NUM_CACHED = 1
 class Parrot:
     """Repeats the last message or the prompt, each word after a space, up to `max_tokens` (8 by default).
 
-    A stop string ends a choice before it. Logprobs are -0.5 for the word and -1.5 for it in capitals. `error` is raised after
-    `num_before_error` pieces, `delay_s` is slept before each piece, after `hangs_after` pieces none follows.
+    A stop string ends a choice before it. Logprobs are -0.5 for the word and -1.5 for it in capitals. `error` is raised
+    after `num_before_error` pieces, `delay_s` is slept before each piece, after `hangs_after` pieces no more follow.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class Parrot:
         self.template_variables: frozenset[str] = frozenset()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the one model."""
+        """Return the only model."""
         if self.error is not None:
             raise self.error
         known = self.template_variables

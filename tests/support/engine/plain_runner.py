@@ -1,7 +1,8 @@
-"""Runs a test file where there is no pytest: functions, their parametrizations and fixtures that take nothing. Standard library only.
+"""Run a test file without pytest: functions, their parametrizations, and fixtures without arguments. Standard library
+only.
 
-`python -m tests.support.engine.plain_runner tests/gpu/test_engine_on_gpu.py`. Stands in for what these files use of pytest, and exits with 1
-if a test fails.
+`python -m tests.support.engine.plain_runner tests/gpu/test_engine_on_gpu.py`. Replaces the parts of pytest that these
+files use, and exits with 1 if a test fails.
 """
 
 import importlib.util
@@ -17,10 +18,10 @@ from typing import Any
 
 
 class _Mark:
-    """`pytest.mark`: keeps parametrizations on the function, ignores the rest; a skip condition that holds ends the run."""
+    """`pytest.mark`: keeps parametrizations on the function, ignores the rest; a true skip condition ends the run."""
 
     def parametrize(self, names: str | tuple[str, ...], values: Any) -> Callable[[Any], Any]:
-        """Add the values of one argument, or of several: their names in a tuple, or with commas between them."""
+        """Add the values of one argument, or of several: their names in a tuple, or separated by commas."""
         split = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
 
         def mark(test: Any) -> Any:
@@ -30,13 +31,13 @@ class _Mark:
         return mark
 
     def skipif(self, condition: bool, *, reason: str) -> Callable[[Any], Any]:
-        """End the run where the condition holds."""
+        """End the run if the condition holds."""
         if condition:
             sys.exit(f"skipped: {reason}")
         return lambda test: test
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
-        """Return any other mark: it changes nothing."""
+        """Return any other mark, which changes nothing."""
         return lambda test: test
 
 
@@ -76,12 +77,12 @@ def calls_of(test: Any) -> Iterator[dict[str, Any]]:
 
 
 def run(path: str) -> int:
-    """Run a file's tests, print a line each. Returns how many failed."""
+    """Run a file's tests and print a line for each. Return the number of failures."""
     sys.modules["pytest"] = _stand_in()
     spec = importlib.util.spec_from_file_location("plainly_run", path)
     assert spec is not None and spec.loader is not None, path  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    sys.modules[spec.name] = module  # dataclasses look up the module there
     spec.loader.exec_module(module)
     functions = dict(inspect.getmembers(module, inspect.isfunction))
     before = [one for one in functions.values() if getattr(one, "is_used_by_all", False)]

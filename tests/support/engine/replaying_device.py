@@ -1,8 +1,8 @@
 """A CPU stand-in for a device with graphs: a replay runs the body again over the current contents of its inputs.
 
-It detects what a graph cannot do. Inputs are poisoned after each replay, so stale inputs show; outputs of other graphs are poisoned
-before each replay, because graphs share their memory. Refused are operations that wait for the device or copy to it, and replays that
-run other operations, or read other memory, than was captured.
+It detects misuse of graphs. It poisons inputs after each replay, so stale inputs show, and outputs of other graphs
+before each replay, because graphs share their memory. It refuses operations that wait for the device or copy to it, and
+replays whose operations or memory differ from the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class ReplayingDevice:
         self.warmed: dict[Body, tuple[_NoWaiting, tuple[Tensor, ...]]] = {}
 
     def warm_up(self, body: Body) -> None:
-        """Run the body once. Its capture takes this run's results, since a run is what tests of engines spend their time in."""
+        """Run the body once. The capture reuses this run's results, since runs dominate the time of engine tests."""
         with _NoWaiting() as warmed:
             self.warmed[body] = warmed, body()
         self.loaded |= set(warmed.operations)
@@ -41,12 +41,12 @@ class ReplayingDevice:
 
     @property
     def num_replays(self) -> int:
-        """Replays of all recordings."""
+        """The number of replays of all captures."""
         return sum(recording.num_replays for recording in self.recordings)
 
 
 class ReplayedBody:
-    """One recording, whose outputs stay in place."""
+    """A capture, whose outputs stay in place."""
 
     def __init__(self, device: ReplayingDevice, body: Body, inputs: Sequence[Tensor]) -> None:
         self._device = device
@@ -80,7 +80,10 @@ class ReplayedBody:
 
 
 class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses what a CUDA graph cannot record. `read` are the addresses of what the body takes from outside, `operations` all it does."""
+    """Refuses operations that a CUDA graph cannot capture.
+
+    `read` are the addresses of the body's external inputs, `operations` all its operations.
+    """
 
     _WAITING = (
         "_local_scalar_dense",
@@ -119,7 +122,7 @@ class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _addresses(tree: Any) -> set[int]:
-    """Return where the memory of all tensors begins that is not empty."""
+    """Return the start addresses of all non-empty tensors."""
     found = {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
     return found - {0}
 

@@ -24,7 +24,7 @@ BLOCK, NUM_BLOCKS, VOCABULARY, PLACES = 4, 64, 50, 2
 ODD = attention_shape(
     4, 2, 20, vocab_size=VOCABULARY, hidden_size=70, intermediate_size=150, max_position_embeddings=256
 )
-"""A shape whose sizes no vector has."""
+"""A shape whose sizes match no vector width."""
 
 
 def decoder_of(config: DecoderConfig, seed: int = 1) -> Decoder:
@@ -63,7 +63,7 @@ def decoders(draw) -> Decoder:
 
 @st.composite
 def plans(draw) -> StepPlan:
-    """Build a step of chunks at any place of their prompts and of beams, over shuffled blocks."""
+    """Build a step of chunks at any position of their prompts and of beams, over shuffled blocks."""
     blocks = np.random.default_rng(draw(st.integers(0, 99))).permutation(NUM_BLOCKS).tolist()
     plan, used = StepPlan(), 0
     work = st.tuples(st.integers(0, 20), st.integers(1, 40), st.integers(0, 9))

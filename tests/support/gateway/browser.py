@@ -1,4 +1,6 @@
-"""A headless Chromium of the system for tests, driven by Playwright, and scripts that check a rendered page: names, structure, contrast, width."""
+"""A headless system Chromium for tests, driven by Playwright, and checks of a page: names, structure,
+contrast, width.
+"""
 
 import os
 import shutil
@@ -24,7 +26,9 @@ LAYOUTS = [
     pytest.param(390, "light", marks=pytest.mark.grid),
     pytest.param(1280, "dark", marks=pytest.mark.grid),
 ]
-"""Widths in pixels, with colour schemes: what fits depends on the width and what is legible on the scheme, so that two of the four pairs have all."""
+"""Widths in pixels with colour schemes; layout depends on the width and contrast on the scheme, so two
+pairs suffice.
+"""
 
 NAMELESS = """() => [...document.querySelectorAll("button, a[href], input, canvas, dialog, [role]:not([role=status]), [tabindex='0']")]
   .filter((element) => {
@@ -44,7 +48,7 @@ STRUCTURE = """() => ({
   unnamedImages: [...document.images].filter((image) => !image.hasAttribute("alt")).length,
   live: document.querySelectorAll("[aria-live=polite]").length,
 })"""
-"""What the page is made of."""
+"""The page's structure."""
 
 FAINT = """() => {
   const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number)
@@ -70,18 +74,18 @@ FAINT = """() => {
   }
   return found
 }"""
-"""Texts whose contrast with what lies behind them is under 4.5 to 1 (WCAG 2.2, AA)."""
+"""Texts with a contrast under 4.5 to 1 against their background (WCAG 2.2, AA)."""
 
 TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter((element) => {
   const box = element.getBoundingClientRect()
   return box.width > 0 && box.right > innerWidth + 1 && !element.closest(".scroll, .visually-hidden, .skip")
 }).map((element) => element.outerHTML.slice(0, 100))"""
-"""Elements that stick out of the window."""
+"""Elements that overflow the window."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start a browser. Skips the test where the machine has none."""
+    """Start a browser. Skips the test on a machine without one."""
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
@@ -96,7 +100,7 @@ def chromium() -> Iterator[Browser]:
 def quiet_page(browser: Browser, **options: Any) -> Iterator[Page]:
     """Open a page in a fresh profile, and fail at the end if it ever logged an error.
 
-    Chromium logs one for every 503, which is how the history is answered while the feature store is switched off.
+    Chromium logs an error for every 503, which the history returns while the feature store is switched off.
     """
     context = browser.new_context(**options)
     page = context.new_page()

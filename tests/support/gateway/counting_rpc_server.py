@@ -1,6 +1,7 @@
-"""Ray Serve's own gRPC server or the standby's, without Ray: `python -m tests.support.gateway.counting_rpc_server KIND PORT MAX_BYTES`.
+"""Ray Serve's gRPC server or the standby's, without Ray.
 
-It answers every message that it has read with UNAUTHENTICATED and the message's length.
+`python -m tests.support.gateway.counting_rpc_server KIND PORT MAX_BYTES`. It answers every received message with
+UNAUTHENTICATED and the message's length.
 """
 
 import asyncio
@@ -17,19 +18,19 @@ KINDS = ("ray", "standby")
 
 
 async def answer(request: bytes, context: Any) -> None:
-    """Refuse, and return how many bytes were read."""
+    """Refuse, and return the number of received bytes."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"read {len(request)}")
 
 
 class CountingDoor:
-    """A servicer that answers every method so."""
+    """A servicer that answers every method this way."""
 
     Recommend = RecommendBatch = SimilarItems = Popular = Assign = RecordEvents = Check = staticmethod(answer)
     EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = staticmethod(answer)
 
 
 async def serve(kind: str, port: int, max_bytes: int) -> None:
-    """Serve until killed; Ray's server reads its bound from the environment, as in a stack."""
+    """Serve until killed; Ray's server reads its limit from the environment, as in a stack."""
     if kind == "standby":
         door: Any = CountingDoor()
         server = rpc_server(door, "127.0.0.1", port, max_bytes)

@@ -22,7 +22,7 @@ _PORTS = ("http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "stand
 
 @dataclass
 class EdgeScene:
-    """The processes by name; nothing runs at first. `given` are settings of the edge. `close` ends them all."""
+    """The processes by name; nothing runs at first. `given` are settings of the edge. `close` ends all processes."""
 
     folder: Path
     given: dict[str, Any] = field(default_factory=dict)
@@ -36,12 +36,12 @@ class EdgeScene:
 
     @property
     def url(self) -> str:
-        """The edge's REST door."""
+        """The edge's REST address."""
         return f"http://{HOST}:{self.settings.http_port}"
 
     @property
     def is_ray_up(self) -> bool | None:
-        """Whether Ray's ingress passes the edge's checks; None while HAProxy does not say."""
+        """Whether Ray's ingress passes the edge's checks; None while HAProxy does not answer."""
         return ray_is_up(edge_folder(self.folder))
 
     def start(self, name: str, *command: str, **variables: str) -> None:
@@ -56,11 +56,11 @@ class EdgeScene:
             )
 
     def start_edge(self, *options: str) -> None:
-        """Start the edge, as the supervisor and a container do."""
+        """Start the edge as the supervisor and a container do."""
         self.start("edge", sys.executable, "-m", "infra.local.edge", *options)
 
     def start_doors(self, name: str, ports: tuple[int, int] | None = None) -> None:
-        """Start both doors of a server, by default the standby's or those of Ray's ingress."""
+        """Start a server's REST and gRPC, by default on the ports of the standby or of Ray's ingress."""
         settings = self.settings
         usual = {
             RAY: (settings.inner_http_port, settings.inner_grpc_port),
@@ -70,7 +70,7 @@ class EdgeScene:
         self.start(name, sys.executable, "-m", "tests.support.gateway.named_doors", name, *map(str, self.doors[name]))
 
     def until_open(self) -> None:
-        """Wait until all doors accept connections."""
+        """Wait until all ports accept connections."""
         ports = [port for both in self.doors.values() for port in both]
         wait_for(lambda: all(accepts(HOST, port) for port in ports), what="the doors")
 

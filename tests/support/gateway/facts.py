@@ -1,4 +1,4 @@
-"""The facts by which the router's policy decides, for tests: of a request whose LLM is in time."""
+"""Facts for tests of the router's policy: a request whose LLM is in time."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from services.router.policy import Facts
 
 
 def facts(**changes: Any) -> Facts:
-    """Build the facts of a user with five items, but for these changes."""
+    """Build the facts of a user with five items, with these changes."""
     usual: dict[str, Any] = {
         "num_allowed": 10,
         "num_allowed_if_seen": 10,

@@ -1,4 +1,4 @@
-"""The ports' fakes, ten lines each: they answer at once unless a test sets a delay or an error."""
+"""Ten-line fakes of the ports: they answer at once unless a test sets a delay or an error."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from services.items.live_items import LiveItems
 
 
 class FakeFeatures:
-    """Users in a dict, popularity in a list; `error` is raised, `delay_s` is slept first."""
+    """Users in a dict, popularity in a list; raises `error`, sleeps `delay_s` first."""
 
     def __init__(self, users: dict[str, UserFeatures] | None = None) -> None:
         self.users = users or {}
@@ -40,7 +40,7 @@ class FakeFeatures:
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Return the features of these users, and remember that they were read together."""
+        """Return the features of these users, and record the joint read."""
         self.read_together.append(tuple(user_ids))
         return {user_id: await self.read(user_id, bundle_version, timeout_s) for user_id in user_ids}
 
@@ -52,7 +52,7 @@ class FakeFeatures:
 
 
 class FakeLlm:
-    """Ranks by a fixed order of item ids, minding exclusions and allowed items; `error` is raised, `delay_s` is slept first."""
+    """Ranks by a fixed order of item IDs, with exclusions and allowed items; raises `error`, sleeps `delay_s` first."""
 
     def __init__(self, order: Sequence[str], version: str) -> None:
         self.order = order
@@ -89,7 +89,7 @@ class FakeLlm:
 
 
 class FakeStudent:
-    """Ranks the items of `order` (catalogue indices) first, then those that come last in the catalogue; `error` is raised."""
+    """Ranks the items of `order` (catalogue indices) first, then the last items of the catalogue; raises `error`."""
 
     def __init__(self) -> None:
         self.order: Sequence[int] = ()
@@ -97,7 +97,7 @@ class FakeStudent:
         self.error: BaseException | None = None
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
-        """Return these items' rows, if a test gave some."""
+        """Return these items' rows, if a test set any."""
         return None if self.rows is None else self.rows[items]
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +110,7 @@ class FakeStudent:
 
 
 class FakeLog:
-    """Keeps records in a list; `error` is raised, `is_full` drops what is offered."""
+    """Keeps records in a list; raises `error`, `is_full` drops offered records."""
 
     def __init__(self) -> None:
         self.records: list[tuple[bytes, bytes | None]] = []
@@ -137,7 +137,7 @@ class FakeLog:
 
 
 class FakeItemTopic(FakeLog):
-    """The topic of items, its producer and its reader: what is recorded is in force at once; `is_behind`: when it is read."""
+    """The items topic with its producer and reader: records apply at once, or when read if `is_behind`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,20 +149,20 @@ class FakeItemTopic(FakeLog):
         """Nothing to start."""
 
     async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Keep records, and take them over."""
+        """Keep records, and apply them."""
         await super().record(records)
         if not self.is_behind:
             self.live_items.apply(decode_item(key, value) for key, value in records)
 
     async def catch_up(self, timeout_s: float) -> None:
-        """Take over all that was recorded."""
+        """Apply all records."""
         if self.error is not None:
             raise self.error
         self.live_items.apply(decode_item(key, value) for key, value in self.records)
 
 
 class FakeShelf:
-    """Keeps explanations in a dict; `error` is raised."""
+    """Keeps explanations in a dict; raises `error`."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
@@ -185,7 +185,7 @@ class FakeShelf:
 
 
 class FakeReceipts:
-    """Keeps receipts in a dict; `error` is raised."""
+    """Keeps receipts in a dict; raises `error`."""
 
     def __init__(self) -> None:
         self.receipts: dict[str, ErasureReceipt] = {}

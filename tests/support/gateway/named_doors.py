@@ -1,7 +1,8 @@
-"""Two doors that answer with their name, until killed: `python -m tests.support.gateway.named_doors NAME HTTP_PORT GRPC_PORT`.
+"""REST and gRPC servers that answer with their name, until killed.
 
-REST answers every path with the name. gRPC's health check says SERVING for the name `ray`, NOT_SERVING for any other. With the
-name `held` both doors hold every request until the process dies. The checks of Ray's HAProxy always pass.
+`python -m tests.support.gateway.named_doors NAME HTTP_PORT GRPC_PORT`. REST answers every path with the name. gRPC's
+health check says SERVING for the name `ray`, NOT_SERVING for any other. With the name `held` both hold every request
+until the process ends. The checks of Ray's HAProxy always pass.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ MAX_RPC_BYTES = 2**20
 HELD = "held"
 CHECKS = ("/-/healthz", "/healthz")
 PASSED = b"\x0a\x07success"
-"""What Ray's HAProxy expects of a replica's gRPC server: `HealthzResponse(message="success")`."""
+"""The response that Ray's HAProxy expects of a replica's gRPC server: `HealthzResponse(message="success")`."""
 
 
 class NamedDoor:
-    """A gRPC door whose answer identifies its server."""
+    """A gRPC server whose answer identifies it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,7 +51,7 @@ async def serve(name: str, http_port: int, grpc_port: int) -> None:
     """Serve both doors."""
 
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer checks at once, and all else after the hold."""
+        """Answer checks at once, and all other requests after the hold."""
         if scope["path"] not in CHECKS:
             await hold(name)
         await PlainTextResponse(name)(scope, receive, send)

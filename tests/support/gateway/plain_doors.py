@@ -1,7 +1,8 @@
-"""Both doors without TLS, on a plane of fakes: `python -m tests.support.gateway.plain_doors HTTP_PORT GRPC_PORT HOST`, until killed.
+"""REST and gRPC without TLS, on a plane of fakes, until killed.
 
-`/headers` returns the request's headers, so that tests see what a proxy in front changes. From `/limit/TEXT` on both doors announce this to
-the edge as their limit; while it is a number the language model is slow, so that recommendations are in flight for a while.
+`python -m tests.support.gateway.plain_doors HTTP_PORT GRPC_PORT HOST`. `/headers` returns the request's headers, so
+that tests see a proxy's changes. After `/limit/TEXT`, REST and gRPC announce TEXT to the edge as their limit; while it
+is a number the language model is slow, so that recommendations stay in flight.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make
 
 @contextmanager
 def running_plain_doors() -> Iterator[tuple[int, int]]:
-    """Both doors in a process of their own; gives their ports."""
+    """REST and gRPC in a separate process; yields their ports."""
     ports = free_port(), free_port()
     with doors_at(HOST, ports):
         yield ports
@@ -37,7 +38,7 @@ def running_plain_doors() -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def doors_at(host: str, ports: tuple[int, int]) -> Iterator[int]:
-    """Both doors on this host, which is one of loopback's addresses; gives the process id."""
+    """REST and gRPC on this loopback address; yields the process ID."""
     child = subprocess.Popen([sys.executable, "-m", "tests.support.gateway.plain_doors", *map(str, ports), host])
     try:
         wait_for(lambda: all(accepts(host, port) for port in ports), what="the doors")
@@ -56,7 +57,7 @@ class FixedWatch(EdgeWatch):
 
     @property
     def announcement(self) -> str:
-        """What is announced for each door."""
+        """The announced limit."""
         return f"{self._text} {self._text}"
 
 
@@ -76,7 +77,7 @@ async def serve(http_port: int, grpc_port: int, host: str) -> None:
     replicas = itertools.count()
 
     async def limit(http: Request) -> JSONResponse:
-        """Announce this text from now on, behind a replica of whose times nothing is known: else the last calls' decide whether it is asked at all."""
+        """Announce this text from now on, behind a new replica without latency history, which would affect routing."""
         world.llm.names = (f"replica {next(replicas)}",)
         world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
         world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])

@@ -1,4 +1,4 @@
-"""Rows of the feature store with sane defaults, for tests."""
+"""Rows of the feature store with default values, for tests."""
 
 from typing import Any
 
@@ -22,5 +22,5 @@ def history_row(
 
 
 def declare_whole(client: Any, num_partitions: int = 8) -> None:
-    """Let requests read a store of which no worker has claimed a partition yet."""
+    """Let requests read a store with unclaimed partitions."""
     client.hset(KEY, mapping={f"{partition}:whole": 1 for partition in range(num_partitions)})

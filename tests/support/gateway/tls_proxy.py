@@ -1,4 +1,4 @@
-"""TLS in front of a server without it: a real HAProxy in TCP mode, with a certificate made for the test."""
+"""TLS in front of a server without it: a real HAProxy in TCP mode, with a generated test certificate."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ backend plain
 
 
 def issue(ca: trustme.CA, folder: Path) -> None:
-    """Write tls.crt and tls.key for this machine, as a Kubernetes secret has them."""
+    """Write tls.crt and tls.key for this machine, as in a Kubernetes secret."""
     folder.mkdir(exist_ok=True)
     leaf = ca.issue_cert("localhost", HOST)
     for file, pems in (("tls.crt", leaf.cert_chain_pems), ("tls.key", [leaf.private_key_pem])):

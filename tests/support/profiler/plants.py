@@ -1,10 +1,11 @@
-"""Traces with a known bottleneck, recorded by plain torch: what the profiler must name without having recorded it.
+"""Traces with a known bottleneck, recorded by plain torch, which the profiler must name.
 
     python -m tests.support.profiler.plants KIND VARIANT FOLDER [--styles plain shapes stack steps] [--size 1.0] [--list]
 
-Each variant is a small program as a user would write it; a kind is known by construction: large products, large elementwise operations,
-collectives between two processes, thousands of tiny operations, a loader that sleeps, and steps in which none of it prevails. It knows nothing
-of the profiler under test. `--size` scales the amount of work. It writes FOLDER/STYLE.json; of communication also the second rank's, STYLE.1.json.
+Each variant is a small user-style program whose kind is known by construction: large products, large elementwise
+operations, collectives between two processes, thousands of tiny operations, a loader that sleeps, and steps without a
+dominant kind. It knows nothing of the profiler under test. `--size` scales the amount of work. It writes
+FOLDER/STYLE.json, and for communication also the second rank's STYLE.1.json.
 """
 
 import argparse
@@ -30,7 +31,7 @@ NUM_STEPS = 4
 
 
 def plant(kind: str):
-    """Register what makes a step of this kind, under its function's name."""
+    """Register a builder of a step of this kind, under its function's name."""
 
     def register(make):
         PLANTS.setdefault(kind, {})[make.__name__] = make
@@ -40,7 +41,7 @@ def plant(kind: str):
 
 
 def repeated(times: int, act: Callable[[], object]) -> Step:
-    """Act several times in a step."""
+    """Repeat an operation within a step."""
 
     def step() -> None:
         for _ in range(times):
@@ -55,7 +56,7 @@ def trained(
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[torch.Tensor], torch.Tensor] = torch.sum,
 ) -> Step:
-    """Forward and backward on the next batch, and the optimizer's step where there is one."""
+    """Forward and backward on the next batch, and the optimizer's step if there is an optimizer."""
 
     def step() -> None:
         if optimizer is not None:
@@ -123,7 +124,7 @@ def convolutions(size: float) -> Step:
 
 @plant("memory")
 def long_chain(size: float) -> Step:
-    """Elementwise operations over tensors that no cache holds."""
+    """Elementwise operations over tensors larger than any cache."""
     a, b = (torch.randn(int(8_000_000 * size)) for _ in range(2))
     return repeated(1, lambda: a.mul_(1.0001).add_(b).sub_(b).abs_())
 
@@ -155,7 +156,7 @@ def norms_and_copies(size: float) -> Step:
 
 @plant("memory")
 def matrix_vector(size: float) -> Step:
-    """Products of a large matrix and a vector: two FLOPs for each number that is read."""
+    """Products of a large matrix and a vector: two FLOPs per number read."""
     matrix, vector = torch.randn(int(6000 * size), 4096), torch.randn(4096)
     return repeated(4, lambda: torch.mv(matrix, vector))
 
@@ -175,7 +176,7 @@ def tiny_sums(size: float) -> Step:
 
 @plant("launch")
 def tiny_net(size: float) -> Step:
-    """Training of a tiny net on a tiny batch, with an optimizer that goes through the parameters one by one."""
+    """Training of a tiny net on a tiny batch, with an optimizer that loops over the parameters."""
     width = int(8 * size)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(12)))
     optimizer = torch.optim.Adam(net.parameters(), foreach=False)
@@ -255,7 +256,7 @@ def slow_read(size: float) -> Step:
 
 @plant("communication")
 def large_sums(size: float) -> Step:
-    """Sums over the ranks that nothing hides, after a small product."""
+    """Sums over the ranks that nothing overlaps, after a small product."""
     grads = torch.randn(int(4_000_000 * size))
     rows = torch.randn(256, 256)
 
@@ -278,7 +279,7 @@ def data_parallel(size: float) -> Step:
 
 @plant("communication")
 def gathers(size: float) -> Step:
-    """Gathers that are started and waited for."""
+    """Gathers that are started and awaited."""
     mine = torch.randn(int(2_000_000 * size))
     all_of_them = [torch.empty_like(mine) for _ in range(2)]
 
@@ -304,7 +305,7 @@ def balanced(size: float) -> Step:
     """Products and elementwise operations of about equal time."""
     side = int(768 * size)
     left, right = torch.randn(side, side), torch.randn(side, side)
-    long = torch.randn(int(3_000_000 * size**3))  # the product's work grows so
+    long = torch.randn(int(3_000_000 * size**3))  # scales the product's work
 
     def step() -> None:
         product = left @ right
@@ -375,7 +376,7 @@ def _rank(rank: int, options: argparse.Namespace, meeting: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record what the command line names."""
+    """Record the variant that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PLANTS, nargs="?")
     parser.add_argument("variant", nargs="?")

@@ -1,4 +1,4 @@
-"""Builds Kineto traces by hand: events as the profiler of torch writes them, times in microseconds."""
+"""Build Kineto traces by hand: events as torch's profiler writes them, times in microseconds."""
 
 import gzip
 import json
@@ -54,7 +54,7 @@ def _on_device(
 
 
 def write(path: Path, events: list[Any], **about: Any) -> Path:
-    """Write a trace, compressed where its name ends so."""
+    """Write a trace, compressed if its name says so."""
     content = json.dumps({"schemaVersion": 1, **about, "traceEvents": events}).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path

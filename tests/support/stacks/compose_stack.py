@@ -1,4 +1,4 @@
-"""The interface of `tests.support.stacks.stack` on a stack of containers, controlled through docker compose."""
+"""The interface of `tests.support.stacks.stack` for a container stack, controlled through docker compose."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ _LIST_REPLICAS = "import psutil, json; print(json.dumps({p.pid: ' '.join(p.cmdli
 
 
 class ComposeStack(Stack):
-    """One compose project on ports of its own. With `keep` its volumes, and so bundle and features, outlive it."""
+    """A compose project on its own ports. With `keep` its volumes, and so bundle and features, survive it."""
 
     def __init__(
         self, project: str, overrides: list[Path], surfaces: Path, *, keep: bool = False, build: bool = True
@@ -56,9 +56,10 @@ class ComposeStack(Stack):
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
 
     def start(self, *training: str) -> None:
-        """Build what is not built, bring everything up, and wait until a bundle answers and all is healthy.
+        """Build missing images, start everything, and wait until a bundle answers and all is healthy.
 
-        Trains with these options while all else runs; a kept project by its own job, and only if no bundle is live.
+        Trains with these options while all else runs; a kept project trains by its own job, and only if no bundle is
+        live.
         """
         if self._build:
             self.compose("build", timeout_s=START_TIMEOUT_S)
@@ -77,20 +78,20 @@ class ComposeStack(Stack):
         )
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-        """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
+        """Run `tailrace ...` in the serving container, or with the operator's key in the edge's if it calls the API."""
         service, key = ("edge", ("--key", self.api_key)) if arguments[0] in CALLS_A_DOOR else ("serve", ())
         command = ["docker", "exec", self.container(service), "tailrace", *arguments, *key]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
     def standby(self) -> httpx.Client:
-        """Return a client of the standby's REST door, which is not published, at the address of its container."""
+        """Return a client of the standby's REST port, which is not published, at the address of its container."""
         read = f'{{{{(index .NetworkSettings.Networks "{self.project}_front").IPAddress}}}}'
         address = docker("inspect", "--format", read, self.container("standby")).strip()
         headers = {"authorization": f"Bearer {self.api_key}"}
         return httpx.Client(base_url=f"http://{address}:18001", headers=headers, timeout=20.0)
 
     def stop(self) -> None:
-        """Take it down. Raises AssertionError when a container, a network or an unkept volume remains."""
+        """Take it down. Raises AssertionError if a container, a network or an unkept volume remains."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -110,7 +111,7 @@ class ComposeStack(Stack):
         ]
 
     def metric(self, name: str, /, **labels: str) -> float:
-        """Sum a metric over all containers that have any and all its series with these labels; 0 when there is none."""
+        """Sum a metric over all containers that export it and all its series with these labels; 0 without any."""
         texts = [docker("exec", self.container(service), "python", "-c", _READ_METRICS) for service in METERED]
         return sum(
             sample.value
@@ -125,7 +126,7 @@ class ComposeStack(Stack):
 
     @contextmanager
     def given(self, **variables: str) -> Iterator[None]:
-        """Run with these variables of compose; what they change is recreated at the beginning and the end."""
+        """Run with these compose variables; affected containers are recreated at the beginning and the end."""
         self._given = variables
         self._up()
         try:
@@ -154,7 +155,7 @@ class ComposeStack(Stack):
         return self._processes.num_restarts()[SERVICES[part]]
 
     def kill(self, part: str) -> None:
-        """SIGKILL every process of the part but its init, and wait until the engine has started it again."""
+        """SIGKILL every process of the part except its init, and wait until the engine has restarted it."""
         before = self.num_restarts(part)
         self._processes.kill(SERVICES[part])
         wait_for(lambda: self.num_restarts(part) > before, 30.0, f"a restart of {part}")
@@ -170,7 +171,7 @@ class ComposeStack(Stack):
             docker("unpause", container)
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
-        """Return the pids, inside the container, of replicas whose deployment's name is wanted."""
+        """Return the pids, inside the container, of replicas of matching deployments."""
         found: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
         return [
             int(pid)
@@ -209,7 +210,9 @@ class ComposeStack(Stack):
         return self._processes.container(service)
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
-        """Run docker compose on this project and return its output. Raises AssertionError with the output when it fails."""
+        """Run docker compose on this project and return its output. Raises AssertionError with the
+        output on failure.
+        """
         files = [word for file in self._files for word in ("--file", str(file))]
         done = subprocess.run(
             [*compose_command(), "--project-name", self.project, *files, *words],
@@ -261,7 +264,7 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercep
 
 
 def compose_command() -> list[str]:
-    """Return the command of Compose v2, else of v1; empty when neither is installed."""
+    """Return the command of Compose v2, else of v1; empty if neither is installed."""
     plugin = ["docker", "compose"]
     if (
         shutil.which("docker")
@@ -272,7 +275,7 @@ def compose_command() -> list[str]:
 
 
 def why_not() -> str | None:
-    """Return why compose cannot be used here, with the fix; None when it can."""
+    """Return why compose cannot be used here, with the fix; None if it can."""
     if not compose_command():
         return "docker compose is not installed; install Docker with the compose plugin"
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
@@ -294,7 +297,10 @@ class ComposeProcesses:
         self._project = project
 
     def kill(self, service: str) -> None:
-        """Kill everything in the container but its init, which then ends: Docker does not start again what `docker kill` ended."""
+        """Kill everything in the container except its init, which then ends.
+
+        Docker does not restart containers ended by `docker kill`.
+        """
         docker("exec", "--detach", self.container(service), "sh", "-c", "kill -9 -1")
 
     def container(self, service: str) -> str:
@@ -302,16 +308,18 @@ class ComposeProcesses:
         return str(self._services()[service]["Id"])
 
     def is_healthy(self) -> bool:
-        """Whether every container on the way of a request or an event runs and is healthy."""
+        """Whether every container that handles a request or an event runs and is healthy."""
         states = [one["State"] for one in self._services().values()]
         return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
 
     def num_restarts(self) -> dict[str, int]:
-        """How often Docker has started each service's container again."""
+        """How often Docker has restarted each service's container."""
         return {name: one["RestartCount"] for name, one in self._services().items()}
 
     def _services(self) -> dict[str, Any]:
-        """Return the containers by service, as `docker inspect` describes them. Raises AssertionError when one is absent."""
+        """Return the containers by service, as `docker inspect` describes them. Raises AssertionError
+        if one is absent.
+        """
         ids = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._project}").split()
         found = json.loads(docker("inspect", *ids)) if ids else []
         services = {one["Config"]["Labels"][_SERVICE]: one for one in found}

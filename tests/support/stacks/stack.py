@@ -1,4 +1,4 @@
-"""A whole stack for tests: started by the operator's own command on its own ports, with methods to call it and to inject faults."""
+"""A whole stack for tests: started by the operator's command on its own ports, with calls and fault injection."""
 
 import json
 import os
@@ -32,13 +32,13 @@ from tests.support.wait import wait_for
 Answer = TypeVar("Answer")
 START_TIMEOUT_S = 1_500.0
 TEXT_MODEL, TEXT_MAX_TOKENS = "tiny", 3_500
-"""The text model of the shared stack, and the longest text that it writes."""
+"""The text model of the shared stack, and the maximum length of its texts."""
 PORTS = (
     *("http_port", "grpc_port", "metrics_port", "redis_port"),
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
 )
 PORTS_WIDTH = 64
-"""As wide as Ray's own windows, so that no two overlap; the system assigns none of these ports to others."""
+"""As wide as Ray's own port windows, so that no two overlap; the system assigns none of these ports to others."""
 AGAIN_WHEN_REFUSED = (
     "grpc.service_config",
     json.dumps(
@@ -58,13 +58,13 @@ AGAIN_WHEN_REFUSED = (
         }
     ),
 )
-"""A channel's option: what a gateway on full cores refuses is sent again, as `admitted` does over REST."""
+"""A channel option: calls refused by a gateway on busy cores are retried, as `admitted` does over REST."""
 STANDBY_ACTIVE = "tailrace_standby_active"
 ROOT = Path(__file__).resolve().parents[3]
 
 
 class Stack:
-    """One stack in one state folder. Its bundle and its features remain after a stop."""
+    """A stack in one state folder. Its bundle and its features remain after a stop."""
 
     def __init__(self, state_dir: Path, **settings: Any) -> None:
         first = free_window(PORTS_WIDTH, seed=str(state_dir))
@@ -79,7 +79,7 @@ class Stack:
         self.api_key = ""
 
     def new_key(self, key_id: str, *scopes: str) -> str:
-        """Make an API key by the operator's command and return it."""
+        """Create an API key by the operator's command and return it."""
         options = [word for scope in scopes for word in ("--scope", scope)]
         return self.command("keys", "new", "--id", key_id, *options).stdout.strip()
 
@@ -104,7 +104,7 @@ class Stack:
         )
 
     def stop(self) -> None:
-        """Stop it in order, whatever state it is in, and close the connections."""
+        """Stop it in order, from any state, and close the connections."""
         self.command("down")
         if self._process is not None:
             self.reap()
@@ -116,12 +116,12 @@ class Stack:
 
     @property
     def output(self) -> str:
-        """What `tailrace up` has printed."""
+        """The output of `tailrace up`."""
         return (self.settings.state_dir / "logs" / "up.log").read_text(errors="replace")
 
     @property
     def supervisor_pid(self) -> int:
-        """The process id of `tailrace up`."""
+        """The process ID of `tailrace up`."""
         assert self._process is not None
         return self._process.pid
 
@@ -153,7 +153,7 @@ class Stack:
     # calls
 
     def standby(self) -> httpx.Client:
-        """Return a client of the standby's REST door, past the edge."""
+        """Return a client of the standby's REST port, bypassing the edge."""
         return httpx.Client(base_url=f"http://{HOST}:{self.settings.standby_http_port}", timeout=20.0)
 
     def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -176,7 +176,10 @@ class Stack:
         return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
 
     def until_events_are_accepted(self) -> None:
-        """Wait until several clicks in a row are accepted: each gateway replaces its client of a broker that was away only after a refusal of its own."""
+        """Wait until several clicks in a row are accepted.
+
+        After a broker outage each gateway replaces its client only after a refusal of its own.
+        """
         wait_for(
             lambda: all(self.click(new_user_id(), "50").status_code == 200 for _ in range(6)),
             60.0,
@@ -184,14 +187,14 @@ class Stack:
         )
 
     def sees_click(self, user_id: str, item_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Record a click, which must be accepted, and return the first answer that has seen it."""
+        """Record a click, which must be accepted, and return the first answer that reflects it."""
         event_time_ms = int(time.time() * 1_000)
         accepted = admitted(lambda: self.click(user_id, item_id, event_time_ms=event_time_ms))
         assert accepted.status_code == 200, accepted.text
         return self.sees(user_id, event_time_ms, timeout_s)
 
     def sees(self, user_id: str, event_time_ms: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Return the first answer that has seen an event of this time."""
+        """Return the first answer that reflects an event of this time."""
 
         def fresh() -> dict[str, Any] | None:
             answer = self.recommend(user_id)
@@ -201,7 +204,7 @@ class Stack:
         return answer
 
     def metric(self, name: str, /, **labels: str) -> float:
-        """Sum a metric over all its series with these labels; 0 when there is none."""
+        """Sum a metric over all its series with these labels; 0 without any."""
         text = httpx.get(f"http://{HOST}:{self.settings.metrics_port}/metrics", timeout=20.0).text
         return sum(
             sample.value
@@ -211,7 +214,10 @@ class Stack:
         )
 
     def log_lines(self, **fields: Any) -> list[dict[str, Any]]:
-        """Return the lines of gateways and engines that have these fields, in the order of writing; every line must be a JSON object."""
+        """Return the lines of gateways and engines with these fields, in the order of writing.
+
+        Every line must be a JSON object.
+        """
         lines = (json.loads(line) for line in self._log().splitlines())
         return [line for line in lines if fields.items() <= line.items()]
 
@@ -225,12 +231,12 @@ class Stack:
         return int(wait_for(lambda: self._tree(part), what=f"{part}'s process")[0].pid)
 
     def num_restarts(self, part: str) -> int:
-        """How often the supervisor has started a part again."""
+        """How often the supervisor has restarted a part."""
         record = self._file.read()
         return record.parts[part].num_restarts if record and part in record.parts else 0
 
     def kill(self, part: str) -> None:
-        """SIGKILL a part and wait until the supervisor has started it again."""
+        """SIGKILL a part and wait until the supervisor has restarted it."""
         before = self.num_restarts(part)
         os.kill(self.pid(part), signal.SIGKILL)
         wait_for(lambda: self.num_restarts(part) > before, what=f"a restart of {part}")
@@ -242,7 +248,7 @@ class Stack:
 
     @contextmanager
     def frozen(self, part: str) -> Iterator[None]:
-        """Freeze a part for a while: it accepts connections and answers nothing."""
+        """Freeze a part for a while: it accepts connections and does not answer."""
         pid = self.pid(part)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -251,17 +257,17 @@ class Stack:
             os.kill(pid, signal.SIGCONT)
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
-        """The Ray Serve replicas whose deployment's name is wanted."""
+        """The Ray Serve replicas of matching deployments."""
         titles = ((process.pid, name_of(process)) for process in self._tree("serve"))
         return [pid for pid, title in titles if title.startswith(REPLICA) and is_wanted(title.removeprefix(REPLICA))]
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the stack, the supervisor included."""
+        """Every process of the stack, including the supervisor."""
         supervisor = psutil.Process(self.supervisor_pid)
         return [supervisor, *supervisor.children(recursive=True)]
 
     def is_healthy(self) -> bool:
-        """Whether all parts are healthy, as `tailrace status` finds them."""
+        """Whether all parts are healthy according to `tailrace status`."""
         parts = inspect_stack(of_running_stack(self.settings))
         return bool(parts) and all(part.is_healthy for part in parts)
 
@@ -279,7 +285,7 @@ class Stack:
 
 
 def survivors(processes: list[psutil.Process]) -> list[str]:
-    """Describe which of these processes still live."""
+    """Describe which of these processes still run."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -289,7 +295,7 @@ def survivors(processes: list[psutil.Process]) -> list[str]:
 
 
 def admitted(send: Callable[[], httpx.Response]) -> httpx.Response:
-    """Send a request, again while a gateway on full cores refuses it."""
+    """Send a request, retrying while a gateway on busy cores refuses it."""
 
     def taken() -> list[httpx.Response]:
         """Send it once."""
@@ -301,7 +307,10 @@ def admitted(send: Callable[[], httpx.Response]) -> httpx.Response:
 
 
 def with_features(ask: Callable[[], Answer]) -> Answer:
-    """Repeat a call, twice at most, while the features come too late: a read has 30 ms whatever the deadline, and full cores miss that."""
+    """Repeat a call, at most twice, while the features come too late.
+
+    A read has 30 ms regardless of the deadline, and busy cores miss that.
+    """
     for _ in range(2):
         answer = ask()
         reason = answer.get("reason") if isinstance(answer, dict) else answer.reason

@@ -1,4 +1,7 @@
-"""A stream worker that ends or stops itself at one point: `python -m tests.support.stream.interrupted_worker POINT NTH [SIGSTOP]`."""
+"""A stream worker that ends or stops itself at one point.
+
+`python -m tests.support.stream.interrupted_worker POINT NTH [SIGSTOP]`.
+"""
 
 import os
 import signal
@@ -17,7 +20,7 @@ from services.stream.effects import Interruptions
 
 
 def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:
-    """Make a call that signals this process when it is made for the nth time."""
+    """Wrap a call so that its nth invocation signals this process."""
     calls = 0
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""A topic in memory with what the worker needs of a consumer, for tests that inject faults between any two steps."""
+"""An in-memory topic with the consumer interface of the worker, for fault injection between any two steps."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from services.stream.decode import DeadLetter, Misplaced, Record
 
 
 class MemoryTopic:
-    """The records of each partition, the positions committed, and where each leader epoch began in each partition."""
+    """The records of each partition, the committed positions, and the start of each leader epoch by partition."""
 
     def __init__(self, num_partitions: int) -> None:
         self.records: list[list[Record]] = [[] for _ in range(num_partitions)]
@@ -33,14 +33,16 @@ class MemoryTopic:
         own.append(Record(place, event.key, event.encode(), event.event_time_ms, leader_epoch=self.leader_epoch))
 
     def cut(self, num_lost: int) -> None:
-        """Lose the newest records of each partition, as when a broker's machine loses power, and continue under a new leader."""
+        """Lose the newest records of each partition, as after a power loss of a broker's machine, and start a new
+        leader epoch.
+        """
         for own in self.records:
             del own[max(0, len(own) - num_lost) :]
         self.epoch_begins.append([len(own) for own in self.records])
 
 
 class MemoryBrokerLog:
-    """What a broker says about the topic, of its epochs as Kafka does."""
+    """A broker's information about the topic, with epochs as in Kafka."""
 
     def __init__(self, topic: MemoryTopic, *, knows_epochs: bool) -> None:
         self._topic = topic
@@ -62,7 +64,7 @@ class MemoryBrokerLog:
 
 
 class MemoryConsumer:
-    """Reads its partitions, some records at a time; sets `stop` when it has them all and nothing is left. Fails once the log was cut."""
+    """Reads its partitions, some records at a time; sets `stop` when all are read. Fails once the log was truncated."""
 
     topic_id = "t"
 
@@ -83,7 +85,7 @@ class MemoryConsumer:
         return tuple(self._next)
 
     def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
-        """Begin where the worker says."""
+        """Begin at the worker's position."""
         starts = {number: start(number, self._topic.committed.get(number)) for number in partitions}
         self._next = {number: first.offset for number, first in starts.items()}
         self._log_ids = {number: first.topic_id for number, first in starts.items()}
@@ -107,7 +109,7 @@ class MemoryConsumer:
         self._topic.committed |= positions
 
     def lag(self) -> dict[int, int]:
-        """Return what is left."""
+        """Return the remaining number of records."""
         return {number: len(self._topic.records[number]) - at for number, at in self._next.items()}
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
@@ -119,7 +121,7 @@ class MemoryConsumer:
         assert not misplaced
 
     def check_topic(self) -> None:
-        """Fail after a cut, as a client does that follows the leader epochs."""
+        """Fail after a truncation, as a client does that follows the leader epochs."""
         if self._leader_epoch != self._topic.leader_epoch:
             raise DependencyUnavailable("broker", 0.0)
 

@@ -1,4 +1,4 @@
-"""Records of simulated traffic during a stage of a release, as gateways write them, and a broker that takes them: what the judge reads, with known truth."""
+"""Simulated traffic of a release stage, as gateways write it, with known truth for the analysis, and a broker."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ _DEADLINE_MS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What is shown in a stage, and what the candidate changes.
+    """Traffic of a stage, and the candidate's differences.
 
     Args:
-        seconds: How long.
-        rate: Lists a second.
-        num_users: Of whom each list is one's.
-        clicks: Clicks a list of the control.
-        click_factor: Of the candidate's clicks.
-        latency_factor: Of its latency.
-        failing: Share of its calls that fail.
+        seconds: Duration.
+        rate: Lists per second.
+        num_users: Number of users; each list is for one user.
+        clicks: Clicks per list of the control.
+        click_factor: Factor on the candidate's clicks.
+        latency_factor: Factor on the candidate's latency.
+        failing: Fraction of the candidate's calls that fail.
     """
 
     seconds: int
@@ -41,7 +41,7 @@ class Traffic:
 
 
 def recorded(traffic: Traffic, canary: Canary, live: str, seed: int) -> tuple[list[Impression], list[Interaction]]:
-    """Return what a stage records from its beginning on: the lists in order of time, and the clicks, each some seconds after its list."""
+    """Return a stage's records: the lists in order of time, and the clicks, each some seconds after its list."""
     draw = np.random.default_rng(seed)
     num = round(traffic.rate * traffic.seconds)
     share = canary.stages[canary.stage].share
@@ -84,7 +84,7 @@ def recorded(traffic: Traffic, canary: Canary, live: str, seed: int) -> tuple[li
 
 
 def make_topics(settings: Settings) -> None:
-    """Make the topics that gateways write."""
+    """Create the topics that gateways write."""
     admin = KafkaAdminClient(bootstrap_servers=settings.kafka_bootstrap)
     create_missing(admin, wanted_topics(settings))
     admin.close()

@@ -1,4 +1,4 @@
-"""A stream worker over a real broker and a real Valkey, in a thread of the test; and what its rows should be."""
+"""A stream worker over a real broker and a real Valkey, in a thread of the test, and the expected rows."""
 
 import random
 import threading
@@ -41,7 +41,7 @@ QUICK = Pace(
 
 @dataclass
 class Rig:
-    """A broker, a store, and a worker in a thread of the test; events are sent as a door sends them."""
+    """A broker, a store, and a worker in a thread of the test; events are sent as a gateway sends them."""
 
     settings: Settings
     features: RepoAddress
@@ -56,7 +56,7 @@ class Rig:
         self.settings.stages_dir.mkdir(exist_ok=True)
 
     def start_worker(self, pace: Pace = QUICK) -> None:
-        """Start the worker beside the pipeline's folder, as every stack has one."""
+        """Start the worker with the pipeline's folder, as in every stack."""
         self.settings.stages_dir.mkdir(exist_ok=True)
         self._stop.clear()
         parts = (self.settings, self._stop, self._metrics, pace, None, self._item_metrics)
@@ -73,7 +73,7 @@ class Rig:
     def send_to(
         self, partition: int, *events: Interaction, padding: bytes = b"", headers: Sequence[tuple[str, bytes]] = ()
     ) -> None:
-        """Produce interactions to this partition, whoever their users are, and however large padding and headers make them."""
+        """Produce interactions to this partition regardless of their users, with padding and headers of any size."""
         producer = KafkaProducer(
             bootstrap_servers=self.settings.kafka_bootstrap, max_block_ms=10_000, max_request_size=10_000_000
         )
@@ -95,7 +95,7 @@ class Rig:
         return FeatureWriter(self.features).read_histories(user_ids)
 
     def empty_store(self) -> None:
-        """Remove all that the store has."""
+        """Empty the store."""
         with Redis(host=HOST, port=self.features.redis.port) as client:
             client.flushall()
 
@@ -109,9 +109,10 @@ class Rig:
         return [self.registry.get_sample_value(name, {"partition": str(number)}) for number in range(4)]
 
     def logged(self) -> list[tuple[str, str, int]]:
-        """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates.
+        """Return (event ID, topic ID, offset) of all rows of the offline log, file by file, without removing
+        duplicates.
 
-        Files that the worker has merged into larger ones are left out, as by every reader.
+        Files that the worker has merged into larger files are skipped, as by every reader.
         """
         import pyarrow.parquet as pq
 
@@ -121,7 +122,7 @@ class Rig:
 
 
 def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
-    """Build an event; its time rises with its number."""
+    """Build an event; its time increases with its number."""
     now_ms = time.time_ns() // 1_000_000
     fields = {"event_id": f"e{number}", "item_id": f"i{number}", "event_time_ms": 1_700_000_000_000 + number}
     return Interaction(user_id=user_id, accepted_time_ms=now_ms, **(fields | changes))
@@ -134,7 +135,7 @@ def erasure(user_id: str, erasure_id: str = "x", accepted_time_ms: int | None = 
 
 
 def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:
-    """Build events of several users, some of them dislikes, with some client retries and some late ones."""
+    """Build events of several users, including dislikes, client retries and late events."""
     draw = random.Random(seed)
     events = []
     for number in range(num_events):
@@ -148,7 +149,7 @@ def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interact
 
 
 def clean_replay(broker: Server, max_items: int = 30, base: tuple[UserHistory, ...] = ()) -> dict[str, UserHistory]:
-    """Return the rows of a clean replay: every record once, one at a time, in the order of each partition, on top of base rows."""
+    """Return the rows of a clean replay on top of base rows: every record once, in the order of each partition."""
     rows = {row.user_id: row for row in base}
     for event in broker_events(broker):
         outcome = apply(rows.get(event.user_id), [event], history_limits(max_items))
@@ -163,7 +164,7 @@ def in_topic(broker: Server) -> list[tuple[str, str, int]]:
 
 
 def broker_events(broker: Server) -> list[LoggedEvent]:
-    """Read all of the topic with a consumer of the test's own."""
+    """Read the whole topic with a separate consumer."""
     from services.stream.decode import Record, decode
 
     records = read_topic(broker, TOPIC)

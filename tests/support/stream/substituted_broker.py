@@ -1,7 +1,7 @@
-"""One address behind which a broker is substituted by another that has the topic under the same id: its log came back shorter, or with other records.
+"""One address at which a second broker replaces the first, with the same topic ID but a shorter or different log.
 
-The embedded broker keeps nothing, so a new one stands for a volume that was restored, or a machine that lost power: this proxy writes the first
-broker's topic id over the second one's in all that passes, and the other way round.
+The embedded broker keeps nothing, so a new broker simulates a restored volume or a power loss: this proxy replaces the
+second broker's topic ID by the first's in all traffic, and vice versa.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LENGTH = struct.Struct(">i")
 
 
 class SubstitutedBroker:
-    """A proxy in a thread of its own. Brokers name the proxy's address as theirs."""
+    """A proxy in its own thread. Brokers advertise the proxy's address."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -35,10 +35,13 @@ class SubstitutedBroker:
         return f"{HOST}:{self.port}"
 
     def lead_to(self, server: Server | None, swap: tuple[bytes, bytes] | None = None) -> None:
-        """Cut all connections and lead to this broker from now on; `swap` are bytes that clients see and the broker's own in their place."""
+        """Cut all connections and lead to this broker from now on.
+
+        `swap` are the bytes that clients see, and the broker's own bytes.
+        """
 
         async def switch() -> None:
-            """Lead there, in the proxy's thread."""
+            """Switch brokers, in the proxy's thread."""
             self._server = server
             self._swap = swap or (b"", b"")
 
@@ -46,10 +49,10 @@ class SubstitutedBroker:
         self.cut()
 
     def cut(self) -> None:
-        """Cut all connections; new ones lead to the same broker."""
+        """Cut all connections; new connections lead to the same broker."""
 
         async def abort() -> None:
-            """Cut them, in the proxy's thread."""
+            """Cut the connections, in the proxy's thread."""
             for writer in self._writers:
                 writer.transport.abort()
 
@@ -59,7 +62,7 @@ class SubstitutedBroker:
         """End it."""
 
         async def end() -> None:
-            """Stop listening and moving bytes."""
+            """Stop listening and forwarding."""
             self._listener.close()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
@@ -93,7 +96,7 @@ class SubstitutedBroker:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old: bytes, new: bytes) -> None:
-    """Move whole frames one way, with `new` in place of `old`, until one end closes."""
+    """Forward whole frames in one direction, with `new` in place of `old`, until one end closes."""
     try:
         while True:
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -105,7 +108,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
 
 
 def make_topic(server: Server, front: SubstitutedBroker, topic: str) -> bytes:
-    """Make a topic of one partition at a broker that names the front as its address, by a way around that; return its id."""
+    """Create a topic of one partition at a broker that advertises the proxy, bypassing it; return its ID."""
     door = SubstitutedBroker()
     door.lead_to(server, (_LENGTH.pack(door.port), _LENGTH.pack(front.port)))
     admin = KafkaAdminClient(bootstrap_servers=door.address)

@@ -1,4 +1,4 @@
-"""Reads a whole Kafka topic, for tests."""
+"""Read a whole Kafka topic, for tests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.support.servers import Server
 
 
 def read_topic(broker: Server, topic: str) -> list[tuple[str, Any]]:
-    """Return (topic id, record) for everything in a topic."""
+    """Return (topic ID, record) for each record in a topic."""
     admin = KafkaAdminClient(bootstrap_servers=broker.address)
     (found,) = admin.describe_topics([topic])
     admin.close()

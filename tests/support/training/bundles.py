@@ -21,7 +21,7 @@ MAX_ITEMS, STRIDE = 20, 5
 
 
 def build_catalogue(num_items: int = 30) -> Catalogue:
-    """Build items i0, i1, ... of depth 1; even ones are of category even, the rest of odd."""
+    """Build items i0, i1, ... of depth 1; even items are of category even, the rest of odd."""
     return Catalogue(
         item_ids=tuple(f"i{index}" for index in range(num_items)),
         titles=tuple(f"Item {index}" for index in range(num_items)),
@@ -40,7 +40,7 @@ def build_decoder(vocab_size: int, seed: int) -> Decoder:
 
 
 def with_judged_pair(bundle: Path, out: Path) -> Path:
-    """Copy a bundle's folder with its own pair as the judged one too, and return the copy."""
+    """Copy a bundle's folder with its own pair also as the judged pair; return the copy."""
     shutil.copytree(bundle, out)
     served = shutil.ignore_patterns("student.onnx", "student_table", "report.json", "code_book.safetensors")
     shutil.copytree(bundle, out / JUDGED, ignore=served)
@@ -48,7 +48,7 @@ def with_judged_pair(bundle: Path, out: Path) -> Path:
 
 
 def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30) -> Bundle:
-    """Publish a bundle and make it live."""
+    """Publish a bundle and promote it."""
     source = root.parent / f"source-{version}"
     catalogue = build_catalogue(num_items)
     save_decoder(build_decoder(catalogue.vocab_size, seed), source / "decoder")
@@ -67,7 +67,7 @@ def live_store(root: Path, folder: Path, version: str, about: dict[str, Any], *m
 
 
 def point_to(root: Path, version: str, canary: Canary | None = None) -> None:
-    """Point the default name to a version behind the store's back, and this canary beside it, whatever is in them."""
+    """Point the default name to a version and a canary, bypassing the store's checks."""
     path = root / "names" / "default.json"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(NameRecord(live=version, canary=canary).encode())

@@ -1,8 +1,8 @@
-"""Fits the decoder, the student or its twin and kills itself before its nth step.
+"""Fit the decoder, the student or its twin, and kill this process before its nth step.
 
     python -m tests.support.training.killed_fit MODEL DATA FOLDER CHECKPOINT_EVERY_S STEP [ahead]
 
-With `ahead` its batches are made in a thread, as for a GPU.
+With `ahead` batches are prefetched in a thread, as for a GPU.
 """
 
 import os
@@ -33,7 +33,7 @@ def fit_one(model: str, folder: Path, checkpoints: Checkpoints) -> None:
 
 
 def kill_before(nth: int) -> None:
-    """Let the nth step of this process be its end."""
+    """End this process at its nth step."""
     step, steps = Descent.step, 0
 
     def counted(self: Descent, *args: Any) -> float:

@@ -1,4 +1,4 @@
-"""Fits of one line, for tests of what a fit does around its model."""
+"""Fits of one line, for tests of a fit's surrounding steps."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ LINE = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=
 
 
 def line() -> nn.Linear:
-    """A model of one weight, which is always the same."""
+    """A model of one weight with a fixed initial value."""
     torch.manual_seed(0)
     return nn.Linear(1, 1, bias=False)
 

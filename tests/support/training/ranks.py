@@ -1,4 +1,7 @@
-"""What ranks do in tests: fits of one line, and trainings whose data, seed or loss differs on one rank. Module-level, since ranks are spawned."""
+"""Rank functions of tests: fits of one line, and trainings with other data, seed or loss on one rank.
+
+Module-level, since ranks are spawned.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +24,10 @@ from tests.unit.pipelines.conftest import CPU
 def fit_line(
     checkpoints: Checkpoints, poison: float, poisoned_rank: int, epochs: int = 3, *, progress: Progress, group: Group
 ) -> tuple[Fitted, float]:
-    """Fit y = w x to 5 in epochs of four batches of two rows; the loss of the third batch is multiplied by `poison` on one rank. Return the weight too."""
+    """Fit y = w x to 5 in epochs of four batches of two rows; return the weight too.
+
+    The loss of the third batch is multiplied by `poison` on one rank.
+    """
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         usual = (model(torch.ones(len(batch.tokens), 1)) - 5).pow(2).mean()
@@ -43,7 +49,7 @@ def train_with_another(
     progress: Progress,
     group: Group,
 ) -> None:
-    """Train a decoder over a group of which one rank has another folder of `tokens`, or other fields of the options."""
+    """Train a decoder over a group in which one rank has another folder of `tokens`, or other option fields."""
     if group.rank == other_rank:
         tokens = other.pop("tokens", tokens)
         options = replace(options, **other)

@@ -1,4 +1,4 @@
-"""Sequences and steps as the scheduler makes them, and beams' tails, for tests that need no scheduler."""
+"""Sequences and steps as from the scheduler, and beams' tails, for tests without a scheduler."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PLACES = 3
 
 
 def sequence_of(tokens: list[int] | int, blocks: list[int] | None = None, **fields: Any) -> Sequence:
-    """Build a sequence of these tokens, or of so many, in these blocks; `fields` are others of its fields."""
+    """Build a sequence of these tokens, or of this number of tokens, in these blocks; `fields` sets other fields."""
     known = {"request_id": "a", "order": 0, "priority": 0, "arrival_s": 0.0, "deadline_s": None, **fields}
     sequence = Sequence(tokens=[0] * tokens if isinstance(tokens, int) else tokens, **known)
     sequence.block_table = blocks or []
@@ -24,7 +24,7 @@ def sequence_of(tokens: list[int] | int, blocks: list[int] | None = None, **fiel
 def step_of(
     chunks: list[tuple[int, int]], beams: list[tuple[int, int, int]], *, block_tokens: int, num_blocks: int
 ) -> StepPlan:
-    """Build a step of chunks (start, tokens) and of beams (prompt tokens, rows, levels done), each request over shuffled blocks of its own."""
+    """Build a step of chunks (start, tokens) and of beams (prompt tokens, rows, levels done), over shuffled blocks."""
     free = np.random.default_rng(5).permutation(num_blocks).tolist()
 
     def of_length(length: int, **fields: Any) -> Sequence:
@@ -53,7 +53,7 @@ def tails_of(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> Tails | None:
-    """Build random tails of a step's beams, seen as far as each request has decoded; None without beams."""
+    """Build random tails of a step's beams, as long as each request has decoded; None without beams."""
     if not plan.beam_steps:
         return None
     num_decoded_B = torch.tensor(

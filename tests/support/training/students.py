@@ -1,4 +1,4 @@
-"""Small students with random weights everywhere, also where training starts from zero."""
+"""Small students with random weights everywhere, including weights that start at zero in training."""
 
 import torch
 

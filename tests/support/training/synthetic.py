@@ -1,4 +1,4 @@
-"""A synthetic data set: users walk along a ring of items, so the next item can be learned from few events."""
+"""A synthetic data set: users walk along a ring of items, so few events suffice to learn the next item."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ def raw_items(num_items: int) -> pl.DataFrame:
 
 
 def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int = 0) -> pl.DataFrame:
-    """Each user starts somewhere and mostly steps to the next item of the ring, now and then over one."""
+    """Each user starts at a random item and mostly steps to the next item of the ring, sometimes skipping one."""
     rng = np.random.default_rng(seed)
     rows = []
     for user in range(num_users):
@@ -45,7 +45,7 @@ def read_events(raw: pl.DataFrame, known: pl.Series) -> pl.DataFrame:
 
 
 def write_events(events: pl.DataFrame, folder: Path, roles: EventRoles = DEFAULT_ROLES) -> None:
-    """Write events in order of time, with rising times per user, as the ingest stage does: what histories hold, and the dislikes."""
+    """Write events in order of time as the ingest stage does: histories, and dislikes."""
     with_labels(events, roles).filter(joins_history()).write_parquet(folder / "events.parquet")
     dislikes_of(events, roles).write_parquet(folder / "dislikes.parquet")
 
@@ -61,7 +61,7 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
 
 
 def write_with_dislikes(folder: Path) -> Path:
-    """Write the same of users of whom some buy, which weighs more than a click, and some dislike items on their way, or at its end."""
+    """Write the same for users who also buy, which weighs more than a click, or dislike items midway or at the end."""
     write_ingested(folder)
     rng, kinds = np.random.default_rng(1), ["click", "click", "buy", "dislike"]
     events = raw_events(40, 30, 16).with_columns(event_type=pl.Series(rng.choice(kinds, 40 * 16)))
@@ -94,7 +94,7 @@ def tokenized(ingested: Path, out: Path, codes: CodesOptions | None = None, **op
 
 
 def histories_from(ingested: Path) -> ReadHistories:
-    """Return a point-in-time join in plain loops: the oracle for the feature store's."""
+    """Return a point-in-time join in plain loops: the oracle for the feature store's join."""
     events = pl.read_parquet(ingested / "events.parquet")
 
     def read(rows: pl.DataFrame) -> pl.DataFrame:

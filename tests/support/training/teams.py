@@ -1,4 +1,4 @@
-"""Trainings over several workers, from beginning to end or stopped on the way."""
+"""Trainings over several workers, complete or stopped midway."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Undisturbed = Callable[..., tuple[Path, dict[str, float]]]
 
 
 def saved_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
-    """The checkpoints of a fit whose results are beside them."""
+    """The checkpoints of a fit, next to its results."""
     return Checkpoints(folder / "saved", "train", every_s)
 
 
@@ -33,7 +33,7 @@ def trained(
 
 
 class Stopped(Exception):
-    """Raised by a test's progress."""
+    """Raised by a test's progress callback."""
 
 
 def stop_after(epoch: int, tokens: Path, options: TrainOptions, out: Path, team: Team) -> None:
@@ -48,5 +48,5 @@ def stop_after(epoch: int, tokens: Path, options: TrainOptions, out: Path, team:
 
 
 def pids_of(logged: list[dict[str, object]]) -> list[int]:
-    """Return the process ids of the ranks that were started last."""
+    """Return the process IDs of the last started ranks."""
     return [int(str(line["pid"])) for line in logged if line["event"] == "worker_started"][-2:]
