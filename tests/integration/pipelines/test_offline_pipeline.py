@@ -251,7 +251,7 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
     run_pipeline(replace(options, refit=False), places, quiet())
     live = BundleStore(places.bundle_root).live()
     assert live.judged_dir == live.path
-    assert live.manifest["refit"] is None
+    assert live.manifest.get("refit") is None
     assert live.catalogue().popularity.sum() == 400
 
 
