@@ -61,7 +61,7 @@ def measure_nested(options: PipelineOptions, places: Places, console: Console) -
         dataset=name,
         published=_ndcg(bundle.path, bundle, cases),
         unrefitted=_ndcg(bundle.judged_dir, bundle, cases),
-        refit=bundle.manifest["refit"],
+        refit=bundle.manifest.get("refit"),
     )
 
 
