@@ -108,13 +108,13 @@ RULED: dict[str, Any] = {
         "freshness": {"half_life_h": 2.0, "factor": 3.0},
     },
 }
-ITEM: dict[str, Any] = {
+PUT_ITEM: dict[str, Any] = {
     "title": "t",
     "categories": ["a"],
     "attributes": {"x": ["s"], "y": 1.5, "z": True},
     "published_ms": NOW_MS,
 }
-PUT: dict[str, Any] = {"items": [{"item_id": "a", **ITEM}, {"item_id": "b", "available": False, "value": 2.0}]}
+PUT: dict[str, Any] = {"items": [{"item_id": "a", **PUT_ITEM}, {"item_id": "b", "available": False, "value": 2.0}]}
 PATCHED: dict[str, Any] = {
     "changes": {"item_id": "a", "title": "t", "attributes": {"x": {"texts": {"texts": ["s"]}}, "y": {"number": 1.5}}},
     "clear": ["value", "attributes", "attributes.z"],
