@@ -140,8 +140,9 @@ def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
 
     child = optimised(places, "int4")[0].children["int4"]
     store.promote(child.version)
+    wanted = OptimizeOptions(recipes=chosen("int4"), budget=ANY_LOSS, worth=ANY_GAIN, promotes=True)
     with pytest.raises(BundleMoved, match=child.version):
-        optimize(live.version, OptimizeOptions(recipes=chosen("int4"), budget=ANY_LOSS, promotes=True), places, quiet())
+        optimize(live.version, wanted, places, quiet())
 
     (places.stages_dir / "tokenize" / live.manifest["lineage"]["stages"]["tokenize"]).rename(places.state_dir / "away")
     with pytest.raises(
