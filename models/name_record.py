@@ -240,10 +240,15 @@ class NameRecord:
         return tuple(version for version in (self.live, candidate) if version is not None)
 
     def encode(self) -> bytes:
-        """Return the document. A nonce gives documents with equal fields different hashes."""
+        """Return the document. A nonce gives documents with equal fields different hashes.
+
+        Raises BundleCorrupt for a record that readers would reject.
+        """
         withdrawn = {version: _without_version(one) for version, one in self.withdrawn.items()}
         fields = asdict(replace(self, withdrawn={})) | {"withdrawn": withdrawn, "nonce": uuid.uuid4().hex}
-        return json.dumps(fields, indent=1).encode() + b"\n"
+        content = json.dumps(fields, indent=1).encode() + b"\n"
+        decode(content, _StoredRecord, "record")
+        return content
 
     def _move(
         self, candidate: "Candidate", *, seen: str | None, force: bool, move: tuple[str, str, str]
