@@ -39,8 +39,8 @@ class NestedRun:
     dataset: str
     published: Mapping[str, np.ndarray]
     unrefitted: Mapping[str, np.ndarray]
-    refit: Mapping[str, Any]
-    """The pipeline's facts about its refit."""
+    refit: Mapping[str, Any] | None
+    """The pipeline's facts about its refit; None for a run without a refit."""
 
 
 def measure_nested(options: PipelineOptions, places: Places, console: Console) -> NestedRun:
