@@ -11,6 +11,7 @@ from models.documents import MAX_BYTES, decode
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
 from models.manifest import MANIFEST, Report, decode_manifest, parents_of
+from models.mixer import SOURCES, Mixer, mixer_of
 from models.similar import SIMILAR, SimilarTable, load_similar
 from models.trainings import Lineage, made_from
 from models.withdrawals import SERVING
@@ -100,6 +101,19 @@ class Bundle:
     def similar(self, num_items: int) -> SimilarTable:
         """Read the similar items for a catalogue of this size; empty in bundles from before similar items existed."""
         return load_similar(self._verified(SIMILAR), num_items)
+
+    def mixer(self, num_items: int) -> Mixer | None:
+        """Read the mixer and the tables of its sources; None in a bundle without one.
+
+        Raises BundleCorrupt, also for a source without a table.
+        """
+        tables = {}
+        for name in self.manifest.get("mixer", {}).get("sources", ()):
+            folder = SIMILAR if name == SIMILAR else f"{SOURCES}/{name}"
+            if not any(listed.startswith(f"{folder}/") for listed in self.manifest["files"]):
+                raise BundleCorrupt(f"{self.path}: mixer.sources.{name}: no table in {folder}/")
+            tables[name] = load_similar(self._verified(folder), num_items)
+        return mixer_of(self.manifest, tables)
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""

@@ -4,16 +4,18 @@ File names are relative paths in normal form, so no file outside the version's f
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode
 from models.errors import BundleCorrupt
+from models.mixer import MODEL
 
 MANIFEST = "manifest.json"
 _MAX_FILES = 100_000
 _MAX_PROMPT_ITEMS = 1_000_000
+_MAX_WEIGHT = 1e6
 
 
 def _file_name(name: str) -> str:
@@ -82,6 +84,31 @@ class _Prompt(Schema):
     stride: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 50
 
 
+class _Reading(Schema):
+    newest: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)]
+    decay: Annotated[float, Field(gt=0, le=1)]
+
+
+class _Blend(Schema):
+    history: tuple[Count, Count | None]
+    weights: dict[str, Annotated[float, Field(ge=0, le=_MAX_WEIGHT)]]
+
+
+def _mixer(mixer: "_Mixer") -> "_Mixer":
+    """Return the mixer. Raises ValueError if a weight is of a source that it does not list."""
+    known = {MODEL, *mixer.sources}
+    for blends in mixer.blends.values():
+        for blend in blends:
+            if unknown := sorted(blend.weights.keys() - known):
+                raise ValueError(f"{unknown[0]!r:.100} has a weight but is no source")
+    return mixer
+
+
+class _Mixer(Schema):
+    sources: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z_]{0,31}$")], _Reading]
+    blends: dict[Literal["decoder", "student"], list[_Blend]]
+
+
 class Manifest(Schema):
     """The manifest fields that code reads. Only `files` is required: older bundles lack the other fields."""
 
@@ -99,6 +126,7 @@ class Manifest(Schema):
     prompt: _Prompt = _Prompt()
     llm_pays: list[tuple[Count, Count | None]] | None = None
     llm_price_ndcg_per_ms: Finite | None = None
+    mixer: Annotated[_Mixer, AfterValidator(_mixer)] | None = None
     lists: _Lists | None = None
     serving: _Serving = _Serving()
     lineage: _Lineage = _Lineage()

@@ -21,7 +21,7 @@ import structlog
 import torch
 from threadpoolctl import threadpool_limits
 
-from models.student import START, StudentModel
+from models.student import MAX_SCORED_WHOLE, START, StudentModel
 from pipelines.publication.student_graph import state_graph, student_graph
 from pipelines.scoring.dense import right_padded
 from services.student.ranker import StudentRanker
@@ -30,8 +30,6 @@ from services.student.table import TABLE, ItemTable, load_table, quantized
 log = structlog.get_logger()
 
 GRAPH = "student.onnx"
-_MAX_SCORED_WHOLE = 20_000
-"""Catalogues above this size get a table."""
 _CELLS_PER_ROOT, _LEAST_IN_CELL = 48, 10
 """Number of cells as a multiple of the square root of the number of items, and the minimum mean number of items per
 cell."""
@@ -57,7 +55,7 @@ _LEAST_SCORED = 1_024
 
 def export_student(student: StudentModel, histories: Sequence[np.ndarray], folder: Path) -> ItemTable | None:
     """Write the served student into this folder and return its table, if it has one. `histories` must be real."""
-    if student.config.num_items > _MAX_SCORED_WHOLE:
+    if student.config.num_items > MAX_SCORED_WHOLE:
         table = _fit_table(student, histories[:_NUM_IN_METRIC])
         table = _search_enough(student, table, histories[:_NUM_COMPARED], folder)
         if table.recall >= _LEAST:

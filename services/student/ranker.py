@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue
+from models.mixer import NUM_NORMALISED, Added
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 from services.student.table import TABLE, load_table
@@ -22,6 +23,7 @@ START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
 _EMBEDDING = "embedding.weight"
 """The tensor of the input rows, which are the output rows too."""
+_NOTHING = np.zeros(0, dtype=np.int64)
 _BLOCK, _LEAST_BLOCK = 1_024, 128
 """Items per block, with at least four blocks for each requested item. Maxima of smaller blocks cost more than one partition."""
 _FORMS = {"rows", "embedded"}
@@ -53,13 +55,18 @@ class StudentRanker:
         if self._table is not None and self._table.rows_VD.shape[1] != taken.shape[1]:
             raise BundleCorrupt(f"{path.parent / TABLE}/rows.npy: not the embeddings of {path.name}")
 
-    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `k` allowed item indices, best first (ties by index), and their scores (logits).
+    def rank(
+        self, history: Sequence[int], allowed: np.ndarray, k: int, added: Added | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return at most `k` allowed item indices, best first (ties by index), and their scores.
 
+        Scores are logits, or the mixer's logarithms if `added` holds the scores of other sources.
         `history` holds item indices, oldest first; only the newest `max_items` count, and an empty one ranks the items that
         most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
         With a table most of the best are found, and these in the order of their scores.
         """
+        if added is not None:
+            return self._mixed(history, allowed, k, added)
         if self._table is not None:
             return self._table.best(self.state(history), allowed, k)
         scores_V = self.score(history)
@@ -67,6 +74,21 @@ class StudentRanker:
         candidates = np.flatnonzero((allowed_V >= _floor(allowed_V, k)) & allowed)
         best = candidates[np.argsort(-scores_V[candidates], kind="stable")[:k]]
         return best, scores_V[best]
+
+    def _mixed(
+        self, history: Sequence[int], allowed: np.ndarray, k: int, added: Added
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rank by the mix. With a table, only the student's best items and the items of the sources are scored."""
+        if not added.model_weight:
+            return added.best_ranked(_NOTHING, _NOTHING, allowed, k)
+        if self._table is None:
+            return added.best(self.score(history), allowed, k)
+        state_D = self.state(history)
+        ranked, logits = self._table.best(state_D, allowed, max(k, NUM_NORMALISED))
+        named = np.setdiff1d(added.items[allowed[added.items]], ranked)
+        scored = np.concatenate([logits, self._table.score(state_D, named)])
+        logs = scored - np.logaddexp.reduce(logits[:NUM_NORMALISED])
+        return added.best_ranked(np.concatenate([ranked, named]), logs, allowed, k)
 
     def read_vectors(self, path: Path) -> None:
         """Read the items' vectors from a file of the weights; a student with a table has them there. Raises BundleCorrupt."""

@@ -99,9 +99,9 @@ class ItemTable:
         embedded_LD: np.ndarray = self.centroids_CD[self.cell_of_V[rows_L]] + own_LD
         return embedded_LD
 
-    def score(self, state_D: np.ndarray) -> np.ndarray:
-        """Return the scores (V,) of all items by item index."""
-        return self._score_rows(state_D, self.row_of_V)
+    def score(self, state_D: np.ndarray, items: np.ndarray | None = None) -> np.ndarray:
+        """Return the scores of these items, or (V,) of all items by item index."""
+        return self._score_rows(state_D, self.row_of_V if items is None else self.row_of_V[items])
 
     def best(self, state_D: np.ndarray, allowed_V: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `k` allowed items, best first (ties by index), and their scores; fewer only where fewer are allowed.

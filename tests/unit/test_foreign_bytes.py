@@ -31,10 +31,12 @@ from models.canary import Canary, Stage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
+from models.mixer import mixer_of
 from models.name_record import Move, NameRecord, Reference, decode_record
 from models.prompt import prompt_window
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
+from models.similar import SimilarTable
 from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
@@ -330,6 +332,13 @@ def manifest_document(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+class _Tables(dict[str, SimilarTable]):
+    """A table of two items for every name."""
+
+    def __missing__(self, name: str) -> SimilarTable:
+        return SimilarTable(np.array([[1], [0]], dtype=np.int32), np.ones((2, 1), dtype=np.float16))
+
+
 def manifest(path: Path) -> None:
     """Read a manifest like gateways, pipeline runs and commands."""
     store = BundleStore(path.parents[1])
@@ -341,6 +350,8 @@ def manifest(path: Path) -> None:
     prompt_window(1_000, bundle.manifest)
     for about in (bundle.manifest, {}):
         llm_pays(about, 7), lists_version(about, "v1"), learned_repeats(about)
+        if (mixer := mixer_of(about, _Tables())) is not None:
+            mixer.added("student", [0, 1, 1])
     assert bundle.prefix_version
     assert all(
         (bundle.path / name).resolve().is_relative_to(bundle.path.resolve()) for name in bundle.manifest["files"]
@@ -381,6 +392,10 @@ ABOUT: dict[str, Any] = {
     "llm_pays": [[0, 5], [9, None]],
     "llm_price_ndcg_per_ms": 0.1,
     "lists": {"of": "v0", "under": "v1"},
+    "mixer": {
+        "sources": {"text": {"newest": 5, "decay": 0.5}},
+        "blends": {"student": [{"history": [0, None], "weights": {"model": 1.0, "text": 0.1}}]},
+    },
     "serving": {"weight_kind": "int8"},
     "metrics": {"decoder": {"ndcg@10": 0.1}},
     "multiply_adds": {"decoder": 9},

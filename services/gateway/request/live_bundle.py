@@ -17,6 +17,7 @@ from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
 from models.bundle_follower import BundleFollower, Serving
 from models.canary import Canary
 from models.catalogue import Catalogue
+from models.mixer import Added, Mixer
 from models.registry import BundleStore
 from models.similar import SimilarTable
 from services.contracts.experiments import place_of
@@ -32,8 +33,10 @@ log = structlog.get_logger()
 class Student(Protocol):
     """The distilled model in this process."""
 
-    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most k allowed item indices, best first, and their scores.
+    def rank(
+        self, history: Sequence[int], allowed: np.ndarray, k: int, added: Added | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return at most k allowed item indices, best first, and their scores, mixed with those that sources `added`.
 
         `history` holds at least one item index, oldest first; `allowed` is (num_items,) bool. Blocks for about a
         millisecond.
@@ -64,6 +67,7 @@ class Live:
     items: ItemLayout
     expressions: Expressions
     similar: SimilarTable
+    mixer: Mixer | None = None
 
     @property
     def repeats(self) -> bool:
@@ -87,6 +91,10 @@ class Live:
         is_known = items < self.items.num_known
         found = self.student.vectors(np.where(is_known, items, 0))
         return found if found is None else found * is_known[:, None]
+
+    def added(self, model: str, history: Sequence[int]) -> Added | None:
+        """Return the scores that the sources add to this model's for a history; None if the model serves without them."""
+        return None if self.mixer is None else self.mixer.added(model, history)
 
     def llm_pays(self, num_history: int) -> bool:
         """Whether the evaluation shows an LLM gain for histories of this many known items.
@@ -188,7 +196,8 @@ class LiveBundle:
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
         expressions = Expressions(items, lock=threading.Lock())
-        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, expressions, similar)
+        mixer = bundle.mixer(len(catalogue.item_ids)) if bundle.is_trained else None
+        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, expressions, similar, mixer)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

@@ -17,6 +17,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
+from models.mixer import DECODER
 from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
@@ -136,6 +137,11 @@ class LlmTier:
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
         ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)
+        if (added := context.live.added(DECODER, context.history)) is not None:
+            allowed = context.masks.allowed[: context.live.items.num_known]
+            ranking = ItemRanking(
+                Tier.LLM, *added.best_ranked(ranking.indices, ranking.scores, allowed, context.num_ranked)
+            )
         return LlmResult(ranking=ranking, outcome=outcome, reply=reply)
 
     def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, name: str) -> None:
@@ -166,6 +172,14 @@ def rank_size(context: RequestContext) -> RankSize:
     )
 
 
+def num_from_llm(context: RequestContext, beam_width: int) -> int:
+    """Return the number of items that the LLM ranks; all beams if its ranking is mixed with other sources."""
+    num, mixer = context.num_from_beams(beam_width), context.live.mixer
+    if mixer is None or mixer.blend(DECODER, len(context.history)) is None:
+        return num
+    return max(num, min(beam_width, context.masks.num_allowed))
+
+
 def rank_request(
     context: RequestContext, budget_s: float, beam_width: int, replicas: Sequence[str] = ()
 ) -> RankRequest:
@@ -178,7 +192,7 @@ def rank_request(
         user_id=request.user_id,
         bundle_version=context.live.version,
         history_item_ids=context.history_item_ids,
-        k=context.num_from_beams(beam_width),
+        k=num_from_llm(context, beam_width),
         budget_ms=budget_s * 1_000,
         excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.excluded_item_ids)),
         filters=_filters_of(context),

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import structlog
 
+from models.mixer import STUDENT
 from services.contracts.recommend import Reason, Tier
 from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
@@ -65,7 +66,8 @@ def _rank(context: RequestContext) -> TierResult:
         try:
             allowed = context.masks.allowed[: context.live.items.num_known]  # the student knows no newer items
             assert context.live.student is not None, "the policy asks no student of a bundle without models"
-            indices, scores = context.live.student.rank(context.history, allowed, context.num_ranked)
+            added = context.live.added(STUDENT, context.history)
+            indices, scores = context.live.student.rank(context.history, allowed, context.num_ranked, added)
         except Exception as error:  # noqa: BLE001 - the next tier answers after any failure of the runtime
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
             return TierResult(failure=Reason.STUDENT_FAILED)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from models.mixer import Added
 from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
@@ -100,10 +101,14 @@ class FakeStudent:
         """Return these items' rows, if a test set any."""
         return None if self.rows is None else self.rows[items]
 
-    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def rank(
+        self, history: Sequence[int], allowed: np.ndarray, k: int, added: Added | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Rank."""
         if self.error is not None:
             raise self.error
+        if added is not None:
+            return added.best(np.zeros(len(allowed)), allowed, k)
         ordered = dict.fromkeys((*self.order, *range(len(allowed) - 1, -1, -1)))
         indices = np.array([index for index in ordered if allowed[index]], dtype=np.int64)[:k]
         return indices, indices.astype(float)

@@ -150,6 +150,15 @@ HOSTILE_MANIFESTS: dict[str, str] = {
                 ("lists", {"of": "v1"}),
                 ("lists", {"of": "/", "under": "v2"}),
             ),
+            *(("mixer", {}), ("mixer", {"sources": {}, "blends": {"oracle": []}})),
+            *(
+                ("mixer", {"sources": {name: {"newest": newest, "decay": decay}}, "blends": {}})
+                for name, newest, decay in (("../x", 5, 0.5), ("a/b", 5, 0.5), ("text", 0, 0.5), ("text", 5, 1.5))
+            ),
+            *(
+                ("mixer", {"sources": {}, "blends": {"student": [{"history": lengths, "weights": weights}]}})
+                for lengths, weights in (([0], {}), ([0, None], {"text": 1.0}), ([0, 9], {"model": -1.0}))
+            ),
             *(("metrics", {"decoder": 1}), ("multiply_adds", []), ("data", []), ("num_items", "9"), ("forced", "no")),
         )
     },

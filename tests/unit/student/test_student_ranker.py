@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.bundle import Bundle
+from models.mixer import Added, softmax
 from models.student import START, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt
@@ -67,6 +68,20 @@ def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: 
 
     assert indices.tolist() == wanted
     np.testing.assert_array_equal(found, scores[wanted])
+
+
+@given(history=st.lists(st.integers(0, NUM_ITEMS - 1), min_size=1, max_size=5), weight=st.sampled_from([0.0, 0.5, 1.0]))
+@settings(max_examples=20)
+def test_a_mixed_ranking_is_the_weighted_sum_in_order(ranker: StudentRanker, history: list[int], weight: float) -> None:
+    """The mix adds the sources to the student's probabilities; with weight 0 only their items come back."""
+    added = Added(np.array([3, 7, 3]), np.array([0.2, 0.05, 0.1]), weight)
+    sums = weight * softmax(ranker.score(history)) + np.bincount(added.items, added.scores, minlength=NUM_ITEMS)
+    wanted = [index for index in np.lexsort((np.arange(NUM_ITEMS), -sums)) if sums[index] > 0][:8]
+
+    indices, scores = ranker.rank(history, EVERYTHING, 8, added)
+
+    assert indices.tolist() == wanted
+    np.testing.assert_allclose(scores, np.log(sums[wanted]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])

@@ -29,7 +29,7 @@ from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built, learn_t
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a table for the ring's thirty items with few scored rows."""
-    monkeypatch.setattr(student_table, "_MAX_SCORED_WHOLE", 10)
+    monkeypatch.setattr(student_table, "MAX_SCORED_WHOLE", 10)
     monkeypatch.setattr(student_table, "_LEAST_SCORED", 4)
 
 
