@@ -57,6 +57,15 @@ class RuledItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedItem:
+    """One item's mixed score, and the part of each source; the parts sum to the score. `model` is the tier's model."""
+
+    item_id: str
+    score: float
+    by_source: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """One request. `outcome` is "ok" or the error's code; fields that a refusal lacks are None or empty.
 
@@ -91,6 +100,8 @@ class Explanation:
     stages: tuple[StageTime, ...] = ()
     ruled: tuple[RuledItem, ...] = ()
     """The first items before and after the rules, if any rule reordered them."""
+    mixed: tuple[MixedItem, ...] = ()
+    """The first items of the answering tier, if it mixes sources."""
 
     def as_plain(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -103,6 +114,7 @@ def encode_explanation(
     llm: Sequence[Any] | None,
     stages: Sequence[Any],
     ruled: Sequence[Any] = (),
+    mixed: Sequence[Any] = (),
 ) -> bytes:
     """Return the stored form: one JSON array of values without names, since many are written and few are read.
 
@@ -112,13 +124,14 @@ def encode_explanation(
         llm: In the order of LlmPart's fields, if a request was sent to the LLM.
         stages: Tuples (name, offset in s, duration in s).
         ruled: Tuples (item id, position before, position after, names of rules).
+        mixed: Tuples (item id, score, score by source).
     """
-    return to_json((own, facts, llm, stages, ruled))
+    return to_json((own, facts, llm, stages, ruled, mixed))
 
 
 def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
     """Read the stored form. Raises ValueError or TypeError for anything else."""
-    own, facts, llm, stages, ruled = from_json(stored)
+    own, facts, llm, stages, ruled, mixed = from_json(stored)
     return Explanation(
         **dict(zip(OWN_FIELDS, own, strict=True)),
         facts=dict(zip(fact_names, facts, strict=True)) if facts else {},
@@ -130,6 +143,7 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
             RuledItem(item_id=one, before=before, after=after, rules=tuple(rules))
             for one, before, after, rules in ruled
         ),
+        mixed=tuple(MixedItem(item_id=one, score=score, by_source=dict(by_source)) for one, score, by_source in mixed),
     )
 
 
@@ -151,6 +165,8 @@ def _rounded(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value
 
 
-OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages", "ruled"})
+OWN_FIELDS = tuple(
+    one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages", "ruled", "mixed"}
+)
 _USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")
 _LLM_FIELDS = tuple(one.name for one in fields(LlmPart))

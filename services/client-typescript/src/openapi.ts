@@ -1090,6 +1090,11 @@ export interface components {
              */
             ruled: components["schemas"]["RuledItemBody"][];
             /**
+             * Mixed
+             * @description The first items of a tier that mixes sources
+             */
+            mixed: components["schemas"]["MixedItemBody"][];
+            /**
              * Sentences
              * @description The explanation in words
              */
@@ -1399,6 +1404,23 @@ export interface components {
              * @default
              */
             name?: string;
+        };
+        /**
+         * MixedItemBody
+         * @description An item's mixed score and the part of each source; the parts sum to the score.
+         */
+        MixedItemBody: {
+            /** Item Id */
+            item_id: string;
+            /** Score */
+            score: number;
+            /**
+             * By Source
+             * @description `model` is the model of the tier
+             */
+            by_source: {
+                [key: string]: number;
+            };
         };
         /**
          * ModelBody

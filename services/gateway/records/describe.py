@@ -26,6 +26,7 @@ def describe(explanation: Explanation) -> list[str]:
         _answer_sentence(explanation),
         reason_sentence(explanation),
         _list_sentence(explanation),
+        _mix_sentence(explanation),
         _rules_sentence(explanation),
         *_llm_sentences(explanation),
         _deadline_sentence(explanation),
@@ -64,6 +65,17 @@ def _answer_sentence(explanation: Explanation) -> str:
 def _list_sentence(explanation: Explanation) -> str:
     is_used = explanation.tier == Tier.PRECOMPUTED
     return "" if is_used else _LIST_SENTENCES.get(explanation.list_state or "", "")
+
+
+def _mix_sentence(explanation: Explanation) -> str:
+    """Return the sentence on the sources of the first items' scores: each source's fraction of their sum."""
+    total = sum(item.score for item in explanation.mixed)
+    if not total:
+        return ""
+    names = dict.fromkeys(name for item in explanation.mixed for name in item.by_source)
+    sums = {name: sum(item.by_source.get(name, 0.0) for item in explanation.mixed) for name in names}
+    parts = ", ".join(f"{name} {part / total:.0%}" for name, part in sums.items())
+    return f"The scores of the first {len(explanation.mixed)} items come from: {parts}."
 
 
 def _rules_sentence(explanation: Explanation) -> str:

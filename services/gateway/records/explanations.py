@@ -11,9 +11,11 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Protocol
 
+import numpy as np
 import structlog
 from prometheus_client import Counter
 
+from models.mixer import DECODER, MODEL, STUDENT
 from services.contracts.explanation import (
     OWN_FIELDS,
     Explanation,
@@ -30,6 +32,7 @@ from services.gateway.request.context import RequestContext
 from services.gateway.rules.stage import Ruled, moves_of
 from services.gateway.tiers.llm import LlmResult
 from services.gateway.tiers.precomputed import list_state
+from services.gateway.tiers.tier import TierResult
 from services.router.policy import Facts
 
 log = structlog.get_logger()
@@ -38,6 +41,9 @@ _FLUSH_EVERY_S = 0.2
 _MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
+_MAX_MIXED = 20
+"""Maximum items with the parts of their score per explanation."""
+_MIXED_BY = {Tier.STUDENT: STUDENT, Tier.LLM: DECODER}
 _MAX_RULED = 100
 """Maximum items before and after the rules per explanation."""
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
@@ -152,7 +158,8 @@ def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
     llm_fields = _llm_fields(llm) if isinstance(llm, LlmResult) else None
     stages, facts = routing.context.stages.raw(), _facts_of(routing.facts)
     ruled = () if routing.ruled is None else _moves(routing.ruled, routing.context)
-    return record.answer.request_id, encode_explanation(own_fields, facts, llm_fields, stages, ruled)
+    mixed = _mixed(routing.context, routing.results.get(record.answer.tier), record.answer.tier)
+    return record.answer.request_id, encode_explanation(own_fields, facts, llm_fields, stages, ruled, mixed)
 
 
 def ruled_items(record: AnswerRecord) -> tuple[RuledItem, ...]:
@@ -171,6 +178,21 @@ def _moves(ruled: Ruled, context: RequestContext) -> list[tuple[str, int | None,
     items = context.live.items
     return [(items.item_id(index), before, after, rules) for index, before, after, rules in moves_of(ruled)][
         :_MAX_RULED
+    ]
+
+
+def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> list[tuple[str, float, dict[str, float]]]:
+    """Return the first items of a tier that mixes sources, in the order of MixedItem's fields; empty for other tiers."""
+    mixer, model, ranking = context.live.mixer, _MIXED_BY.get(tier), None if result is None else result.ranking
+    blend = None if mixer is None or model is None else mixer.blend(model, len(context.history))
+    if mixer is None or blend is None or ranking is None:
+        return []
+    items = ranking.indices[:_MAX_MIXED].tolist()
+    scores = np.exp(ranking.scores[:_MAX_MIXED]).tolist()
+    parts = mixer.contributions(context.history, blend, items)
+    return [
+        (context.live.items.item_id(item), score, {MODEL: max(0.0, score - sum(own.values())), **own})
+        for item, score, own in zip(items, scores, parts, strict=True)
     ]
 
 

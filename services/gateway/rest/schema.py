@@ -416,6 +416,14 @@ class RuledItemBody(Body):
     rules: list[str] = Field(description="Those that moved it, or others past it")
 
 
+class MixedItemBody(Body):
+    """An item's mixed score and the part of each source; the parts sum to the score."""
+
+    item_id: str
+    score: float
+    by_source: dict[str, float] = Field(description="`model` is the model of the tier")
+
+
 class ExplanationBody(Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
@@ -445,6 +453,7 @@ class ExplanationBody(Body):
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
     ruled: list[RuledItemBody] = Field(description="The first items before and after the rules")
+    mixed: list[MixedItemBody] = Field(description="The first items of a tier that mixes sources")
     sentences: list[str] = Field(description="The explanation in words")
 
 

@@ -13,7 +13,8 @@ def test_values_survive(text: str, stages: list[tuple[str, float, float]], numbe
     own = (text, "grpc", "ok", number, text, *[None] * (len(OWN_FIELDS) - 5))
 
     ruled = ((text, 3, 1, ("pins", "caps")), ("i", None, 2, ()))
-    found = decode_explanation(encode_explanation(own, (number, True), None, stages, ruled), ("n", "b"))
+    mixed = ((text, 0.5, {"model": 0.25, "text": 0.25}),)
+    found = decode_explanation(encode_explanation(own, (number, True), None, stages, ruled, mixed), ("n", "b"))
 
     expected = [
         StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
@@ -21,13 +22,14 @@ def test_values_survive(text: str, stages: list[tuple[str, float, float]], numbe
     ]
     assert (found.request_id, found.door, found.at_unix_ms, found.message) == (text, "grpc", number, text)
     assert [(one.item_id, one.before, one.after, one.rules) for one in found.ruled] == list(ruled)
+    assert [(one.item_id, one.score, one.by_source) for one in found.mixed] == list(mixed)
     assert found.facts == {"n": number, "b": True}
     assert sorted(found.stages, key=repr) == sorted(expected, key=repr)
     assert [stage.offset_ms for stage in found.stages] == sorted(stage.offset_ms for stage in expected)
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"{}", b"[]", b"nonsense", b'[["only"],[],null,[],[]]', b'{"a":1,"b":2,"c":3,"d":4,"e":5}']
+    "stored", [b"", b"{}", b"[]", b"nonsense", b'[["only"],[],null,[],[],[]]', b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6}']
 )
 def test_other_content_is_refused(stored: bytes) -> None:
     """Malformed content raises; it never becomes a wrong explanation."""
