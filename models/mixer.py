@@ -27,6 +27,8 @@ SOURCES = "sources"
 STUDENT, DECODER = "student", "decoder"
 MODEL = "model"
 """The weight of the model's own probability."""
+NUM_NORMALISED = 100
+"""Of a model that scores only some items of a large catalogue, the best ones whose probabilities sum to 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,17 +40,15 @@ class Source:
     decay: float = 0.5
 
     def read(self, history: Sequence[int], weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return items (R,) and their scores (R,) float64; an item may occur several times, -1 never."""
-        newest_L = np.asarray(history[-self.newest :], dtype=np.int64)[::-1]
-        factors_L = weight * self.decay ** np.arange(len(newest_L))
-        items_R = self.table.neighbours_VN[newest_L].ravel()
-        scores_R = (self.table.scores_VN[newest_L] * factors_L[:, None]).ravel()
+        """Return items (R,) and their scores (R,) float32; an item may occur several times, -1 never."""
+        newest_L = np.array(history[-self.newest :], dtype=np.int64)[::-1]
+        factors_L = weight * self.decay ** np.arange(len(newest_L), dtype=np.float32)
+        items_R = self.table.neighbours_VN.take(newest_L, axis=0).ravel()
+        scores_R = (self.table.scores_VN.take(newest_L, axis=0) * factors_L[:, None]).ravel()
+        if items_R.min(initial=0) >= 0:
+            return items_R, scores_R
         kept = items_R != NONE
         return items_R[kept], scores_R[kept]
-
-
-NUM_NORMALISED = 100
-"""Of a model that scores only some items of a large catalogue, the best ones whose probabilities sum to 1."""
 
 
 def summed(items: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +73,7 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Added:
-    """The sources' part of a mixed score: items (R,), of which one may occur several times, and their scores (R,).
+    """The sources' part of a mixed score: items (R,), with duplicates, and their scores (R,).
 
     `model_weight` is the weight of the model's probabilities, 0 if the sources rank without it.
     """
@@ -89,8 +89,8 @@ class Added:
         """
         sums = np.bincount(self.items, self.scores, minlength=len(logits))
         if self.model_weight:
-            sums = sums + self.model_weight * softmax(logits)
-        return best_of(np.flatnonzero(allowed), sums[allowed], k)
+            sums = sums + np.float32(self.model_weight) * softmax(logits)
+        return best_of(np.arange(len(logits)), sums * allowed, k)
 
     def best_ranked(
         self, ranked: np.ndarray, logs: np.ndarray, allowed: np.ndarray, k: int
@@ -146,12 +146,30 @@ class Mixer:
 
 def best_of(items: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at most `k` of these items with a score above 0, best first (ties by index), and the scores' logarithms."""
-    kept = np.flatnonzero(scores > 0)
-    if len(kept) > k:
-        bound = np.partition(scores[kept], len(kept) - k)[len(kept) - k]
-        kept = kept[scores[kept] >= bound]
-    kept = kept[np.lexsort((items[kept], -scores[kept]))[:k]]
-    return items[kept], np.log(scores[kept])
+    kept = np.flatnonzero((scores >= floor_of(scores, k)) & (scores > 0))
+    best, found = items[kept], scores[kept]
+    order = np.lexsort((best, -found))[:k]
+    return best[order], np.log(found[order])
+
+
+_BLOCK, _LEAST_BLOCK = 1_024, 128
+"""Items per block, with at least four blocks for each requested item. Maxima of smaller blocks cost more than one partition."""
+
+
+def floor_of(scores_V: np.ndarray, k: int) -> float:
+    """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
+
+    The k-th best score is such a bound. So is the k-th best of the maxima of equal blocks, which costs one pass over the scores
+    instead of a partition. All items at or above the bound are candidates, so ties at the bound are decided by index.
+    """
+    if not 0 < k < len(scores_V):
+        return -np.inf
+    block = min(_BLOCK, len(scores_V) // (4 * k))
+    if block < _LEAST_BLOCK:
+        return float(np.partition(scores_V, len(scores_V) - k)[len(scores_V) - k])
+    whole = len(scores_V) // block * block
+    maxima = scores_V[:whole].reshape(-1, block).max(axis=1)
+    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

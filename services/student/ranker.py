@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.mixer import NUM_NORMALISED, Added
+from models.mixer import NUM_NORMALISED, Added, floor_of
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 from services.student.table import TABLE, load_table
@@ -24,8 +24,6 @@ START_ROW = 0
 _EMBEDDING = "embedding.weight"
 """The tensor of the input rows, which are the output rows too."""
 _NOTHING = np.zeros(0, dtype=np.int64)
-_BLOCK, _LEAST_BLOCK = 1_024, 128
-"""Items per block, with at least four blocks for each requested item. Maxima of smaller blocks cost more than one partition."""
 _FORMS = {"rows", "embedded"}
 """Inputs of a graph: row indices of its own embedding, or the history's embeddings from the table."""
 
@@ -71,7 +69,7 @@ class StudentRanker:
             return self._table.best(self.state(history), allowed, k)
         scores_V = self.score(history)
         allowed_V = np.where(allowed, scores_V, -np.inf)
-        candidates = np.flatnonzero((allowed_V >= _floor(allowed_V, k)) & allowed)
+        candidates = np.flatnonzero((allowed_V >= floor_of(allowed_V, k)) & allowed)
         best = candidates[np.argsort(-scores_V[candidates], kind="stable")[:k]]
         return best, scores_V[best]
 
@@ -129,22 +127,6 @@ def _unit(rows_ND: np.ndarray) -> np.ndarray:
     lengths_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
     unit_ND: np.ndarray = rows_ND / np.where(lengths_N1 > 0, lengths_N1, 1)
     return unit_ND
-
-
-def _floor(scores_V: np.ndarray, k: int) -> float:
-    """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
-
-    The k-th best score is such a bound. So is the k-th best of the maxima of equal blocks, which costs one pass over the scores
-    instead of a partition. All items at or above the bound are candidates, so ties at the bound are decided by index.
-    """
-    if not 0 < k < len(scores_V):
-        return -np.inf
-    block = min(_BLOCK, len(scores_V) // (4 * k))
-    if block < _LEAST_BLOCK:
-        return float(np.partition(scores_V, len(scores_V) - k)[len(scores_V) - k])
-    whole = len(scores_V) // block * block
-    maxima = scores_V[:whole].reshape(-1, block).max(axis=1)
-    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
 
 
 def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:

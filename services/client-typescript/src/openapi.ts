@@ -1412,7 +1412,10 @@ export interface components {
         MixedItemBody: {
             /** Item Id */
             item_id: string;
-            /** Score */
+            /**
+             * Score
+             * Format: double
+             */
             score: number;
             /**
              * By Source

@@ -12,7 +12,7 @@ from tests.unit.gateway.world import started_world
 
 
 def about(model: str, weights: dict[str, float]) -> dict[str, Any]:
-    """Return a manifest's mixer with one source: the ring, in which the next items have the scores 0.75, 0.5 and 0.25."""
+    """Return a manifest's mixer with one source: the ring, where the next items score 0.75, 0.5 and 0.25."""
     sources = {"similar": {"newest": 2, "decay": 0.5}}
     return {"mixer": {"sources": sources, "blends": {model: [{"history": [0, None], "weights": weights}]}}}
 
@@ -44,7 +44,7 @@ async def test_a_tier_answers_with_the_mix_and_explains_it(
 
 
 async def test_a_tier_without_a_blend_serves_its_model(tmp_path: Path) -> None:
-    """A blend of the decoder leaves the student's ranking alone; its explanation has no parts."""
+    """A blend of the decoder does not change the student's ranking; its explanation has no parts."""
     async with started_world(tmp_path, about=about("decoder", {"similar": 1.0})) as world:
         world.student.order = [7, 9]
         answer = await world.recommend("short", request_id="r", k=2)
