@@ -23,7 +23,7 @@ from services.features.repo import RepoAddress
 from services.settings.settings import Settings
 
 STAGE_NAMES = (
-    *("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate"),
+    *("ingest", "features", "tokenize", "train", "distill", "sources", "evaluate", "gate"),
     *("refit", "similar", "assemble", "precompute", "publish"),
 )
 _AFTER_GATE = ("refit", "similar", "assemble", "precompute")

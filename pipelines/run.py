@@ -23,6 +23,7 @@ from pipelines.publication import model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageOutput
+from pipelines.scoring.mixed import describe_sources
 from pipelines.similarity import mix
 from pipelines.stages import STAGES, ModelRun
 from pipelines.training import recipes, train_decoder, train_student
@@ -112,6 +113,7 @@ def _show(run: ModelRun, console: Console) -> None:
     if "evaluate" in folders:
         report = evaluate.read_report(folders["evaluate"])
         console.print(metrics_table(report))
+        console.print(describe_sources(report["mixer"]), markup=False)
         console.print(describe_gain(report["gain"], run.options.llm_price_ndcg_per_ms), markup=False)
     if "refit" in folders:
         console.print(refit.describe(refit.read_found(folders["refit"])), markup=False)

@@ -1,6 +1,6 @@
 """The stages of the offline flow, in order: the inputs of each stage, and its output. `STAGES` is the flow.
 
-    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> similar
+    ingest -> features -> (depth) -> tokenize -> train -> distill -> sources -> evaluate -> gate -> (refit) -> similar
     -> assemble -> precompute -> publish
 
 A stage is a function of the run so far. It is skipped if its output for these inputs exists. Effects outside of its
@@ -38,7 +38,8 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
-from pipelines.similarity import mix
+from pipelines.scoring.mixed import read_mixer
+from pipelines.similarity import sources
 from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
@@ -270,13 +271,24 @@ def _distill(run: ModelRun, progress: Progress) -> StageOutput:
     )
 
 
+def _sources(run: ModelRun, progress: Progress) -> StageOutput:
+    """Count the untrained sources of scores, and choose their weights beside each model on validation labels."""
+    judged, repeats = run.judged, run.size.repeats
+
+    def make(out: Path) -> None:
+        models = evaluate.model_probabilities(judged)
+        sources.make_sources(judged.tokenized, judged.students_dir, models, out, progress, repeats=repeats)
+
+    return run.cache.run("sources", content_key({"repeats": repeats}, [run.made["distill"].key], [sources]), make)
+
+
 def _evaluate(run: ModelRun, progress: Progress) -> StageOutput:
     """Rank the test labels by both models and the baselines, and write the report."""
     name = run.options.data_name
     return run.cache.run(
         "evaluate",
-        content_key({"name": name, "repeats": run.size.repeats}, [run.made["distill"].key], [evaluate]),
-        lambda out: evaluate.evaluate(run.judged, run.held_out, name, out, progress),
+        content_key({"name": name, "repeats": run.size.repeats}, [run.made["sources"].key], [evaluate]),
+        lambda out: evaluate.evaluate(run.judged, run.held_out, name, out, progress, run.made["sources"].path),
     )
 
 
@@ -316,19 +328,18 @@ def _refit(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _similar(run: ModelRun, progress: Progress) -> StageOutput:
-    """Choose the mix of similar items, and write their table for the serving pair.
+    """Write the tables of similar items and of the other sources for the serving pair.
 
     Raises StageFailed for a harmful refit.
     """
-    judged, serving, last = run.judged, run.serving, run.made["distill"]
+    serving, last, judged = run.serving, run.made["sources"], run.made["sources"].path
     if run.options.refit:
         last = run.made["refit"]
         refit.refuse(refit.read_found(last.path))
-    of_judged, of_serving = ((pair.tokenized, pair.students_dir) for pair in (judged, serving))
     return run.cache.run(
         "similar",
-        content_key({"repeats": run.size.repeats}, [last.key], [mix]),
-        lambda out: mix.make_similar(of_judged, of_serving, out, progress, repeats=run.size.repeats),
+        content_key({}, [run.made["sources"].key, last.key], [sources]),
+        lambda out: sources.make_serving(judged, serving.tokenized, serving.students_dir, out, progress),
     )
 
 
@@ -357,7 +368,13 @@ def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
     catalogue, repeats = load_catalogue(folder / "catalogue.parquet"), run.size.repeats
     shape = run.recipe.train
     ranker = precompute.BatchRanker(
-        folder / "decoder", catalogue, version, shape.max_items, shape.stride, repeats=repeats
+        folder / "decoder",
+        catalogue,
+        version,
+        shape.max_items,
+        shape.stride,
+        repeats=repeats,
+        mixer=read_mixer(run.made["similar"].path, len(catalogue.item_ids)),
     )
     return store_lists(run.cache, run.options, run.places, run.made["ingest"], ranker, progress)
 
@@ -402,6 +419,7 @@ STAGES = (
     Stage("tokenize", _tokenize),
     Stage("train", _train),
     Stage("distill", _distill),
+    Stage("sources", _sources),
     Stage("evaluate", _evaluate),
     Stage("gate", _gate),
     Stage("refit", _refit, lambda run: run.publishes and run.options.refit),

@@ -10,7 +10,7 @@ The variety of the lists is measured too (variety.py).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
 from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
 from pipelines.evaluation.decoder_times import decoder_ms
-from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of, with_cost
+from pipelines.evaluation.gain import gain_by_slice, served_as, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.held_out import MOST_USERS, HeldOut
 from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
-from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.beams import BeamScorer, decoder_scorer
+from pipelines.scoring.dense import DecoderScorer
 from pipelines.scoring.metrics import Ranks, Scorer, gains, rank_labels, summarise
+from pipelines.scoring.mixed import MixedScorer, SourceScorer, probabilities_of, read_about, read_mixer
 from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.speed import decoder_work
@@ -60,13 +62,16 @@ class Trained:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress) -> None:
-    """Rank every test label with every model; write report.json and ranks.parquet."""
+def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress, sources: Path) -> None:
+    """Rank every test label with every model and mix; write report.json and ranks.parquet.
+
+    `sources` is the folder of the untrained sources (pipelines.similarity.sources).
+    """
     catalogue, cases = (
         load_catalogue(trained.tokenized / "catalogue.parquet"),
         held_out.open("evaluation of new models"),
     )
-    scorers, shelves = list(_scorers(trained, catalogue)), shelf_of(catalogue.popularity)
+    scorers, shelves = list(_scorers(trained, catalogue, sources)), shelf_of(catalogue.popularity)
     ranks: dict[str, Ranks] = {}
     metrics: dict[str, dict[str, Any]] = {}
     for done, (name, scorer) in enumerate(scorers, start=1):
@@ -81,8 +86,10 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
     prompt = {"max_items": trained.max_items, "stride": trained.stride}
     cost_ms = decoder_ms(trained.decoder_dir, catalogue, cases.histories, slices, repeats=trained.repeats, **prompt)
-    gain = gain_by_slice(gains(served["decoder"], 10), gains(served["student"], 10), slices)
-    validated = _validated_gain(trained, catalogue, dict(scorers))
+    by_name = dict(scorers)
+    decoder_name, student_name = (served_as(name, by_name) for name in ("decoder", "student"))
+    gain = gain_by_slice(gains(served[decoder_name], 10), gains(served[student_name], 10), slices)
+    validated = _validated_gain(trained, catalogue, by_name[decoder_name], by_name[student_name])
     progress(len(scorers) + 1, len(scorers) + 1, "decoder and student on validation labels")
     report = {
         "dataset": dataset,
@@ -93,6 +100,7 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,
         "student_share": student_share(metrics),
+        "mixer": read_about(sources),
         "gain": with_cost(gain, validated, cost_ms),
         "multiply_adds": {
             "decoder": decoder_work(decoder, trained.max_items),
@@ -104,13 +112,15 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     (out / REPORT).write_text(json.dumps(report, indent=1))
 
 
-def _validated_gain(trained: Trained, catalogue: Catalogue, scorers: Mapping[str, Scorer]) -> list[dict[str, Any]]:
+def _validated_gain(
+    trained: Trained, catalogue: Catalogue, decoder_scorer: Scorer, student_scorer: Scorer
+) -> list[dict[str, Any]]:
     """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
     cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
     with kept_memory():
         decoder, student = (
-            gains(rank_labels(scorers[name], cases).as_served(repeats=trained.repeats), 10)
-            for name in ("decoder", "student")
+            gains(rank_labels(scorer, cases).as_served(repeats=trained.repeats), 10)
+            for scorer in (decoder_scorer, student_scorer)
         )
     return gain_by_slice(decoder, student, slices_of(cases, catalogue.popularity))
 
@@ -138,12 +148,37 @@ def student_work(config: StudentConfig, num_places: int) -> int:
     return config.num_hops * (per_hop + attention)
 
 
-def _scorers(trained: Trained, catalogue: Catalogue) -> Iterator[tuple[str, Scorer]]:
+def model_probabilities(trained: Trained) -> dict[str, Scorer]:
+    """Return scorers of the probabilities that both models give to items."""
+    decoder, student = _models(trained, load_catalogue(trained.tokenized / "catalogue.parquet"))
+    return {
+        "student": probabilities_of(student),
+        "decoder": probabilities_of(decoder, are_logs=isinstance(decoder, BeamScorer)),
+    }
+
+
+def _models(trained: Trained, catalogue: Catalogue) -> tuple[DecoderScorer | BeamScorer, StudentScorer]:
+    decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
+    student = read_student(trained.students_dir / "student.safetensors").to(trained.device)
+    return decoder_scorer(decoder, catalogue, trained.max_items, trained.stride), StudentScorer(student)
+
+
+def _scorers(trained: Trained, catalogue: Catalogue, sources: Path) -> Iterator[tuple[str, Scorer]]:
     sequences, num_items = read_sequences(trained.tokenized), len(catalogue.item_ids)
     yield "popularity", Popularity(sequences, num_items)
     yield "bigram", Bigram(sequences, num_items)
     yield "item_knn", ItemKnn(sequences, num_items)
-    for name in ("twin", "student"):
-        yield name, StudentScorer(read_student(trained.students_dir / f"{name}.safetensors").to(trained.device))
-    decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
-    yield "decoder", decoder_scorer(decoder, catalogue, trained.max_items, trained.stride)
+    mixer, about = read_mixer(sources, num_items), read_about(sources)
+    yield "transitions", SourceScorer(mixer, {"transitions": 1.0}, num_items)
+    yield "unlearned", SourceScorer(mixer, about["unlearned"], num_items)
+    yield "twin", StudentScorer(read_student(trained.students_dir / "twin.safetensors").to(trained.device))
+    decoder, student = _models(trained, catalogue)
+    yield "student", student
+    yield "decoder", decoder
+    models = {
+        "student": probabilities_of(student),
+        "decoder": probabilities_of(decoder, are_logs=isinstance(decoder, BeamScorer)),
+    }
+    for name, scorer in models.items():
+        if mixer.blends[name]:
+            yield f"mixed_{name}", MixedScorer(mixer, name, scorer)

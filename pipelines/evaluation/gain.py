@@ -9,7 +9,7 @@ slices by Holm's method (1979). If the decoder has no net gain anywhere, at most
 number of slices.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,11 @@ HISTORIES = {
     for first, after in zip(_LENGTHS, (*_LENGTHS[1:], None), strict=True)
 }
 """By slice, the first and the last length of its histories; None: no last."""
+
+
+def served_as(model: str, known: Container[str]) -> str:
+    """Return the name under which a model's scores as served are known: those of its mix, if it has one."""
+    return mixed if (mixed := f"mixed_{model}") in known else model
 
 
 def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,6 +14,8 @@ from services.errors import ConfigError, StageFailed
 METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
 """The baselines, weakest first."""
+SOURCES = ("transitions", "unlearned")
+"""Untrained sources, which a floor may name. `best` excludes them: a model below them serves mixed with them."""
 MODELS = ("decoder", "student")
 """What is judged."""
 BEST = "best"
@@ -40,9 +42,9 @@ class GateOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be checked. Raises ConfigError naming the option."""
-        if self.baseline not in {BEST, *BASELINES}:
+        if self.baseline not in {BEST, *BASELINES, *SOURCES}:
             raise ConfigError(
-                f"--baseline: {self.baseline!r} is not known; give one of {', '.join((BEST, *BASELINES))}"
+                f"--baseline: {self.baseline!r} is not known; give one of {', '.join((BEST, *BASELINES, *SOURCES))}"
             )
         for option, loss in (("--max-loss", self.max_loss), ("--max-reference-loss", self.max_reference_loss)):
             if not 0 <= loss <= 1:
@@ -76,7 +78,7 @@ def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, 
     floor = metrics[baseline][METRIC]
     return [
         *(
-            f"the {name}'s {METRIC} of {metrics[name][METRIC]:.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
+            f"the {name}'s {METRIC} of {_served(metrics, name):.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
             f"{options.floor(name):.0%} of {baseline}'s {floor:.4f} (--{name}-floor)"
             for name in _below_floor(metrics, options)
         ),
@@ -96,9 +98,10 @@ def next_steps(
     metrics: Mapping[str, Mapping[str, Any]], compared: Compared, data: Mapping[str, Any], options: GateOptions
 ) -> list[str]:
     """Return what one can do about models that are refused, a sentence each. `data` has the facts of `pipelines.data.checks`."""
-    found = {name: metrics[name][METRIC] for name in (*BASELINES, *MODELS)}
+    found = {name: _served(metrics, name) for name in (*BASELINES, *MODELS)}
     weaker = min(reversed(MODELS), key=lambda name: found[name])
     floor = _baseline(metrics, options)
+    found.setdefault(floor, metrics[floor][METRIC])
     low = _below_floor(metrics, options)
     steps = []
     if low and found[weaker] <= found[floor]:
@@ -142,10 +145,15 @@ def _baseline(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) ->
     return options.baseline if options.baseline != BEST else max(BASELINES, key=lambda name: metrics[name][METRIC])
 
 
+def _served(metrics: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """Return a model's NDCG@10 as served: with the sources, if they are mixed in."""
+    return float(metrics.get(f"mixed_{name}", metrics[name])[METRIC])
+
+
 def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> list[str]:
     """Return the names of the models that are not above their floors."""
     floor = metrics[_baseline(metrics, options)][METRIC]
-    return [name for name in MODELS if metrics[name][METRIC] <= options.floor(name) * floor]
+    return [name for name in MODELS if _served(metrics, name) <= options.floor(name) * floor]
 
 
 def _lost_to_live(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:

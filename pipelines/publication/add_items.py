@@ -24,15 +24,18 @@ from models.bundle import JUDGED, Bundle, lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
+from models.mixer import SOURCES
 from models.registry import BundleStore
-from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
+from models.similar import SIMILAR, num_neighbours
 from models.student import StudentModel, read_student, save_student
 from models.trainings import lineage_of_addition
-from pipelines.codes.embedding import texts_of
+from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
+from pipelines.similarity.extended import extended
+from pipelines.similarity.sources import TEXT, TEXT_SIZE
 from pipelines.similarity.vectors import nearest_of, unit
 from pipelines.tables.reader import ItemTable
 from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
@@ -95,7 +98,7 @@ def append_items(
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
         student = _extend(folder, new, kept, lift)
-        _extend_similar(live, folder, student)
+        _extend_tables(live, folder, student)
         if live.judged_dir != live.path:
             _extend(folder / JUDGED, new, kept, lift)
         export_with_items_added(student, live.path, folder)
@@ -118,23 +121,27 @@ def _known(items: pl.DataFrame) -> list[str]:
     return [f"items: {items.height} are in the bundle already and stay as they are, such as item_id={named}"]
 
 
-def _extend_similar(live: Bundle, folder: Path, student: StudentModel) -> None:
-    """Write the table of similar items with the new items; existing items keep their neighbours.
+def _extend_tables(live: Bundle, folder: Path, student: StudentModel) -> None:
+    """Write the tables of similar items and of the other sources with the new items; old items keep their neighbours.
 
-    New items get the nearest neighbours by the student's rows.
+    New items get similar items by the student's rows, and neighbours by text in both directions.
     """
     before, now = live.catalogue(), load_catalogue(folder / "catalogue.parquet")
-    old, places = live.similar(len(before.item_ids)), np.array(now.indices(before.item_ids))
-    new = np.setdiff1d(np.arange(len(now.item_ids)), places)
-    num = max(num_neighbours(len(now.item_ids)), old.neighbours_VN.shape[1])
-    found = nearest_of(new, unit(student.head_weight_VD.detach().numpy()), num)
-    neighbours_VN = np.full((len(now.item_ids), num), NONE, dtype=np.int32)
-    scores_VN = np.zeros((len(now.item_ids), num), dtype=np.float16)
-    width = old.neighbours_VN.shape[1]
-    neighbours_VN[places, :width] = np.where(old.neighbours_VN == NONE, NONE, places[old.neighbours_VN])
-    scores_VN[places, :width] = old.scores_VN
-    neighbours_VN[new], scores_VN[new] = found.items_VC, found.figures_VC
-    SimilarTable(neighbours_VN, scores_VN).save(folder / SIMILAR)
+    num_items, places = len(now.item_ids), np.array(now.indices(before.item_ids))
+    new = np.setdiff1d(np.arange(num_items), places)
+    similar = live.similar(len(before.item_ids))
+    num = max(num_neighbours(num_items), similar.neighbours_VN.shape[1])
+    near = nearest_of(new, unit(student.head_weight_VD.detach().numpy()), num)
+    extended(similar, places, num_items, near).save(folder / SIMILAR)
+    mixer = live.mixer(len(before.item_ids))
+    sources = {} if mixer is None else mixer.sources
+    for name, source in sources.items():
+        if name == TEXT:
+            texts = [" ".join((title, *names)) for title, names in zip(now.titles, now.categories, strict=True)]
+            alike = nearest_of(new, fit_text(texts, TEXT_SIZE, seed=0).encode(texts), num)
+            extended(source.table, places, num_items, alike, both_ways=True).save(folder / SOURCES / name)
+        elif name != SIMILAR:
+            extended(source.table, places, num_items).save(folder / SOURCES / name)
 
 
 def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:

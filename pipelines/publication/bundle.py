@@ -1,7 +1,7 @@
 """Assembles the bundle from trained models, verifies the exported student against the trained one, and publishes it.
 
     bundle/          files listed in models/registry.py: decoder/, student.onnx and student_table/ (student_table),
-                     student.safetensors, catalogue.parquet, report.json, similar/, code_book.safetensors for codes
+                     student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for codes
                      deeper than 1, teacher/ if their decoder had a teacher, and item_text.safetensors if rows are
                      learned from text; publication adds report.md (model_card)
     version.txt      the bundle's name: its creation time (UTC) and a hash of its content
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from models.bundle import JUDGED, Bundle, hashes
+from models.mixer import SOURCES
 from models.registry import BundleStore, Seen
 from models.similar import SIMILAR
 from models.student import read_student
@@ -53,7 +54,8 @@ def assemble(
     save_pair(trained, bundle)
     if judged is not None:
         save_pair(judged, bundle / JUDGED)
-    shutil.copytree(similar, bundle / SIMILAR)
+    shutil.copytree(similar / SIMILAR, bundle / SIMILAR)
+    shutil.copytree(similar, bundle / SOURCES, ignore=shutil.ignore_patterns(SIMILAR, "*.json"))
     if (trained.tokenized / CODE_BOOK).exists():
         shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
     student, cases = (

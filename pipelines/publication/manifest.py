@@ -20,6 +20,7 @@ from services.features.schema import SERVICE
 
 _KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
 """Keys of each model's metrics in the manifest."""
+_KEPT_MODELS = ("decoder", "student", "mixed_decoder", "mixed_student", "unlearned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ def about_models(
         "prompt": prompt,
         "depth": depth,
         "repeats": report["repeats"],
+        "mixer": report["mixer"]["mixer"] | {"earned": report["mixer"]["earned"]},
         "llm_pays": llm_pays(report["gain"], llm_price_ndcg_per_ms),
         "llm_price_ndcg_per_ms": llm_price_ndcg_per_ms,
         "decoder_ms": {row["slice"]: row["decoder_ms"] for row in report["gain"] if "decoder_ms" in row},
@@ -82,7 +84,8 @@ def about_models(
         "multiply_adds": report["multiply_adds"],
         "metrics": {
             name: {metric: report["metrics"][name][metric] for metric in _KEPT_METRICS}
-            for name in ("decoder", "student")
+            for name in _KEPT_MODELS
+            if name in report["metrics"]
         },
     }
 

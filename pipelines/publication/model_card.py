@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.evaluation.gain import MIN_CASES, weigh
+from pipelines.scoring.mixed import describe_sources
 from pipelines.training.planned_memory import describe_memory
 from pipelines.training.train_student import describe_earned
 
@@ -103,6 +104,7 @@ def _card(
         ("seen items", "are learned and shown" if shown else "are left out unless a request asks for them"),
         ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
         ("student", describe_earned(manifest["distillation"])),
+        ("sources", describe_sources(report["mixer"])),
         ("training of the decoder", _speed(manifest["training"])),
         ("memory of its steps", describe_memory(manifest["training"]["memory"])),
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import polars as pl
 import torch
 
 from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
+from models.mixer import DECODER, Mixer
 from models.prompt import prompt_limits, prompt_tokens
 from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key
@@ -53,6 +55,22 @@ class BatchRanker:
     """Whether lists contain seen items too."""
     weight_kind: WeightKind = "model"
     """How the serving engine stores the decoder's weights."""
+    mixer: Mixer | None = None
+    """Sources that requests mix with the decoder's scores."""
+
+    def num_ranked(self, k: int) -> int:
+        """Return the number of items that the engine ranks for a list of `k`: as many as for a request."""
+        mixes = self.mixer is not None and self.mixer.blends.get(DECODER)
+        return min(len(self.catalogue.item_ids), max(k, EngineConfig().default_beam_width)) if mixes else k
+
+    def mixed(
+        self, history: Sequence[int], outcome: EngineOutcome, allowed: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return at most `k` items for a history, best first, and their scores, as the LLM tier answers."""
+        added = None if self.mixer is None else self.mixer.added(DECODER, history)
+        if added is None:
+            return outcome.item_indices[:k], outcome.scores[:k]
+        return added.best_ranked(outcome.item_indices, outcome.scores, allowed, k)
 
 
 def ranker_of(live: Bundle) -> BatchRanker:
@@ -64,6 +82,7 @@ def ranker_of(live: Bundle) -> BatchRanker:
         *prompt_limits(live.manifest),
         repeats=learned_repeats(live.manifest),
         weight_kind=cast("WeightKind", live.weight_kind),
+        mixer=live.mixer(len(live.item_ids())),
     )
 
 
@@ -78,20 +97,24 @@ def precompute(
 ) -> None:
     """Rank for these histories and write the table."""
     engine, catalogue = batch_engine(ranker, len(histories)), ranker.catalogue
+    requests: dict[str, tuple[list[int], np.ndarray]] = {}
     for history in histories:
         items = catalogue.indices(history.item_ids)
         prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
         seen = () if ranker.repeats else history.item_ids
         allowed = catalogue.allowed(excluded_item_ids=seen + history.disliked_item_ids)
-        engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
+        requests[history.user_id] = items, allowed
+        engine.add_rank(history.user_id, prompt, k=ranker.num_ranked(options.list_len), allowed=allowed)
     row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []
     for outcome in outcomes_of(engine):
+        items, allowed = requests[outcome.request_id]
+        indices, scores = ranker.mixed(items, outcome, allowed, options.list_len)
         rows.append(
             PrecomputedRow(
                 user_id=outcome.request_id,
-                item_ids=tuple(catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
-                scores=tuple(outcome.scores.tolist()),
+                item_ids=tuple(catalogue.item_ids[index] for index in indices.tolist()),
+                scores=tuple(scores.tolist()),
                 bundle_version=ranker.bundle_version,
                 made_from_row_us=row_times_us[outcome.request_id],
             )

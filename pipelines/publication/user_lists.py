@@ -145,12 +145,19 @@ class _Lists:
     def of(self, user_ids: Sequence[str], rows: Mapping[str, UserHistory]) -> Iterator[dict[str, Any]]:
         """Yield the users' rows in their order."""
         ranked: dict[str, tuple[list[int], list[float]]] = {}
+        requests: dict[str, tuple[list[int], list[int]]] = {}
         for user_id, row in rows.items():
             if history := self._catalogue.indices(row.item_ids):
                 prompt = prompt_tokens(self._catalogue, history, self._ranker.max_items, self._ranker.stride)
-                self._engine.add_rank(user_id, prompt, k=self._k, allowed=self._shown, excluded=self._unwanted(row))
+                unwanted, num = self._unwanted(row), self._ranker.num_ranked(self._k)
+                self._engine.add_rank(user_id, prompt, k=num, allowed=self._shown, excluded=unwanted)
+                requests[user_id] = history, unwanted
         for outcome in outcomes_of(self._engine):
-            ranked[outcome.request_id] = outcome.item_indices.tolist(), outcome.scores.tolist()
+            history, unwanted = requests[outcome.request_id]
+            allowed = self._shown.copy()
+            allowed[unwanted] = False
+            indices, scores = self._ranker.mixed(history, outcome, allowed, self._k)
+            ranked[outcome.request_id] = indices.tolist(), scores.tolist()
         for user_id in user_ids:
             tier = Tier.LLM if user_id in ranked else Tier.POPULAR
             indices, scores = ranked[user_id] if user_id in ranked else self._most_popular(rows.get(user_id))

@@ -14,9 +14,6 @@ import numpy as np
 
 from models.similar import NONE
 
-_REACH = 10
-"""Maximum distance of two events, in positions."""
-_BACKWARD = 0.5
 _PAIRS_AT_ONCE = 1 << 23
 
 
@@ -41,18 +38,65 @@ def count_co_visits(
         num_candidates: C.
         weights: Weight of each event, aligned with the sequences; None: all are 1.
     """
+    events = _flat(sequences, weights)
+    counts_V = np.bincount(events.items_E, events.weights_E, minlength=num_items)
+    discounts_V = np.maximum(counts_V, 1) ** 0.25
+    return _most_frequent(events, discounts_V, num_candidates, _CO_VISITS)
+
+
+def count_transitions(
+    sequences: Sequence[np.ndarray], num_items: int, num_candidates: int, weights: Sequence[np.ndarray] | None = None
+) -> Candidates:
+    """Return each item's most frequent followers within five events, as fractions of all its followers.
+
+    An item may follow itself. Arguments as for `count_co_visits`.
+    """
+    return _most_frequent(_flat(sequences, weights), np.ones(num_items), num_candidates, _TRANSITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Which pairs of events count: the maximum distance, the factor for the earlier item, and an item with itself."""
+
+    reach: int
+    backward: float
+    with_itself: bool
+    as_fractions: bool
+
+
+_CO_VISITS = _Pairs(reach=10, backward=0.5, with_itself=False, as_fractions=False)
+_TRANSITIONS = _Pairs(reach=5, backward=0.0, with_itself=True, as_fractions=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Events:
+    """The events of all sequences, one after another: item, number of the sequence, and weight."""
+
+    items_E: np.ndarray
+    owners_E: np.ndarray
+    weights_E: np.ndarray
+
+
+def _flat(sequences: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None) -> _Events:
     items_E = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
     owners_E = np.repeat(np.arange(len(sequences)), [len(sequence) for sequence in sequences])
     weights_E = np.ones(len(items_E)) if weights is None else np.concatenate([np.zeros(0), *weights])
-    counts_V = np.bincount(items_E, weights_E, minlength=num_items)
+    return _Events(items_E, owners_E, weights_E)
+
+
+def _most_frequent(events: _Events, discounts_V: np.ndarray, num_candidates: int, kind: _Pairs) -> Candidates:
+    """Return each item's partners with the highest counts over the partner's discount, best first, and their counts."""
+    num_items = len(discounts_V)
     found_VC = np.full((num_items, num_candidates), NONE, dtype=np.int32)
     figures_VC = np.zeros((num_items, num_candidates), dtype=np.float32)
-    for first, last in _ranges(np.bincount(items_E, minlength=num_items)):
-        keys_P, values_P = _pairs(items_E, owners_E, weights_E, num_items, first, last)
+    for first, last in _ranges(np.bincount(events.items_E, minlength=num_items), kind.reach):
+        keys_P, values_P = _pairs(events, num_items, first, last, kind)
         if not len(keys_P):
             continue
         items_P, others_P = np.divmod(keys_P, num_items)
-        order = np.lexsort((others_P, -values_P / np.maximum(counts_V[others_P], 1) ** 0.25, items_P))
+        if kind.as_fractions:
+            values_P = values_P / np.bincount(items_P, values_P, minlength=num_items)[items_P]
+        order = np.lexsort((others_P, -values_P / discounts_V[others_P], items_P))
         items_P, others_P, values_P = items_P[order], others_P[order], values_P[order]
         starts_P = np.searchsorted(items_P, items_P)
         places_P = np.arange(len(items_P)) - starts_P
@@ -62,9 +106,9 @@ def count_co_visits(
     return Candidates(found_VC, figures_VC)
 
 
-def _ranges(counts_V: np.ndarray) -> Iterator[tuple[int, int]]:
+def _ranges(counts_V: np.ndarray, reach: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of items [first, last) whose pairs fit into memory together."""
-    pairs_V = np.cumsum(counts_V * 2 * _REACH)
+    pairs_V = np.cumsum(counts_V * 2 * reach)
     first = 0
     while first < len(counts_V):
         before = pairs_V[first - 1] if first else 0
@@ -73,17 +117,19 @@ def _ranges(counts_V: np.ndarray) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _pairs(
-    items_E: np.ndarray, owners_E: np.ndarray, weights_E: np.ndarray, num_items: int, first: int, last: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(events: _Events, num_items: int, first: int, last: int, kind: _Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of an item of the range with another, as item * V + other, ascending, and their counts."""
+    items_E, owners_E, weights_E = events.items_E, events.owners_E, events.weights_E
     keys: list[np.ndarray] = []
     values: list[np.ndarray] = []
     in_range_E = (items_E >= first) & (items_E < last)
-    for distance in range(1, min(_REACH, len(items_E) - 1) + 1):
+    for distance in range(1, min(kind.reach, len(items_E) - 1) + 1):
         before, after = slice(0, -distance), slice(distance, None)
-        is_pair = (owners_E[before] == owners_E[after]) & (items_E[before] != items_E[after])
-        for mine, other, factor in ((before, after, 1.0), (after, before, _BACKWARD)):
+        is_pair = owners_E[before] == owners_E[after]
+        if not kind.with_itself:
+            is_pair &= items_E[before] != items_E[after]
+        directions = ((before, after, 1.0), (after, before, kind.backward))
+        for mine, other, factor in directions if kind.backward else directions[:1]:
             chosen = np.flatnonzero(is_pair & in_range_E[mine])
             keys.append(items_E[mine][chosen] * num_items + items_E[other][chosen])
             values.append(np.minimum(weights_E[mine][chosen], weights_E[other][chosen]) * factor / distance)

@@ -28,7 +28,7 @@ from pipelines.scoring.metrics import gains, interval
 from pipelines.similarity.co_visits import Candidates, count_co_visits
 from pipelines.similarity.vectors import nearest, nearest_of, unit
 
-_ABOUT = "similar.json"
+ABOUT = "similar.json"
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _POWERS = (0.0, 0.25, 0.5)
 _SUPPORT = 5.0
@@ -58,30 +58,14 @@ class Sources:
     num_events_V: np.ndarray
 
 
-def make_similar(
-    judged: tuple[Path, Path], serving: tuple[Path, Path], out: Path, progress: Progress = silent, *, repeats: bool
-) -> None:
-    """Choose the mix with the judged student, and write the table with the serving student, and the figures.
-
-    Args:
-        judged: The folder of the tokenized data and the students' folder of the judged pair.
-        serving: The same of the serving pair.
-        out: Where the table and similar.json are written.
-        progress: Called during the search for neighbours.
-        repeats: Whether users repeat items, so that seen items are valid answers.
-    """
-    sources = read_sources(*judged, progress)
-    cases = sample_cases(read_cases(judged[0], Split.VALID), _NUM_CASES)
-    found = choose(sources, cases, repeats=repeats)
-    if serving != judged:
-        sources = read_sources(*serving, progress)
-    table_of(sources, Mix(**found["mix"])).save(out)
-    (out / _ABOUT).write_text(json.dumps(found, indent=1))
+def choose_mix(sources: Sources, tokenized: Path, *, repeats: bool) -> dict[str, Any]:
+    """Return the best mix of these sources on the validation cases, with its figures, as `read_found` reads them."""
+    return choose(sources, sample_cases(read_cases(tokenized, Split.VALID), _NUM_CASES), repeats=repeats)
 
 
 def read_found(folder: Path) -> dict[str, Any]:
     """Read {mix: {share, power}, ndcg10, interval, popularity_ndcg10, co_visits_ndcg10, vectors_ndcg10, num_cases}."""
-    found: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
     return found
 
 

@@ -11,13 +11,13 @@ from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
-from pipelines.evaluation.evaluate import Trained, evaluate
+from pipelines.evaluation.evaluate import Trained, evaluate, model_probabilities
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import ndcg, rank_labels
-from pipelines.similarity.mix import make_similar
+from pipelines.similarity.sources import make_serving, make_sources
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
@@ -73,10 +73,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
     """Run the stages in folders below `root`, training student and twin in this process."""
-    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "similar", "assemble")]
+    folders = [root / name for name in ("tokens", "train", "distill", "sources", "evaluate", "similar", "assemble")]
     for folder in folders:
         folder.mkdir()
-    tokens, trained_dir, students, evaluated, similar, assembled = folders
+    tokens, trained_dir, students, sources, evaluated, similar, assembled = folders
     tokenized(write_ingested(root / "ingest"), tokens, codes)
     torch.set_num_threads(1)
     train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
@@ -86,7 +86,8 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
         fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved))
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
-    evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
-    make_similar((tokens, students), (tokens, students), repeats=False, out=similar)
+    make_sources(tokens, students, model_probabilities(trained), sources, silent, repeats=False)
+    evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent, sources)
+    make_serving(sources, tokens, students, similar)
     assemble(trained, evaluated, similar, MADE_AT, assembled)
     return Built(trained, evaluated, similar, assembled)

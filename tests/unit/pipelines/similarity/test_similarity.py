@@ -1,6 +1,7 @@
 """Co-visits against a slow definition, nearest items against all cosines, and the mix chosen by held-out items."""
 
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from models.errors import BundleCorrupt
 from models.similar import NONE, SimilarTable, load_similar
 from pipelines.data.examples import Cases
 from pipelines.similarity import co_visits, vectors
-from pipelines.similarity.co_visits import Candidates, count_co_visits
+from pipelines.similarity.co_visits import Candidates, count_co_visits, count_transitions
 from pipelines.similarity.mix import Mix, Sources, choose, table_of, with_texts
 from pipelines.similarity.vectors import nearest, unit
 
@@ -56,6 +57,26 @@ def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int,
             if other != NONE
         }
         assert got == pytest.approx(dict(expected[item]), rel=1e-5)
+
+
+@given(SEQUENCES)
+@settings(max_examples=40)
+def test_transitions_equal_their_definition(sequences: list[list[int]]) -> None:
+    """A follower's fraction is its count within five events, 1/d at distance d, over all of the item's followers."""
+    counts: dict[int, Counter[int]] = {item: Counter() for item in range(NUM_ITEMS)}
+    for items in sequences:
+        for first, second in combinations(range(len(items)), 2):
+            if second - first <= 5:
+                counts[items[first]][items[second]] += 1 / (second - first)
+
+    found = count_transitions([np.array(items) for items in sequences], NUM_ITEMS, NUM_ITEMS)
+
+    for item, own in counts.items():
+        row = zip(found.items_VC[item].tolist(), found.figures_VC[item].tolist(), strict=True)
+        assert {other: share for other, share in row if other != NONE} == pytest.approx(
+            {other: count / own.total() for other, count in own.items()}, rel=1e-5
+        )
+        assert (np.diff(found.figures_VC[item]) <= 1e-6).all()
 
 
 def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

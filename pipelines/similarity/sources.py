@@ -1,0 +1,116 @@
+"""The untrained sources of scores: tables of related items, and their weights beside each model's scores.
+
+    <name>/        a table (models/similar.py) of `similar`, `transitions` and, if items have texts, `text`
+    similar.json   the mix of similar items (mix.py)
+    mixer.json     {mixer: as a manifest keeps it, unlearned: weights of the sources without any model, earned: ...}
+
+Validation chooses the weights for the judged pair. The tables of the serving pair are counted from all events and keep
+these weights.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.catalogue import load_catalogue
+from models.mixer import MODEL, Source
+from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
+from pipelines.codes.embedding import fit_text, read_texts
+from pipelines.data.examples import Split, read_cases, read_counts, read_sequences, sample_cases
+from pipelines.evaluation.gain import HISTORIES, MIN_CASES
+from pipelines.runner.stage import Progress, silent
+from pipelines.scoring.metrics import Scorer
+from pipelines.scoring.mixed import ABOUT
+from pipelines.similarity import mix
+from pipelines.similarity.blending import Candidates, Chosen, candidates_of, choose, choose_in_slice
+from pipelines.similarity.co_visits import Candidates as Neighbours
+from pipelines.similarity.co_visits import count_transitions
+from pipelines.similarity.vectors import nearest
+
+TRANSITIONS, TEXT = "transitions", "text"
+_NUM_CASES = 10_000
+TEXT_SIZE = 256
+
+
+def make_sources(
+    tokenized: Path, students_dir: Path, models: Mapping[str, Scorer], out: Path, progress: Progress, *, repeats: bool
+) -> None:
+    """Write the tables of the judged pair and choose the weights; with too few validation cases, models stay unmixed.
+
+    `models` score probabilities, by the model's name.
+    """
+    related = mix.read_sources(tokenized, students_dir, progress)
+    mixed = mix.choose_mix(related, tokenized, repeats=repeats)
+    tables = _save_tables(tokenized, related, mixed, out, progress)
+    cases = sample_cases(read_cases(tokenized, Split.VALID), _NUM_CASES)
+    sources = {name: Source(table) for name, table in tables.items()}
+    names, is_enough = tuple(sources), len(cases) >= MIN_CASES
+    unlearned = Chosen(weights={TRANSITIONS: 1.0})
+    blends: dict[str, list[dict[str, Any]]] = {}
+    earned: dict[str, list[Any]] = {}
+    for model, scorer in models.items():
+        if not is_enough:
+            blends[model], earned[model] = [], []
+            continue
+        candidates = candidates_of(cases, scorer, sources, repeats=repeats)
+        chosen = choose(candidates, names, has_model=True)
+        blends[model] = _blends(candidates, names, chosen)
+        earned[model] = list(chosen.earned)
+    if is_enough:
+        unlearned = choose(candidates_of(cases, None, sources, repeats=repeats), names, has_model=False)
+    about = {
+        "mixer": {
+            "sources": {name: {"newest": one.newest, "decay": one.decay} for name, one in sources.items()},
+            "blends": blends,
+        },
+        "unlearned": dict(unlearned.weights),
+        "earned": earned | {"unlearned": list(unlearned.earned)},
+        "num_cases": len(cases),
+    }
+    (out / ABOUT).write_text(json.dumps(about, indent=1))
+
+
+def make_serving(judged: Path, tokenized: Path, students_dir: Path, out: Path, progress: Progress = silent) -> None:
+    """Write the tables of the serving pair by the mix that was chosen for the judged pair."""
+    shutil.copyfile(judged / ABOUT, out / ABOUT)
+    _save_tables(tokenized, mix.read_sources(tokenized, students_dir, progress), mix.read_found(judged), out, progress)
+
+
+def _save_tables(
+    tokenized: Path, related: mix.Sources, mixed: Mapping[str, Any], out: Path, progress: Progress
+) -> dict[str, SimilarTable]:
+    (out / mix.ABOUT).write_text(json.dumps(mixed, indent=1))
+    num_items = len(load_catalogue(tokenized / "catalogue.parquet").item_ids)
+    num = num_neighbours(num_items)
+    tables = {
+        TRANSITIONS: as_table(count_transitions(read_sequences(tokenized), num_items, num, read_counts(tokenized))),
+        SIMILAR: mix.table_of(related, mix.Mix(**mixed["mix"])),
+    }
+    if any(texts := read_texts(tokenized)):
+        tables[TEXT] = as_table(nearest(fit_text(texts, TEXT_SIZE, seed=0).encode(texts), num, progress))
+    for name, table in tables.items():
+        table.save(out / name)
+    return tables
+
+
+def as_table(found: Neighbours) -> SimilarTable:
+    """Return the candidates as a table; scores above 0 in float16."""
+    scores_VN = found.figures_VC.astype(np.float16)
+    return SimilarTable(np.where(scores_VN > 0, found.items_VC, NONE).astype(np.int32), scores_VN)
+
+
+def _blends(candidates: Candidates, names: tuple[str, ...], chosen: Chosen) -> list[dict[str, Any]]:
+    """Return the rows of a manifest: the weights by history length; none if no source adds anything."""
+    if not chosen.weights.keys() - {MODEL}:
+        return []
+    rows = []
+    for first, last in HISTORIES.values():
+        lengths_N = candidates.lengths_N
+        is_in_N = (lengths_N >= first) & (lengths_N <= (np.inf if last is None else last))
+        weights = choose_in_slice(candidates.of(is_in_N), names, chosen.weights)
+        rows.append({"history": [first, last], "weights": weights})
+    return rows

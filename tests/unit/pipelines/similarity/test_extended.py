@@ -1,0 +1,30 @@
+"""A table of related items over a larger catalogue."""
+
+import numpy as np
+
+from models.similar import NONE, SimilarTable
+from pipelines.similarity.co_visits import Candidates
+from pipelines.similarity.extended import extended
+
+OLD = SimilarTable(
+    np.array([[1, NONE], [0, 2], [1, 0]], np.int32), np.array([[0.5, 0], [0.9, 0.2], [0.8, 0.1]], np.float16)
+)
+PLACES = np.array([0, 2, 3])
+
+
+def test_old_items_keep_their_neighbours() -> None:
+    """Rows move to the items' new indices; items without neighbours have empty rows."""
+    table = extended(OLD, PLACES, 4)
+
+    assert table.neighbours_VN.tolist() == [[2, NONE], [NONE, NONE], [0, 3], [2, 0]]
+    assert table.scores_VN[1].tolist() == [0, 0]
+
+
+def test_a_new_item_joins_the_rows_of_its_neighbours() -> None:
+    """A row keeps its best neighbours, new or old; the new item's own row is the given one."""
+    new = Candidates(np.array([[2, 0]], np.int32), np.array([[0.3, 0.1]], np.float32))
+
+    table = extended(OLD, PLACES, 4, new, both_ways=True)
+
+    assert table.neighbours_VN.tolist() == [[2, 1], [2, 0], [0, 1], [2, 0]]
+    assert extended(OLD, PLACES, 4, new).neighbours_VN[2].tolist() == [0, 3]
