@@ -1,18 +1,21 @@
 """Refreshes precomputed lists between two trainings, and makes a candidate's lists before its release begins.
 
-    ingest -> precompute
+    ingest -> (sources) -> precompute
 
 A list is unused from its user's next event on; the decoder answers instead.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
+import polars as pl
 from rich.console import Console
 
 from models.bundle import Bundle
 from models.registry import BundleStore
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import precompute
+from pipelines.publication.refresh_sources import refresh_sources
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.runner.stage import StageCache
@@ -21,9 +24,17 @@ from services.errors import ConfigError
 
 
 def refresh_lists(
-    options: PipelineOptions, places: Places, console: Console, versions: Sequence[str] | None = None
+    options: PipelineOptions,
+    places: Places,
+    console: Console,
+    versions: Sequence[str] | None = None,
+    *,
+    with_sources: bool = False,
 ) -> int:
     """Make the lists of these versions again from current features; return the number of lists of the last version.
+
+    `with_sources` first counts the live bundle's sources again, in a child bundle that it promotes; not during a
+    release, whose versions stay as they are.
 
     Without versions, uses the live bundle and the candidate of a release under way. Returns 0 during a whole flow,
     which ends with its own lists. Raises BundleNotFound before the first bundle is live, ConfigError if the live bundle
@@ -42,6 +53,10 @@ def refresh_lists(
             bars.begin("ingest")
             ingested = ingest_events(stages, options, places)
             bars.end(ingested)
+            if with_sources and len(bundles) == 1 and versions is None:
+                events = pl.read_parquet(ingested.path / "events.parquet")
+                bundles = [refresh_sources(store, events, datetime.now(UTC))]
+                store.prune_after_publication(places.keep_bundles)
 
             for bundle in bundles:
                 progress = bars.begin("precompute")

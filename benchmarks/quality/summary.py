@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.gain import gain_by_slice, histories_that_pay
+from pipelines.evaluation.gain import gain_by_slice, histories_that_pay, served_as
 from pipelines.scoring.metrics import Ranks, gains, hit_rate, interval
 
 POOLING = (
@@ -62,9 +62,15 @@ class Run:
             return gains(self.ranks[model], 10)
         return gains(self.variants[model].as_served(repeats=self.evaluation["repeats"]), 10)
 
+    def served_ndcg(self, model: str) -> np.ndarray:
+        """Return each user's NDCG@10 for a model as served: mixed with the sources, if it has a mix."""
+        return self.ndcg(served_as(model, self.ranks))
+
     def metric(self, model: str, key: str) -> float:
         """Return a metric's mean over the users, by its name in an evaluation."""
-        if model in self.evaluation["metrics"]:
+        if model not in (known := self.evaluation["metrics"]) and model.startswith("mixed_"):
+            model = model.removeprefix("mixed_")  # this seed's training mixes no sources into it
+        if model in known:
             return float(self.evaluation["metrics"][model][key])
         ranks, repeats = self.variants[model], self.evaluation["repeats"] or key.endswith("_unmasked")
         chosen = ranks.as_served(repeats=repeats)
@@ -91,6 +97,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     tables = {
         "rows": _rows,
         "distillation": _distillation,
+        "mixer": _mixer,
         "seen_items": _seen_items,
         "gain": _gain,
         "routing": _routing,
@@ -125,6 +132,15 @@ def _distillation(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"model": model, "over": other} | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
 
 
+def _mixer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield the gain of each model as served over the model without sources, and over the sources without a model."""
+    for model in ("student", "decoder"):
+        for other in (model, "unlearned"):
+            if all(other in run.ranks for run in runs):
+                pairs = [(run.served_ndcg(model), run.ndcg(other)) for run in runs]
+                yield {"model": f"mixed_{model}", "over": other} | _difference(pairs)
+
+
 def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """Yield the served student's gain over the same weights with the opposite setting for seen items."""
     both = []
@@ -154,13 +170,13 @@ def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float |
 
 def _gain(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     of_seeds = [{row["slice"]: row["llm_minus_student"] for row in run.evaluation["gain"]} for run in runs]
-    for row in gain_by_slice(_by_user(runs, "decoder"), _by_user(runs, "student"), runs[0].slices):
+    for row in gain_by_slice(_served(runs, "decoder"), _served(runs, "student"), runs[0].slices):
         yield row | {"llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
 
 
 def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """Yield the gain and cost of each policy, by each seed's own gain table, averaged over seeds and users."""
-    llm_SN, student_SN = (np.array([run.ndcg(model) for run in runs]) for model in ("decoder", "student"))
+    llm_SN, student_SN = (np.array([run.served_ndcg(model) for run in runs]) for model in ("decoder", "student"))
     ms_SN, routed_SN = np.array([run.ms_by_user() for run in runs]), np.array([run.is_routed() for run in runs])
     always_SN = np.ones_like(routed_SN)
     for policy, is_llm_SN in (("always-llm", always_SN), ("always-student", ~always_SN), ("routed", routed_SN)):
@@ -187,7 +203,14 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:
+    if model.startswith("mixed_"):
+        return _served(runs, model.removeprefix("mixed_"))
     mean: np.ndarray = np.mean([run.ndcg(model) for run in runs], axis=0)
+    return mean
+
+
+def _served(runs: Sequence[Run], model: str) -> np.ndarray:
+    mean: np.ndarray = np.mean([run.served_ndcg(model) for run in runs], axis=0)
     return mean
 
 

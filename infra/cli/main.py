@@ -380,6 +380,9 @@ def precompute(
     num_users: Annotated[
         int, typer.Option(help="Number of users with a stored list, the most active ones.", min=1)
     ] = 300,
+    sources: Annotated[
+        bool, typer.Option(help="First count transitions and similar items again, in a child of the live bundle.")
+    ] = False,
 ) -> None:
     """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
     from infra.local.servers.store import feature_store
@@ -393,7 +396,7 @@ def precompute(
         events=events, items=items, tables=tables, precompute=PrecomputeOptions(num_users=num_users)
     )
     with feature_store(settings, _print_line) as settings:
-        refresh_lists(options, Places.from_settings(settings), out)
+        refresh_lists(options, Places.from_settings(settings), out, with_sources=sources)
 
 
 @app.command()
