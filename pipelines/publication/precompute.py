@@ -108,7 +108,7 @@ def precompute(
     row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []
     for outcome in outcomes_of(engine):
-        items, allowed = requests[outcome.request_id]
+        items, allowed = requests.pop(outcome.request_id)
         indices, scores = ranker.mixed(items, outcome, allowed, options.list_len)
         rows.append(
             PrecomputedRow(
