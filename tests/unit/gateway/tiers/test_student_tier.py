@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from models.mixer import Added
 from services.contracts.recommend import Reason, Tier
 from services.gateway.tiers import student
 from tests.support.gateway.fakes import FakeStudent
@@ -20,12 +21,14 @@ async def test_a_large_catalogue_is_ranked_beside_the_loop(
     threads = set()
     rank = FakeStudent.rank
 
-    def noted(self: FakeStudent, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def noted(
+        self: FakeStudent, history: Sequence[int], allowed: np.ndarray, k: int, added: Added | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Record whether the main thread ranks."""
         threads.add(threading.current_thread() is threading.main_thread())
         if fails:
             raise RuntimeError
-        return rank(self, history, allowed, k)
+        return rank(self, history, allowed, k, added)
 
     monkeypatch.setattr(FakeStudent, "rank", noted)
     expected = await world.recommend("short", request_id="small", k=3)
