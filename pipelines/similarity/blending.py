@@ -1,8 +1,8 @@
 """Chooses the weights of a model and of the untrained sources on validation cases.
 
 Cases are reduced to candidates: the best items of the model and of each source, and the label. Sources join one by one:
-the source with the largest gain in NDCG@10 joins if the paired 95 % interval of its gain is above 0. Weights are chosen
-on one half of the cases and the gain is measured on the other, both ways, so that a source of noise gains nothing.
+the source with the largest gain in NDCG@10 joins if the paired 95 % interval of its gain is above 0. Each half of the
+cases chooses weights whose gain the opposite half measures, so that a source of noise gains nothing.
 A model that adds nothing to the sources gets the weight 0.
 
 Shape suffixes: E candidates of all cases together, S sources (the model is the first), N cases.
@@ -113,7 +113,7 @@ def _top(scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Weights by source, those of sources that add nothing absent, and what each added on validation, in order."""
+    """Weights by source, without sources that add nothing, and the gain of each source on validation, in order."""
 
     weights: Mapping[str, float]
     earned: Sequence[Mapping[str, Any]] = field(default_factory=tuple)

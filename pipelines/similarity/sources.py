@@ -1,4 +1,4 @@
-"""The untrained sources of scores: tables of related items, and their weights beside each model's scores.
+"""The untrained sources of scores: tables of related items, and their weights for each model.
 
     <name>/        a table (models/similar.py) of `similar`, `transitions` and, if items have texts, `text`
     similar.json   the mix of similar items (mix.py)
