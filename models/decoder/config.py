@@ -280,6 +280,11 @@ def _refuse_impossible(config: DecoderConfig) -> None:
 
 
 def _refuse_unsupported(raw: Raw, family: str) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if raw.get(key):
+            raise ValueError(
+                f"{key}: quantised weights are not supported; give the unquantised checkpoint, or its GGUF"
+            )
     has_window = FAMILIES[family].window
     supported: Mapping[str, tuple[object, ...]] = {
         **_NEUTRAL,

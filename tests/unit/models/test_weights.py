@@ -81,6 +81,8 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
         ("partial_rotary_factor", 0.5, "partial_rotary_factor 0.5 is not supported"),
         ("final_logit_softcapping", 30.0, "final_logit_softcapping 30.0 is not supported"),
         ("logits_scaling", 8, "logits_scaling 8 is not supported"),
+        ("quantization_config", {"quant_method": "fp8"}, "quantization_config: quantised weights are not supported"),
+        ("compression_config", {"format": "pack"}, "compression_config: quantised weights are not supported"),
         ("num_experts", 8, "num_experts 8 is not supported"),
         ("sliding_window", 16, "sliding_window 16 is not supported"),
         ("architectures", ["MistralForCausalLM"], "model_type 'llama' and architectures"),
