@@ -28,7 +28,7 @@ Clicks are rare relative to the evidence required, so half of the allowed false 
 """
 MEANINGS: Mapping[str, str] = {
     "errors": "users with a request that failed, or with an answer for which something failed",
-    "refusals": "users with a request that was refused",
+    "refusals": "users with a request that was refused, or answered from memory",
     "missing": "users with an empty list",
     "deadline_misses": "users with an answer after its deadline",
     "popular": "users with a list of the popular tier",
