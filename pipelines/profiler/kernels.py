@@ -50,9 +50,9 @@ TABLE = (
         "cuBLASLt; CUTLASS reduce_split_k.h; cuDNN; Tensile BetaOnly and GlobalSplitU",
     ),
     _memory(
-        r"compute\w*offsets|(?:nchw|nhwc|kcrs|krsc)_?(?:to|2)|im2col|col2im|im2vol|vol2col|winograd\w*xform|subtensorop"
-        r"|batched_transpose|mloopen|checknumerics",
-        "cuDNN cask and ops; ATen im2col.cuh; MIOpen",
+        r"compute\w*offsets|(?:nchw|nhwc|kcrs|krsc)_?(?:to|2)|im2d?2?col|col2im|im2vol|vol2col|winograd\w*xform|subtensorop"
+        r"|batched_transpose|mloopen|checknumerics|cumsum",
+        "cuDNN cask and ops; ATen im2col.cuh; MIOpen; flash-linear-attention cumsum.py",
     ),
     _memory(
         r"(?:^|[^a-z])gemv|wvsplitk|llgemm1|(?:^|_)dot_kernel|mul_mat_vec|gemm_4bit_inference|skinny_gemm",
@@ -84,8 +84,8 @@ TABLE = (
         "vLLM csrc/attention and csrc/rocm/attention.cu; FlashInfer decode.cuh; TensorRT-LLM; SGLang decode_attention.py",
     ),
     _memory(
-        r"selective_scan|_state_passing|topk_?(?:gating|softmax)|moe_(?:align|sum|sort)|moesort|(?:pre|post)_?reorder|expandinputrows",
-        "state-spaces/mamba; vLLM csrc/moe; TensorRT-LLM; aiter",
+        r"selective_scan|_state_passing|fused_recurrent|topk_?(?:gating|softmax)|moe_(?:align|sum|sort)|moesort|(?:pre|post)_?reorder|expandinputrows",
+        "state-spaces/mamba; flash-linear-attention fused_recurrent.py; vLLM csrc/moe; TensorRT-LLM; aiter",
     ),
     # Attention over many queries.
     _product(
@@ -98,7 +98,7 @@ TABLE = (
         "AOTriton tritonsrc; Triton tutorial 06; aiter mla; FBGEMM hstu; FlashInfer mla.cuh",
     ),
     _product(
-        r"attention|prefillwith\w*kvcache|(?:^|_)attend_|(?:^|[:_])fwd_kernel(?:_|$)|chunk_(?:\w*delta|gla|scan|state|\w*fwd_kernel)",
+        r"attention|prefillwith\w*kvcache|(?:^|_)attend_|(?:^|::)_?(?:fwd|bwd)_kernel(?:_|$)|mqa_logits|chunk_(?:\w*delta|gla|scan|state|\w*fwd_kernel)",
         "vLLM triton_unified_attention.py; FlashInfer prefill.cuh; this engine's _attend_split; SGLang extend_attention.py;"
         " flash-linear-attention; mamba ssd_chunk_scan.py",
     ),

@@ -6,7 +6,7 @@ from pipelines.profiler.kernels import is_product_kernel
 
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|nvshmem|c10d|cross_device_reduce|(?:one|two)_?shot_?all_?reduce|^(?:gloo|mpi|ucc|xccl|hccl):"
-    r"|rocshmem|deep_ep::|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?to_?all|^record_param_comms$",
+    r"|rocshmem|deep_ep::|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|^record_param_comms$",
     re.IGNORECASE,
 )
 _FUSED = re.compile(r"triton_\w+_fused_")

@@ -200,8 +200,21 @@ NAMES = {
             "void linearize_index_kernel<long>(x)",
         ),
     ),
+    "flash-linear-attention": (
+        ("parallel_attn_fwd_kernel", "chunk_fwd_kernel_o", "_bwd_kernel", "_bwd_kernel_one_col_block"),
+        (
+            "l2norm_fwd_kernel",
+            "layer_norm_gated_fwd_kernel",
+            "softmax_fwd_kernel",
+            "swiglu_fwdbwd_kernel",
+            "cross_entropy_fwd_kernel",
+            "fused_recurrent_gated_delta_rule_fwd_kernel",
+            "chunk_local_cumsum_scalar_kernel",
+            "_chunk_cumsum_fwd_kernel",
+        ),
+    ),
     "PyTorch and others": (
-        ("mul_mat_q",),
+        ("mul_mat_q", "sm90_fp8_mqa_logits"),
         (
             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
             "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3>(x)",
@@ -210,6 +223,7 @@ NAMES = {
             "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float>(x)",
             "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel<float>(x)",
             "kDequantizeBlockwise",
+            "Im2d2Col",
             "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<x>(x)",
             "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<x>(x)",
             "void at::native::(anonymous namespace)::CatArrayBatchedCopy<x>(x)",
