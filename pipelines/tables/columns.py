@@ -18,12 +18,15 @@ import polars as pl
 from pipelines.tables.files import Frame, Table
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import UNNAMED, TableOptions
-from pipelines.tables.times import times
+from pipelines.tables.times import PLAUSIBLE_TIME, times
 from services.contracts.items import MAX_ATTRIBUTES, MAX_NAME_CHARS, RESERVED_NAMES
 from services.errors import ConfigError, DataError
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "events": ("user_id", "item_id", "event_time", "event_type", "value", "event_id", "history", "impressions"),
+    "events": (
+        *("user_id", "item_id", "event_time", "offset_ms", "event_type", "value", "event_id"),
+        *("history", "impressions"),
+    ),
     "items": ("item_id", "title", "categories", "text", "available", "published_ms", "expires_ms", "value"),
 }
 EXAMPLES = {
@@ -41,6 +44,7 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
         *(
             "user",
             "userid",
+            "userpseudoid",
             "uid",
             "visitorid",
             "visitor",
@@ -76,14 +80,17 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
             "datetime",
             "eventtime",
             "eventtimems",
+            "eventtimestamp",
             "ts",
             "date",
+            "tdat",
             "eventdate",
             "createdat",
             "created",
         ),
-        *("timems", "occurredat", "unixreviewtime", "reviewtime", "eventtimestamp", "when"),
+        *("timems", "occurredat", "unixreviewtime", "reviewtime", "when"),
     ),
+    "offset_ms": ("timeframe",),
     "event_type": (
         "event",
         "action",
@@ -125,7 +132,6 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
     "text": ("description", "bodyhtml", "body", "abstract", "overview", "summary", "plot"),
 }
 _IMPRESSIONS = re.compile(r"^\S+-[01](?: \S+-[01])*$")
-_PLAUSIBLE = pl.Series(["1990-01-01"]).str.to_datetime().dt.replace_time_zone("UTC")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +278,10 @@ def _find_alike(
 def _suggest(field: str, left: Iterable[str]) -> str | None:
     """Return the column most likely to be a field."""
     by_letters: dict[str, str] = {}
-    for name in left:
+    for name in (names := [*left]):
         by_letters.setdefault(letters(name), name)
+    for name in names:
+        by_letters.setdefault(letters(name.rpartition(".")[2]), name)
     return next((by_letters[name] for name in _SUGGESTED.get(field, ()) if name in by_letters), None)
 
 
@@ -317,7 +325,7 @@ def _guess(kind: str, table: Table | Frame) -> list[str]:
             names[place] = "impressions"
     found = times(pl.Series(cells, dtype=pl.String), day_first=False)
     if (
-        at := next((place for place, time in enumerate(found) if time is not None and time >= _PLAUSIBLE), None)
+        at := next((place for place, time in enumerate(found) if time is not None and time >= PLAUSIBLE_TIME), None)
     ) is not None:
         names[at] = "event_time"
     free = [place for place, name in enumerate(names) if name == UNNAMED]

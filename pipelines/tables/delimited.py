@@ -87,6 +87,8 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
             )
         names = tuple(f"{UNNAMED}{place}" if name == UNNAMED else name for place, name in enumerate(header, 1))
         return Dialect(separator, names, first, second, frozenset(), has_header=False, skipped_lines=skipped)
+    if len(first) > 1 and all(len(name) > 1 and name[0] == name[-1] == "'" for name in first):
+        raise DataError("", f"{path.name} has its fields in single quotes; write double quotes or none", '"user_id"')
     named = first
     others = [one for one in fields[1:] if any(one)]
     if others and all(len(one) == len(first) + 1 and one[-1] for one in others):

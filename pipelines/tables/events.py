@@ -2,6 +2,7 @@
 
     user_id, item_id    text; whole numbers that a tool wrote as `7.0` become 7
     event_time          timestamp[us, UTC] (pipelines.tables.times)
+    offset_ms           milliseconds added to event_time, where a table has the day and the time within a session apart
     event_type          `interaction` if missing
     value               1 if missing or unreadable
     event_id            distinguishes events that are otherwise equal
@@ -22,7 +23,7 @@ from pipelines.tables.columns import EXAMPLES, Named
 from pipelines.tables.delimited import Batch
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad, whole_form
-from pipelines.tables.times import UTC_US, DayOrder, is_day, times
+from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, is_day, times
 from services.errors import DataError
 
 DEFAULT_TYPE = "interaction"
@@ -42,6 +43,7 @@ SAME_NOTE = (
     "a finer event_time or an event_id would tell real repeats apart"
 )
 SAME_ITEM_NOTE = "{n} exact duplicates are dropped"
+MAX_OFFSET_MS = 366 * 86_400_000
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 UNKNOWN_ITEM = "item_id not in items"
 _IDS = ("user_id", "item_id")
@@ -58,6 +60,8 @@ class EventSurvey:
     num_midnights: int = 0
     num_times: int = 0
     num_back: int = 0
+    num_ancient: int = 0
+    ancient: str = ""
     rejected: set[int] = field(default_factory=set)
     newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
 
@@ -82,7 +86,7 @@ def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey)
     """Survey the time of each user's first row, which ends the given history."""
     for batch in batches:
         users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
-        at = times(batch.frame[named.column("event_time")], found.days.day_first)
+        at, _ = _times(batch.frame, named, found)
         first = pl.DataFrame({"user_id": users, "first": at}).drop_nulls()
         first = first if found.first_times is None else pl.concat([found.first_times, first])
         found.first_times = first.group_by("user_id").agg(pl.col("first").min())
@@ -119,7 +123,8 @@ def read_events(
     )
     if not frame.height:
         return pl.DataFrame(schema=EVENT_TYPES), broken
-    at = times(frame[named.column("event_time")], about.days.day_first)
+    at, num_unread = _times(frame, named, about)
+    findings.note("{n} with an offset_ms that is no number of milliseconds keep their event_time", num_unread)
     users = _ids(frame[named.column("user_id")], "user_id", about, findings)
     value, unread = _values(frame, named)
     table = pl.DataFrame(
@@ -160,6 +165,11 @@ def note_times(about: EventSurvey, findings: Findings) -> None:
     """Note the times of the whole table: dates without times, or an order that differs from the rows'."""
     if about.num_times and about.num_midnights == about.num_times:
         findings.note("all times are whole days: events of one day keep the order of their rows")
+    findings.note(
+        "{n} times are before 1990: numbers are Unix seconds or finer; write days, minutes and years as dates",
+        about.num_ancient,
+        about.ancient,
+    )
     findings.note(
         "{n} rows are older than a row of the same user above them: events are ordered by time", about.num_back
     )
@@ -245,6 +255,19 @@ def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Fin
         f"{example} as {whole.filter(changed)[0]}",
     )
     return whole
+
+
+def _times(frame: pl.DataFrame, named: Named, about: EventSurvey) -> tuple[pl.Series, int]:
+    """Return the times, offsets included, and the number of unreadable offsets."""
+    at = times(frame[named.column("event_time")], about.days.day_first)
+    if "offset_ms" not in named.fields:
+        return at, 0
+    written = frame[named.column("offset_ms")]
+    offset = numbers(written)
+    offset = offset.set((offset.abs() > MAX_OFFSET_MS).fill_null(value=False), None)
+    is_unread = offset.is_null() & present(as_text(written))[0].is_not_null()
+    micros = (offset * 1_000).round().cast(pl.Int64).fill_null(0)
+    return times(at + micros.cast(pl.Duration("us"))), int(is_unread.sum())
 
 
 def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
@@ -395,9 +418,12 @@ def _as_shown(column: pl.Series) -> pl.Series:
 
 
 def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
-    """Count dates without a time, and rows older than a previous row of the same user."""
+    """Count dates without a time, times before 1990, and rows older than a previous row of the same user."""
     about.num_times += good.height
     about.num_midnights += int(is_day(good["event_time"]).sum())
+    ancient = good.filter(pl.col("event_time") < PLAUSIBLE_TIME)
+    if ancient.height:
+        about.num_ancient, about.ancient = about.num_ancient + ancient.height, about.ancient or _example(ancient)
     rows = good.select(user=pl.col("user_id").hash(), at="event_time").join(
         about.newest, on="user", how="left", maintain_order="left"
     )

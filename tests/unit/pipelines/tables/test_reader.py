@@ -260,6 +260,25 @@ EVENTS = {
     "days": Case(
         "user_id,item_id,event_time\nu,a,20260528\n", [("u", "a", DAY, "interaction", 1.0)], notes=("whole days",)
     ),
+    "times within a session": Case(
+        "user_id,item_id,event_time,timeframe\nu,a,2026-05-28,3000\nu,b,2026-05-28,1000\nu,c,2026-05-28,NA\nu,d,2026-05-28,soon\n",
+        [
+            ("u", item, DAY + timedelta(seconds=seconds), "interaction", 1.0)
+            for item, seconds in (("c", 0), ("d", 0), ("b", 1), ("a", 3))
+        ],
+        notes=("1 with an offset_ms", "events are ordered by time"),
+        options=table_options(["timeframe=offset_ms"]),
+    ),
+    "days as numbers": Case(
+        "user_id,item_id,event_time\nu,a,43831.5\n",
+        [("u", "a", datetime(1970, 1, 1, 12, 10, 31, 500_000, UTC), "interaction", 1.0)],
+        notes=("1 times are before 1990",),
+    ),
+    "MongoDB's types": Case(
+        lines({"user_id": {"$numberLong": "7"}, "event_time": {"$date": {"$numberLong": "1780000000000"}}}),
+        [("7", *WITHOUT_TYPE[0][1:])],
+        name="e.json",
+    ),
     "ignored columns": Case(
         HEADER.replace("event_type,value", "event,EVENT_VALUE") + "u,a,1780000000,buy,3\n",
         WITHOUT_TYPE[:1],
@@ -377,8 +396,9 @@ CATEGORIES = {
     "A, B": ["A, B"],
     "A > B": ["A > B"],
     "R&amp;B": ["R&amp;B"],
+    "R&amp;B; A": ["R&amp;B", "A"],
     "(Live)": ["(Live)"],
-    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|")},
+    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|", "(no genres listed)")},
 }
 
 
@@ -467,7 +487,7 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
 
 def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     """Missing prices, long texts and reserved names are counted, and the items are kept."""
-    rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,no\n"
+    rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,out_of_stock\n"
     states, findings = states_of(f"item_id,price,popularity,description,available\n{rows}", tmp_path, number=["price"])
 
     assert {name: one.attributes.get("price") for name, one in states.items()} == {
@@ -488,6 +508,19 @@ REFUSED = {
         {},
         "--column visitorid=user_id --column product=item_id --column ts=event_time",
     ),
+    "single quotes": (
+        GOOD.replace("user_id,item_id", "'user_id','item_id'").replace(
+            "event_time,event_type,value", "'event_time','event_type','value'"
+        ),
+        {},
+        "single quotes",
+    ),
+    "a nested name": (
+        "user_id,properties.product_id,event_time\nu,a,1780000000\n",
+        {},
+        "--column properties.product_id=item_id",
+    ),
+    "ORC": ("ORC\nu,a\n", {}, "is an ORC file"),
     "a first line of data": (
         "1::1193::5::978300760\n1::661::3::978302109\n",
         {},
