@@ -79,6 +79,8 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
         ("rope_parameters", {"rope_type": "linear", "factor": 0}, "factor 0 is not positive"),
         ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}, "rope key mscale is unknown"),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor 0.5 is not supported"),
+        ("rotary_pct", 0.5, "rotary_pct 0.5 is not supported"),
+        ("rope_local_base_freq", 1e4, "rope_local_base_freq 10000.0 is not supported"),
         ("final_logit_softcapping", 30.0, "final_logit_softcapping 30.0 is not supported"),
         ("logits_scaling", 8, "logits_scaling 8 is not supported"),
         ("quantization_config", {"quant_method": "fp8"}, "quantization_config: quantised weights are not supported"),
