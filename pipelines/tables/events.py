@@ -124,7 +124,7 @@ def read_events(
     if not frame.height:
         return pl.DataFrame(schema=EVENT_TYPES), broken
     at, num_unread = _times(frame, named, about)
-    findings.note("{n} with an offset_ms that is no number of milliseconds keep their event_time", num_unread)
+    findings.note("{n} with an invalid offset_ms keep their event_time", num_unread)
     users = _ids(frame[named.column("user_id")], "user_id", about, findings)
     value, unread = _values(frame, named)
     table = pl.DataFrame(
@@ -155,7 +155,7 @@ def read_events(
     unread_rows = good.filter(pl.col("unread").is_not_null())
     if unread_rows.height:
         findings.num_unread["value"] = findings.num_unread.get("value", 0) + unread_rows.height
-        what = "{n} with a value that is no number count with the value 1"
+        what = "{n} with an invalid value count with the value 1"
         findings.note(what, unread_rows.height, f"{_example(unread_rows)}, value={unread_rows['unread'][0]}")
     _count_times(good, about)
     return good.select(*EVENT_TYPES), pl.concat([broken, rejected], how="diagonal")
@@ -182,7 +182,7 @@ def distinct(events: pl.DataFrame, findings: Findings, columns: Sequence[str] = 
     findings.num_duplicates += dropped.height
     findings.note(SAME_NOTE, dropped.height, _example(dropped))
     by_value = kept.filter(~pl.struct([name for name in columns if name != "value"]).is_first_distinct())
-    findings.note("{n} that differ from another row in the value alone are kept", by_value.height, _example(by_value))
+    findings.note("{n} that differ from another row only in the value are kept", by_value.height, _example(by_value))
     return kept
 
 

@@ -7,7 +7,7 @@ r"""Prepares a JSON schema for llguidance: rewrites inexactly supported keywords
     date, time, date-time,    patterns whose texts validators accept: February 29 only in leap years, no second 60,
     email, hostname           bounded labels
     patternProperties         rejected if a pattern matches a declared property
-    const, enum               integers that no float holds are rejected: llguidance would write another one
+    const, enum               integers that no float holds are rejected: llguidance would round them
     unbounded recursion       rejected: no finite text satisfies it
 
 A rewritten schema allows the same texts or fewer, never more.
@@ -102,7 +102,7 @@ def _refuse_overlaps(schema: Schema, path: str, matcher: Matcher) -> None:
 
 
 def _refuse_inexact(value: Any, path: str) -> None:
-    """Reject an integer that llguidance, which computes with floats, would write as another one."""
+    """Reject an integer that llguidance, which computes with floats, would round."""
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             _refuse_inexact(one, path)

@@ -266,7 +266,7 @@ EVENTS = {
             ("u", item, DAY + timedelta(seconds=seconds), "interaction", 1.0)
             for item, seconds in (("c", 0), ("d", 0), ("b", 1), ("a", 3))
         ],
-        notes=("1 with an offset_ms", "events are ordered by time"),
+        notes=("1 with an invalid offset_ms", "events are ordered by time"),
         options=table_options(["timeframe=offset_ms"]),
     ),
     "days as numbers": Case(
