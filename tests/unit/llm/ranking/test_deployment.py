@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from models.canary import Canary, Stage
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.items.live_items import Knowledge
+from services.items.live_items import Knowledge, LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
@@ -44,8 +45,8 @@ limits_measured_once = cache(limits_of)
 def replica(settings, monkeypatch):
     """A replica without a bundle; the machine's limits are measured once for all tests."""
     monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
+    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
     replica = LlmDeployment(settings)
-    replica._items.knowledge = Knowledge.CURRENT
     yield replica
     replica.__del__()
 
