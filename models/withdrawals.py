@@ -63,7 +63,7 @@ def refuse(
     if (found := same or parent) is not None:
         twin = "" if found.version == version else f"{version} is identical to {found.version}: "
         twin = twin if same is not None else f"{version} was made from {found.version}: "
-        raise BundleWithdrawn(f"{twin}{found.describe()}; --force makes it live all the same")
+        raise BundleWithdrawn(f"{twin}{found.describe()}; --force promotes it anyway")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:

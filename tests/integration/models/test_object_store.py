@@ -211,7 +211,7 @@ def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
             bucket_of(url).put("lock", b"another process")
             super().sweep()
 
-    with pytest.raises(StoreUnavailable, match="lock: another process took it; prune again"):
+    with pytest.raises(StoreUnavailable, match="lock: another process took the lock; prune again"):
         BundleStore(Slow(url, tmp_path / "slow", GIB)).prune(1)
     assert len(objects(url, "versions/")) == 4
     assert bytes(bucket_of(url).get("lock").bytes()) == b"another process"
