@@ -118,7 +118,7 @@ class RequestTooLarge(TailraceError):
 
     kind = ErrorKind.TOO_LARGE
     field = "body"
-    fix = "send less per request"
+    fix = "send a smaller request"
 
     def __init__(self, max_bytes: int) -> None:
         self.problem = f"larger than {max_bytes} bytes"
@@ -144,7 +144,7 @@ class NotAllowed(TailraceError):
     kind = ErrorKind.NOT_ALLOWED
 
     def __init__(self, scope: str, key_id: str) -> None:
-        self.problem = f"this key lacks the scope {scope}; ask whoever issued it"
+        self.problem = f"this key lacks the scope {scope}; ask its issuer for a key with it"
         super().__init__(self.problem)
         self.key_id = key_id
 
