@@ -1,6 +1,7 @@
 """The decoder's processor time for one request on the engine that serves it, by length of the user's history.
 
-One request at a time, with nothing cached of its prompt, in fp32 on one thread. Processor time, because other work on the same cores changes it little.
+One request at a time, with nothing cached of its prompt, in fp32 on one thread. Processor time, because other work on
+the same cores changes it little.
 """
 
 import time

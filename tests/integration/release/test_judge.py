@@ -228,5 +228,5 @@ def test_a_release_that_nobody_saw_stays_and_says_what_it_lacks(scene: Scene) ->
     scene.release()
     scene.start()
 
-    assert "nobody was shown a list of it yet" in scene.reported().reason
+    assert "no user has received a list of it yet" in scene.reported().reason
     assert scene.store.record().canary is not None

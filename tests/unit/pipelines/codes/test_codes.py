@@ -168,7 +168,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
     names = dict.fromkeys(("items_added_to", "weights_of", "training"), "first")
     assert live.manifest["lineage"] == {"seed": 0, **names}
-    assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
+    assert (live.path / CARD).read_text().startswith("This bundle adds 1 items to first without training.")
     assert np.array_equal(now.codes[rows], before.codes)
     assert live.prefix_version == prefixes  # the decoder's cached prefixes remain valid
     assert lists_version(live.manifest, live.version) == "first"

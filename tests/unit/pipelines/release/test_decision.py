@@ -131,7 +131,7 @@ def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
     ("changes", "now_ms", "lacking"),
     [
         ({"num": 60}, LATER_MS, "a mean needs 100"),
-        ({"num_lists": (0, 10)}, LATER_MS, "nobody was shown a list of it yet"),
+        ({"num_lists": (0, 10)}, LATER_MS, "no user has received a list of it yet"),
         ({"stray_share": 0.4}, LATER_MS, "the live version made 40% of its users' lists"),
         ({}, CANARY.since_ms + 500_000, "the stage lasts 100 s more"),
         ({"errors": rare(60, 50, 1_000)}, LATER_MS, "errors: happened to 60 users of the candidate and 50"),

@@ -47,4 +47,4 @@ def test_without_a_repeat_nothing_is_ranked(histories: list[list[int]], targets:
     found = find_repeats([np.array([1, 2])], cases(histories, targets), NUM_ITEMS)
 
     assert found == {"repeats": False, "masked_ndcg10": None, "unmasked_ndcg10": None}
-    assert describe_repeats(found) == "seen items are left out: no validation label repeats its user's history"
+    assert describe_repeats(found) == "seen items are excluded: no validation label repeats its user's history"
