@@ -41,7 +41,7 @@ class ListedScorer:
         return scores_BV
 
     def summary(self) -> dict[str, Any]:
-        """Return `coverage@10`, `calibration@10` with its 95 % interval, and the shelves' shares in histories and lists."""
+        """Return `coverage@10`, `calibration@10` with its 95 % interval, and the shelves' shares."""
         divergences, num = np.array(self._divergences), max(1, len(self._divergences))
         return {
             "coverage@10": float((self._num_lists > 0).mean()),

@@ -97,7 +97,7 @@ def assert_counted(num_rows: int, found: Findings) -> None:
     "num_inputs", [pytest.param(NUM_QUICK, id="quick"), pytest.param(NUM_WHOLE, id="whole", marks=pytest.mark.grid)]
 )
 def test_no_file_ends_the_reader(num_inputs: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The reader reads or refuses mutated tables of every kind; with `-m grid`, `--foreign-inputs` sets their number."""
+    """The reader reads or refuses mutated tables of every kind; `--foreign-inputs` sets their number in the grid."""
     num_inputs = request.config.getoption("--foreign-inputs") or num_inputs
     path, num_accepted = tmp_path / "table", 0
     for seed in range(num_inputs):
