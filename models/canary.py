@@ -66,13 +66,12 @@ class Canary:
 
     Args:
         version: The candidate.
-        salt: Salt of the hash, random for each release, so that it is not always the same users who get the candidate.
+        salt: Salt of the hash, random for each release, so that different users get the candidates.
         stages: Traffic fractions in the order of the stages, growing.
         by: Who started the release.
         at: Start time (UTC, ISO 8601).
         stage: Index of the current stage.
-        since_ms: Time (Unix ms) from which the current stage's fraction applies; the previous stage's applies before
-            it.
+        since_ms: Start (Unix ms) of the current stage's fraction; the previous fraction applies before it.
         by_hand: Whether stages advance only manually.
         budgets: By guard metric, the relative loss that the candidate may have; absent metrics have their default.
         report: Report of the last analysis, as text.

@@ -350,8 +350,8 @@ class BundleStore:
         the rollback target, the versions that these started from or add items to, and the reference. Versions are first
         hidden, then the names are read again: a version that was promoted meanwhile, or hidden by a killed process, is
         shown again if a name needs it, and its promoter checks for it again. Only one process prunes at a time, and no
-        process publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
-        nothing is deleted.
+        process publishes then. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
+        all versions stay.
         """
         with self._storage.alone():
             versions = self.versions()
@@ -495,7 +495,7 @@ class BundleStore:
     def _move_to(self, version: str, change: Callable[[NameRecord], NameRecord]) -> None:
         """Move the pointer to a version, and revert if the version was pruned meanwhile. Raises BundleNotFound.
 
-        Pruning hides a version first and reads the pointers afterwards, so either side notices the other.
+        Pruning hides a version first and reads the pointers afterwards, so one of the two notices a conflict.
         """
         before, after = self._change(change)
         if version not in self.versions():

@@ -47,7 +47,7 @@ class CodesOptions:
         return _DEEP if num_items >= self.deep_from_items else 1
 
     def depths_to_compare(self, num_items: int, hidden_size: int, free_bytes: int) -> tuple[int, ...]:
-        """Return the depths that validation compares; one if the catalogue is too small or too large for the other."""
+        """Return the depths that validation compares; one if the catalogue is too small or too large for a choice."""
         if self.depth is not None or num_items < self.deep_from_items:
             return (self.depth_for(num_items),)
         table_bytes = 4 * _COPIES * num_items * hidden_size

@@ -121,7 +121,7 @@ def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[d
 
 
 def histories_that_pay(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[str]:
-    """Return the slices by history length in which the decoder's gain is significant after the price of its time."""
+    """Return the slices by history length with a significant gain after the price of the decoder's time."""
     return [row["slice"] for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
 
 
@@ -131,7 +131,7 @@ def llm_pays(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> lis
 
 
 def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
-    """Return a sentence that names the history lengths for which the decoder is worth its time."""
+    """Return a sentence on the history lengths at which the decoder is worth its time."""
     better = [f"{row['slice']} ({row['net']:+.4f})" for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
     found = ", ".join(better) if better else "none"
     return (

@@ -186,7 +186,7 @@ def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
 
 
 def test_an_unknown_part_is_refused_with_the_parts(tmp_path: Path) -> None:
-    """The listed parts include those that run only on request."""
+    """The list includes the parts that run only on request."""
     command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--part", "beam"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)

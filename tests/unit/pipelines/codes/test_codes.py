@@ -177,7 +177,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert np.isfinite(beams[now.index_of["a-new"]])
     assert widened[now.index_of["a-new"]] > widened[rows].min()
     assert append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT) == (live, 0)
-    with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
+    with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; remove it"):
         append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT, lift=1.5)
 
 

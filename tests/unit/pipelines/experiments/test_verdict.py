@@ -81,7 +81,7 @@ def test_a_guard_without_sense_is_refused_by_field(field: str) -> None:
     """Negative fields, a guard without counts and an invalid fraction are rejected by name."""
     with pytest.raises(ConfigError, match=f"guard clicks: {field}"):
         replace(CLICKS, **{field: -1.0})
-    with pytest.raises(ConfigError, match="guard errors: there are no counts"):
+    with pytest.raises(ConfigError, match="guard errors: no counts"):
         verdict((ERRORS,), {}, share=0.5, elapsed_s=1)
     with pytest.raises(ConfigError, match="share"):
         verdict((), {}, share=1.0, elapsed_s=1)
