@@ -21,7 +21,7 @@ from pipelines.scoring.metrics import interval
 MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LEVEL = 0.025
-"""Family-wise level of the one-sided tests over all slices."""
+"""Family-wise level of the tests over all slices."""
 _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
@@ -140,7 +140,7 @@ def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -
 
 
 def _p_value(net: float, std_error: float, num_cases: int) -> float:
-    """Return the p-value of a one-sided t-test against a true mean of 0."""
+    """Return the p-value of a t-test that the mean is above 0."""
     if not std_error:
         return 0.0 if net > 0 else 1.0
     return float(stdtr(num_cases - 1, -net / std_error))

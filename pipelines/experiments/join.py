@@ -143,7 +143,7 @@ def _day_of(day: date) -> int:
 def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
     files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
     if not files or not files[0].is_file():
-        raise DataError("", f"{place} has no Parquet file", "the folder to which the worker writes the log")
+        raise DataError("", f"{place} has no Parquet file", "the worker's log folder")
     for file in files:
         try:
             pl.read_parquet_schema(file)

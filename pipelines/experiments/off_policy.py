@@ -36,8 +36,8 @@ class Logged:
     Args:
         user: Number of the user.
         reward: The list's reward.
-        propensity: Probability with which the list was shown (NaN: not recorded).
-        probability: Probability with which the policy shows it.
+        propensity: Probability that the list was shown (NaN: not recorded).
+        probability: Probability that the policy shows it.
         reward_of_shown: A model's predicted reward of the shown list; None: no model.
         reward_of_policy: The model's mean predicted reward of the policy's lists.
     """

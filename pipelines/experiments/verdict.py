@@ -45,7 +45,7 @@ class Guard:
     Args:
         name: The guard's entry of the counts.
         higher_is_worse: True for latency and errors, False for clicks.
-        budget: The fraction by which the candidate may be worse.
+        budget: The relative loss that the candidate may have.
         effect: The effect that the test targets; a guard is "no worse" once the candidate is shown to be worse by less
             than this.
         weight: The guard's part of alpha, relative to the other guards' weights.
