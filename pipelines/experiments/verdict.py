@@ -175,8 +175,8 @@ def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
     odds = (1 - share) / share
     worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
     lacks = (
-        f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the other, too "
-        "few to tell"
+        f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the control, too "
+        "few for a test"
     )
     reading = _reading(guard, worse_by, low, high, lacks)
     if not guard.tolerance or found.lists is None or reading.state is not State.OPEN:

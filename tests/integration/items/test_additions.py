@@ -42,7 +42,7 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
     assert "mail: nothing published as mail" in nothing_new[1]
     assert refused[0] == 1
     assert "default: " in refused[1]
-    assert "has no models that new items could join" in refused[1]
+    assert "has no models that could rank new items" in refused[1]
     assert len(store.versions()) == 1
 
 

@@ -107,7 +107,7 @@ def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
     second = place(levels, items[20:], first)
 
     assert len(np.unique(np.concatenate([first, second]), axis=0)) == 27
-    with pytest.raises(StageFailed, match="no code path is left"):
+    with pytest.raises(StageFailed, match="all code paths of an item are taken"):
         place(levels, items[:1], np.concatenate([first, second]))
 
 

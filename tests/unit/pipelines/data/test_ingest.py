@@ -139,7 +139,7 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
     events = raw_events(3, 5, 4).with_columns(event_type=pl.Series(["Buy"] + ["buy"] * 10 + ["Dislike"]))
     run(Source(*own_tables(tmp_path, events), ()), tmp_path)
 
-    alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ in case" in sentence]
+    alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ only in case" in sentence]
 
     assert [sentence.partition(" differ")[0] for sentence in alike] == [
         "events: types 'Buy' (1 positive) and 'buy' (10 positive)",
