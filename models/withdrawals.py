@@ -1,4 +1,4 @@
-"""Withdrawn bundles: which version was withdrawn, by whom, when and why, and which versions it blocks. Pure.
+"""Withdrawn bundles: version, author, time and reason of each, and the versions that it blocks. Pure.
 
 A withdrawn version, and a version with the same content under another name, needs force to be promoted. A withdrawal
 outlives the folder of its bundle, since the same inputs can reproduce the bundle; a forced promotion deletes the

@@ -30,7 +30,7 @@ _NUM_KEPT = 5
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """One finished stage: its folder, its content key, and the seconds in which this run made it, if it did."""
+    """One finished stage: its folder, its content key, and the seconds that this run took to make it, if it did."""
 
     stage: str
     key: str
