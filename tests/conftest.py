@@ -54,11 +54,11 @@ SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--no-refit", "--for
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a developer keep the trained bundle between runs."""
     parser.addoption(
-        "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: a new one)"
+        "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: temporary)"
     )
     parser.addoption("--foreign-inputs", type=int, help="inputs of each parser in -m grid (default: 3,000)")
     parser.addoption("--stack", choices=("embedded", "compose"), default="embedded", help="what e2e tests run against")
-    parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: a new one)")
+    parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: temporary)")
     parser.addoption("--compose-override", type=Path, action="append", default=[], help="compose: one more file")
     parser.addoption("--built", action="store_true", help="compose: take the images that are there")
 

@@ -274,7 +274,7 @@ def _refuse_impossible(config: DecoderConfig) -> None:
         if getattr(config, name) > _MAX_SIZE:
             raise ValueError(f"{name} {getattr(config, name)} is over {_MAX_SIZE}")
     if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(f"num_attention_heads is no multiple of num_key_value_heads {config.num_key_value_heads}")
+        raise ValueError(f"num_attention_heads is not a multiple of num_key_value_heads {config.num_key_value_heads}")
     if config.head_dim % 2:
         raise ValueError(f"head_dim {config.head_dim} is odd")
 

@@ -179,7 +179,8 @@ def _resume(out: Path, run: dict[str, Any]) -> _Done:
         return _Done(0, 0)
     if differing := [name for name, value in run.items() if about["run"].get(name) != value]:
         raise ConfigError(
-            f"--out: {_part(out)} is of a run with other {', '.join(differing)}; finish that one, or remove it and {_progress_file(out).name}"
+            f"--out: {_part(out)} belongs to a run with another {', '.join(differing)}; finish that run, or remove "
+            f"the file and {_progress_file(out).name}"
         )
     return _Done(about["num_rows"], about["num_bytes"])
 

@@ -198,7 +198,7 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
             used.discard(theirs)
     for ours, named in fields.items():
         if len(named) > 1 and ours not in _MANY:
-            raise ConfigError(f"--column: {' and '.join(named)} of {table.name} cannot both be {ours}; leave one out")
+            raise ConfigError(f"--column: {' and '.join(named)} of {table.name} cannot both be {ours}; remove one")
     taken = {column for named in fields.values() for column in named} | set(attributes.values())
     _find_alike(kind, table, columns, fields, taken, findings)
     left = [name for name in columns if name not in taken]
@@ -231,7 +231,7 @@ def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame,
         if name not in used:
             fields = dict.fromkeys(field for kind, _, _ in tables for field in FIELDS[kind])
             raise ConfigError(
-                f"--column {name}={ours}: {ours} is no field of {tables[0][0]}; the fields are {', '.join(fields)}"
+                f"--column {name}={ours}: {ours} is not a field of {tables[0][0]}; give one of {', '.join(fields)}"
             )
     for name in sorted(options.skipped - used):
         raise ConfigError(f"--skip {name}: no column {name} in {where}")
@@ -265,7 +265,9 @@ def _find_alike(
         if len(alike) > 1:
             both = " and ".join(map(repr, alike))
             raise DataError(
-                known, f"there as {both} in {table.name}; --skip {alike[1]!r} reads the first", f"one named {known}"
+                known,
+                f"twice, as {both}, in {table.name}; --skip {alike[1]!r} reads the first",
+                f"one column named {known}",
             )
         if not alike:
             continue
@@ -289,7 +291,10 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
     if table.first and table.has_header and _is_data(table):
         shown = ", ".join(table.first)
         names = ",".join(_guess(kind, table))
-        problem = f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its columns ({UNNAMED} skips one)"
+        problem = (
+            f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its "
+            f"columns ({UNNAMED} skips one)"
+        )
         return DataError("", problem, "a first line with the names of the columns")
     free, options = list(left), []
     for field in missing:
@@ -297,7 +302,10 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
         if column is not None:
             free.remove(column)
         options.append(_option(column or "NAME", field))
-    problem = f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads {'them' if len(options) > 1 else 'it'}"
+    problem = (
+        f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads "
+        f"{'them' if len(options) > 1 else 'it'}"
+    )
     return DataError(missing[0], problem, EXAMPLES[missing[0]])
 
 
@@ -371,11 +379,11 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
             )
         elif len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith((" (column", "(column")):
             findings.note(
-                f"column {name[:40]!r} is skipped: its name is no name of an attribute; --column gives it another"
+                f"column {name[:40]!r} is skipped: its name is not valid for an attribute; --column renames it"
             )
         elif len(named) + len(found) >= MAX_ATTRIBUTES:
             findings.note(
-                f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip takes others away",
+                f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip removes others",
                 1,
                 name,
             )
@@ -395,5 +403,5 @@ def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], f
     if not unread:
         return
     named = ", ".join(f"{name}{words.get(name, '')}" for name in unread[:20]) + (", ..." if len(unread) > 20 else "")
-    what = "ignored" if kind == "events" else "attributes, from which no model learns"
+    what = "ignored" if kind == "events" else "attributes, which models do not learn from"
     findings.note(f"columns that are {what}: {named}")

@@ -39,8 +39,8 @@ EVENT_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 """The columns of accepted rows."""
 SAME_EVENT = ("user_id", "item_id", "event_time", "event_type", "value", "event_id")
 SAME_NOTE = (
-    "{n} exact duplicates (same user, item, time, type and value) are dropped; "
-    "a finer event_time or an event_id would tell real repeats apart"
+    "{n} exact duplicates (same user, item, time, type and value) are dropped; a finer event_time or an event_id "
+    "would tell real repeats apart"
 )
 SAME_ITEM_NOTE = "{n} exact duplicates are dropped"
 MAX_OFFSET_MS = 366 * 86_400_000
@@ -228,7 +228,7 @@ def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Fin
         if written.dtype == pl.String
         else 0
     )
-    findings.note(f"{{n}} values of column {name} have blanks around them, which are taken off", num_blank)
+    findings.note(f"{{n}} values of column {name} have blanks around them, which are removed", num_blank)
     findings.note(
         f"{{n}} values of column {name} are words for a missing one",
         int(is_word.sum()),
@@ -276,7 +276,7 @@ def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
     written = as_text(frame[named.column("event_type")])
     words, _ = present(written)
     num_blank = int((written.str.len_bytes() != words.str.len_bytes()).fill_null(value=False).sum())
-    findings.note("{n} values of column event_type have blanks around them, which are taken off", num_blank)
+    findings.note("{n} values of column event_type have blanks around them, which are removed", num_blank)
     return words.fill_null(DEFAULT_TYPE)
 
 
@@ -381,7 +381,7 @@ def _reason(about: EventSurvey, known: pl.Series | None) -> pl.Expr:
     reason = pl.when(is_bad("user_id")).then(pl.lit("user_id")).when(is_bad("item_id")).then(pl.lit("item_id"))
     late = "event_time"
     if about.days.day_first is None and about.days.num_slashed:
-        late = "event_time may have the day first or the month; write 2026-12-31"
+        late = "event_time may start with the day or the month; write 2026-12-31"
     reason = (
         reason.when(pl.col("event_time").is_null())
         .then(pl.lit(late))

@@ -206,8 +206,9 @@ def test_the_sliders_set_deadline_and_load(page: Page) -> None:
     assert page.locator("#load-out").inner_text() == "off"
     for chart in ("mix", "latency"):
         inks = page.evaluate(
-            "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-            " return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && (d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
+            "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, "
+            "c.width, c.height).data; return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && "
+            "(d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
             chart,
         )
         assert inks > 10, f"{chart} is blank"

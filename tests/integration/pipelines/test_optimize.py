@@ -58,7 +58,7 @@ def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
 
 
 def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
-    """Children have parent, recipe, report and picture; the table gives reasons for other rows; nothing is promoted
+    """Children have parent, recipe, report and picture; the table gives reasons for other rows; no child is promoted
     unasked.
     """
     store = BundleStore(places.bundle_root)

@@ -155,7 +155,7 @@ def test_a_refusal_on_a_rank_is_raised_as_it_was(team: Team, option: str, data: 
 def test_ray_train_starts_the_same_fit(
     data: Path, undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a temporary Ray cluster the weights equal, bit for bit, those of two local workers."""
+    """A temporary Ray cluster and two local workers train the same weights, bit for bit."""
     for name, value in RAY_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     here, expected = undisturbed("tokens", DROPPED_DECODER, TWO)

@@ -1,6 +1,7 @@
 """Traces with a known bottleneck, recorded by plain torch, which the profiler must name.
 
-    python -m tests.support.profiler.plants KIND VARIANT FOLDER [--styles plain shapes stack steps] [--size 1.0] [--list]
+    python -m tests.support.profiler.plants KIND VARIANT FOLDER [--styles plain shapes stack steps] [--size 1.0]
+    [--list]
 
 Each variant is a small user-style program whose kind is known by construction: large products, large elementwise
 operations, collectives between two processes, thousands of tiny operations, a loader that sleeps, and steps without a
@@ -332,7 +333,8 @@ def images(size: float) -> Step:
     channels = int(16 * size)
     net = nn.Sequential(
         nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     return trained(net, repeat(torch.randn(16, 3, 64, 64)), optimizer)

@@ -202,7 +202,10 @@ def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path
     [
         (
             {},
-            r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a line such",
+            (
+                r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a "
+                r"line such"
+            ),
         ),
         (
             {"items.jsonl": '{"item_id": 1}\n{"title": "x"}'},

@@ -96,7 +96,7 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
         ("num_attention_heads", 0, "num_attention_heads 0 is not positive"),
         ("num_hidden_layers", 10**12, "num_hidden_layers 1000000000000 is over 1000"),
         ("vocab_size", 10**12, "vocab_size 1000000000000 is over 16777216"),
-        ("num_key_value_heads", 3, "num_attention_heads is no multiple of num_key_value_heads 3"),
+        ("num_key_value_heads", 3, "num_attention_heads is not a multiple of num_key_value_heads 3"),
         ("head_dim", 5, "head_dim 5 is odd"),
         ("vocab_size", [], "vocab_size \\[\\] is not a number"),
         ("rope_parameters", "yarn", "rope_parameters 'yarn' is not an object"),

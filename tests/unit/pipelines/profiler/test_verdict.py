@@ -49,7 +49,7 @@ def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float],
     assert verdict.bottleneck is expected
     assert ". " not in verdict.sentence
     assert verdict.sentence.endswith(".")
-    assert ("There is no bottleneck" in verdict.sentence) == (expected is Bottleneck.NONE)
+    assert ("No bottleneck" in verdict.sentence) == (expected is Bottleneck.NONE)
     assert ("first" in verdict.sentence) == (expected is not Bottleneck.NONE)
 
 

@@ -244,9 +244,9 @@ EVENTS = {
     "an unquoted separator": Case(GOOD + "w,a,b,1780000002,buy,1\n", [U, V], {"6 fields where the header has 5": [4]}),
     "a short row": Case(GOOD + "w,a\n", [U, V], {"2 fields where the header has 5": [4]}),
     "separators behind": Case(GOOD.replace("buy,1\n", "buy,1,,\n"), [U, V]),
-    "a NUL byte": Case(GOOD.replace("v,a,1780000001", "v\0,a,1780000001"), [U], {"bytes that are no text": [3]}),
+    "a NUL byte": Case(GOOD.replace("v,a,1780000001", "v\0,a,1780000001"), [U], {"bytes that are not text": [3]}),
     "half a surrogate pair": Case(
-        GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are no text": [3]}
+        GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are not text": [3]}
     ),
     "an open quote": Case(HEADER + '"u,a,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [('"u', *U[1:]), U, V]),
     "an open quote and a separator": Case(
@@ -324,7 +324,7 @@ EVENTS = {
             {"event_time": float("nan")},
         ).replace('"X"', LONG),
         WITHOUT_TYPE[:1],
-        {"bytes that are no text": [3], "no JSON object": [4], "no JSON": [5], "user_id": [2], "event_time": [6]},
+        {"bytes that are not text": [3], "no JSON object": [4], "no JSON": [5], "user_id": [2], "event_time": [6]},
         name="e.jsonl",
     ),
     "categorical ids": Case(parquet(user_id=pa.array(["u", "v"]).dictionary_encode()), WITHOUT_TYPE, name="e.parquet"),
@@ -533,7 +533,7 @@ REFUSED = {
     ),
     "an unknown column": (GOOD, {"column": ["sku=item_id"]}, "--column sku=item_id: no column sku"),
     "a turned option": (GOOD.replace("item_id", "sku"), {"column": ["item_id=sku"]}, "--column sku=item_id"),
-    "an unknown field": (GOOD, {"column": ["value=price"]}, "price is no field of events"),
+    "an unknown field": (GOOD, {"column": ["value=price"]}, "price is not a field of events"),
     "an unknown column to skip": (GOOD, {"skip": ["colour"]}, "--skip colour: no column colour"),
     "two columns of one name": (
         GOOD.replace("event_type", "User_ID").replace("user_id", "USER_ID"),
