@@ -24,7 +24,6 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
-from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, num_showing, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
@@ -33,7 +32,7 @@ from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
-_SCENES = ("direct", "wired", "stored")
+_SCENES = ("direct", "wired")
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
@@ -73,8 +72,6 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     row = row_of(planned, load, probe, back_s, phases, scene.weights)
     row["events"]["doubled"] = await scene.num_doubled(probe.events)
     row["hidden"] = {"items": len(hidden), "shown": num_showing(load.shots, hidden)}
-    if scene.writers:
-        row["num_escaped"] = await asyncio.to_thread(scene.writers[-1].num_escaped)
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
@@ -101,15 +98,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         if faults:
             _note(f"starting a separate stack, {where} ...")
             logs = options.logs and options.logs / where
-            kinds = {"is_wired": where == "wired", "is_stored": where == "stored"}
-            async with scene_from(options.state.absolute(), logs, **kinds) as scene:
+            async with scene_from(options.state.absolute(), logs, is_wired=where == "wired") as scene:
                 await run_rows(scene, faults, PHASES, options.rate, rows)
     return _report(rows, options, PHASES)
 
 
 def _scene_of(fault: Fault) -> str:
-    """Return the kind of scene of a fault: without proxies, behind proxies, or with bundles in an object store."""
-    return "wired" if fault.is_wired else "stored" if fault.is_stored else "direct"
+    """Return the kind of scene of a fault: behind proxies or without them."""
+    return "wired" if fault.is_wired else "direct"
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
@@ -131,8 +127,7 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str
 
 
 def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:
-    """Print the matrix, and return the common header of results files."""
-    print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
+    """Print what was lost, and return the common header of results files."""
     for what in ("lost", "doubled"):
         print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")
     print(f"answers with a hidden item: {sum(row['hidden']['shown'] for row in rows)}")
@@ -145,7 +140,7 @@ def _note(line: str) -> None:
 
 
 def main() -> None:
-    """Measure, print the matrix, write the JSON."""
+    """Measure, print a line per fault, write the JSON."""
     options = _options()
     with exit_on_errors():
         if options.nodes is not None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from benchmarks.faults.object_store import write_hostile
 from benchmarks.faults.rows import Phases
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.store import fail_over, follow, rotate_password
@@ -21,7 +20,6 @@ class Fault:
     begin: Callable[[Scene], Awaitable[None]]
     end: Callable[[Scene], Awaitable[None]] | None = None
     is_wired: bool = False
-    is_stored: bool = False
     is_spike: bool = False
     phases: Phases | None = None
     num_hidden: int = 0
@@ -49,17 +47,6 @@ async def _lose_states(scene: Scene) -> None:
     await asyncio.to_thread(scene.processes.kill, "gateway")
 
 
-async def _write_hostile(scene: Scene) -> None:
-    """Let a hostile writer into the object store, and restart a gateway while it is in that state."""
-    scene.writers.append(await write_hostile(scene.settings))
-    await asyncio.sleep(2 * scene.settings.bundle_poll_s)
-    await asyncio.to_thread(scene.processes.kill, "gateway")
-
-
-async def _mend_record(scene: Scene) -> None:
-    await asyncio.to_thread(scene.writers[-1].mend)
-
-
 async def _nothing(_: Scene) -> None:
     """Without a fault: health, and the spike, which is load."""
 
@@ -79,7 +66,6 @@ FAULTS = {
     "gateway-without-states": Fault(
         _lose_states, lambda scene: scene.wires["broker"].become(Wire.PASS), is_wired=True, num_hidden=3
     ),
-    "object-store-hostile": Fault(_write_hostile, _mend_record, is_stored=True),
     "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 

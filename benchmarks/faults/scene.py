@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.event_probe import Event
-from benchmarks.faults.object_store import HostileWriter, put_live, s3_server
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
@@ -76,7 +75,6 @@ class Scene:
     closing: AsyncExitStack
     promoted: list[int] = field(default_factory=list)
     healthy_within_s: float = 120.0
-    writers: list[HostileWriter] = field(default_factory=list)
 
     async def num_events(self, user_id: str) -> int:
         """Return the number of a user's events in the store."""
@@ -116,20 +114,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_from(
-    state_dir: Path, logs_to: Path | None, *, is_wired: bool, is_stored: bool = False, **given: Any
-) -> AsyncIterator[Scene]:
+async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, **given: Any) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies, and the store asks for a password; `is_stored`: bundles are in an
-    object store. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `is_wired`: store and broker are behind proxies, and the store asks for a password. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
         ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
-        if is_stored:
-            given["cache_dir"] = scratch / "cache"
-            given["bundle_store"] = closing.enter_context(s3_server(scratch / "s3"))
         kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
         if is_wired:
             (scratch / "store.password").write_text("first")
@@ -142,8 +134,6 @@ async def scene_from(
             **ports,
             **given,
         )
-        if is_stored:
-            await asyncio.to_thread(put_live, settings, BundleStore(scratch / "bundles").live())
         outer = {"store": settings.redis_port, "broker": kafka_port}
         inner = dict(zip(outer, behind, strict=True)) if is_wired else outer
         wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer if is_wired}

@@ -1,10 +1,9 @@
 """Releases under load: time until a worse version is rolled back and an equal version promoted, losses.
 
-    python -m benchmarks.release --json OUT [--rate 50] [--users 100000] [--only CASE]
+    python -m benchmarks.release --json OUT [--rate 50] [--only CASE]
 
     cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a
                       second over both doors
-    same_version      `--users` users at both doors and the standby, before and after the gateways were killed
 
 `python -m benchmarks.release simulated` simulates the analysis without a stack. Starts a separate stack, in TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
 """
@@ -20,7 +19,6 @@ from benchmarks.load.own_stack import stack_for
 from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
 from benchmarks.release.load import Audience
-from benchmarks.release.same_version import measure
 from infra.local.supervisor.ports import of_running_stack
 from models.registry import BundleStore
 from services.settings.settings import Settings, load_settings
@@ -34,7 +32,6 @@ def main() -> None:
     """Measure, print lines, write the JSON."""
     parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    parser.add_argument("--users", type=int, default=100_000, help="users whose version is compared; 0: none")
     parser.add_argument("--only", default="", help="run this case alone; moves: the last one; none: no case")
     options = parser.parse_args()
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
@@ -63,10 +60,6 @@ async def _on_stack(
                 report["cases"].append(await run_case(case, versions[case.candidate], store, settings, audience, rate))
         if only in ("", "moves"):
             report["cases"].append(await run_moves(versions["equal-2"], store, settings, audience, rate))
-    if options.users:
-        record = store.record()
-        free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
-        report["same_version"] = await measure(settings, store, free[-1], options.users)
     return report
 
 

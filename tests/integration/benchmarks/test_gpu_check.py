@@ -182,17 +182,6 @@ def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
     assert (tmp_path / ARCHIVE).stat().st_size < 16 * 2**20
 
 
-def test_an_unknown_part_is_refused_with_the_parts(tmp_path: Path) -> None:
-    """The listed parts include those that run only on request."""
-    command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--part", "beam"]
-
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-
-    assert done.returncode == 2
-    assert "choose from smoke, oracle" in done.stderr
-    assert "kernel-tests" in done.stderr
-
-
 def _can_lock(path: Path) -> bool:
     with path.open() as file:
         try:
