@@ -147,18 +147,14 @@ RECORD = (
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recording of each kind, made in separate processes; collectives get their own process."""
+    """A folder with a recording of each kind, made in one other process; collectives in two more."""
     root = tmp_path_factory.mktemp("plants")
     commands = []
     for kind, style in PLANTS.items():
         (root / kind).mkdir()
         commands.append([kind, str(root / kind), "--styles", style])
-    for together in (
-        [command for command in commands if command[0] != "communication"],
-        [command for command in commands if command[0] == "communication"],
-    ):
-        words = json.dumps(together)
-        subprocess.run([sys.executable, "-c", RECORD], cwd=ROOT, input=words, check=True, timeout=240, text=True)
+    words = json.dumps(commands)
+    subprocess.run([sys.executable, "-c", RECORD], cwd=ROOT, input=words, check=True, timeout=240, text=True)
     return root
 
 
