@@ -99,8 +99,8 @@ TABLE = (
     ),
     _product(
         r"attention|prefillwith\w*kvcache|(?:^|_)attend_|(?:^|::)_?(?:fwd|bwd)_kernel(?:_|$)|mqa_logits|chunk_(?:\w*delta|gla|scan|state|\w*fwd_kernel)",
-        "vLLM triton_unified_attention.py; FlashInfer prefill.cuh; this engine's _attend_split; SGLang extend_attention.py;"
-        " flash-linear-attention; mamba ssd_chunk_scan.py",
+        "vLLM triton_unified_attention.py; FlashInfer prefill.cuh; this engine's _attend_split; "
+        "SGLang extend_attention.py; flash-linear-attention; mamba ssd_chunk_scan.py",
     ),
     # Matrix products and convolutions.
     _product(

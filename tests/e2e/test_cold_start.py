@@ -20,6 +20,9 @@ rug-1,Wool rug,textiles,1790000007000
 rug-2,Cotton rug,textiles,1790000008000
 """
 NEWEST_FIRST = [row.partition(",")[0] for row in SHELF.splitlines()[:0:-1]]
+pytestmark = (
+    pytest.mark.grid
+)  # tests/unit/gateway/test_live_catalogue.py and publication/test_cold_start.py hold its parts
 USER, OTHER = "first-customer", "second-customer"
 
 

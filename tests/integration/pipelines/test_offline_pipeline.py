@@ -16,7 +16,6 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from benchmarks.quality.__main__ import measure
-from benchmarks.quality.nested import measure_nested
 from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
@@ -253,23 +252,6 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
     assert live.judged_dir == live.path
     assert live.manifest.get("refit") is None
     assert live.catalogue().popularity.sum() == 400
-
-
-def test_the_nested_test_runs_the_whole_flow_without_the_labels(
-    tmp_path: Path, store: Server, options: PipelineOptions
-) -> None:
-    """The nested test learns from eleven of a user's twelve events; published and judged weights rank the same 40
-    labels.
-    """
-    places = places_in(tmp_path, store)
-
-    nested = measure_nested(options, places, quiet())
-
-    assert (nested.refit["num_events"], nested.refit["num_events_judged"]) == (40 * 11, 40 * 9)
-    for model in ("decoder", "student"):
-        assert len(nested.published[model]) == len(nested.unrefitted[model]) == 40
-    assert not np.array_equal(nested.published["decoder"], nested.unrefitted["decoder"])
-    assert not BundleStore(places.bundle_root).versions()
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.grid)])

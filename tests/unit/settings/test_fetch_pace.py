@@ -7,12 +7,12 @@ from services.settings.fetch_pace import FetchPace, FetchWaits
 
 def test_a_quiet_topic_is_fetched_less_often_until_a_record_arrives() -> None:
     """The long wait begins three seconds after the last record and ends with the next."""
-    now_s = 0.0
+    clock = [0.0]
     config = {"fetch_max_wait_ms": 25}
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(config=config))
-    pace = FetchPace(consumer, FetchWaits(busy_ms=25, quiet_ms=75), lambda: now_s)
+    pace = FetchPace(consumer, FetchWaits(busy_ms=25, quiet_ms=75), lambda: clock[0])
     waits: list[int] = []
-    for now_s, has_records in ((1.0, False), (3.0, False), (9.0, True), (11.9, False), (12.0, False)):
+    for clock[0], has_records in ((1.0, False), (3.0, False), (9.0, True), (11.9, False), (12.0, False)):
         pace.polled(has_records=has_records)
         waits.append(config["fetch_max_wait_ms"])
 

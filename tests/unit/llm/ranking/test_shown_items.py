@@ -67,7 +67,7 @@ def priced(num_tests: int) -> Filters:
 
 
 async def test_expensive_expressions_are_compiled_in_time_and_within_a_budget() -> None:
-    """More tests than a call may have are refused by field; a permitted expression is compiled before `masks` or late."""
+    """More tests than a call may have are refused by field; a permitted expression is compiled before `masks`."""
     items = LiveItems()
     shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
     items.apply([("i03", ItemState(item_id="i03", attributes={"price": 2.0}))])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.release import found_after_s
-from benchmarks.experiments.traffic import Traffic, looks
+from benchmarks.release.simulated import found_after_s
+from benchmarks.release.traffic import Traffic, looks
 from pipelines.experiments.user_sums import UserSums, difference_variance
 from pipelines.experiments.verdict import Affected, Guard, Means, Outcome, State, verdict
 from services.errors import ConfigError

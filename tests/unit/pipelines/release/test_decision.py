@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.traffic import Traffic, looks
+from benchmarks.release.traffic import Traffic, looks
 from models.canary import Canary, Stage
 from models.release_report import ReleaseReport
 from pipelines.experiments.user_sums import UserSums
