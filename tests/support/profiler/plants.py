@@ -4,8 +4,8 @@
 
 Each kind is a small user-style program whose bottleneck is known by construction: large products, large elementwise
 operations, collectives between two processes, thousands of tiny operations, a generator that sleeps, and steps without
-a dominant kind. It knows nothing of the profiler under test. It writes FOLDER/STYLE.json, and for communication also the
-second rank's STYLE.1.json.
+a dominant kind. It knows nothing of the profiler under test. It writes FOLDER/STYLE.json, and for communication also
+the second rank's STYLE.1.json.
 """
 
 import argparse
