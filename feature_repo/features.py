@@ -1,4 +1,4 @@
-"""The feature repository: entities, feature views and the feature service. Imports no Tailrace module, since Feast loads it by path.
+"""The feature repository: entities, feature views and the feature service. Feast loads it by path: no own imports.
 
 The offline tables are in the folder `data/` next to this file: each stack applies a copy in its state folder.
 """

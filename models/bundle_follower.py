@@ -1,7 +1,7 @@
 """Follows a model name: polls its record, loads its versions in a separate thread, and hands over changes.
 
 The versions are the live version and, during a release, the canary. The live version is loaded first, and each version
-is handed over when it is ready, so neither waits for or fails with the other. If a new live version fails to load, the
+is handed over when it is ready, so the two load and fail independently. If a new live version fails to load, the
 previous version stays; if a canary fails to load, all users get the live version. A promoted canary is already loaded.
 Versions that no longer serve are released before any other version is loaded.
 

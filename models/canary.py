@@ -32,17 +32,19 @@ def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     InvalidRequest naming the stage.
     """
     if not 1 <= len(stages) <= MAX_STAGES:
-        raise InvalidRequest("stages", f"there are {len(stages)}", f"give 1 to {MAX_STAGES}")
+        raise InvalidRequest("stages", f"{len(stages)} stages are out of range", f"give 1 to {MAX_STAGES}")
     least = 0.0
     for place, stage in enumerate(stages):
         where = f"stages[{place}]"
         if not 0 < stage.share <= 1:
-            raise InvalidRequest(f"{where}.share", f"{stage.share:.4g} is no share", "give above 0 (0%) to 1 (100%)")
+            raise InvalidRequest(
+                f"{where}.share", f"{stage.share:.4g} is out of range", "give above 0 (0%) to 1 (100%)"
+            )
         if stage.share <= least:
             raise InvalidRequest(
                 f"{where}.share",
-                f"{stage.share:.4g} is not above the stage before",
-                "shares must grow from stage to stage",
+                f"{stage.share:.4g} is not above the previous stage's",
+                "give shares that grow from stage to stage",
             )
         if not 0 <= stage.hold_s <= MAX_HOLD_S:
             raise InvalidRequest(
@@ -52,8 +54,8 @@ def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     if stages[0].share == 1:
         raise InvalidRequest(
             "stages[0].share",
-            "all users at once leaves nobody to compare with",
-            "begin with less, or promote the version",
+            "100% of users leaves no users to compare with",
+            "start with a smaller share, or promote the version",
         )
     return tuple(stages)
 
@@ -64,13 +66,12 @@ class Canary:
 
     Args:
         version: The candidate.
-        salt: Salt of the hash, random for each release, so that it is not always the same users who get the candidate.
+        salt: Salt of the hash, random for each release, so that different users get the candidates.
         stages: Traffic fractions in the order of the stages, growing.
         by: Who started the release.
         at: Start time (UTC, ISO 8601).
         stage: Index of the current stage.
-        since_ms: Time (Unix ms) from which the current stage's fraction applies; the previous stage's applies before
-            it.
+        since_ms: Start (Unix ms) of the current stage's fraction; the previous fraction applies before it.
         by_hand: Whether stages advance only manually.
         budgets: By guard metric, the relative loss that the candidate may have; absent metrics have their default.
         report: Report of the last analysis, as text.
@@ -119,7 +120,7 @@ class Canary:
     def check_stage(self, stage: int) -> None:
         """Raise InvalidRequest if the stage does not exist."""
         if not 0 <= stage < len(self.stages):
-            raise InvalidRequest("stage", f"there is no stage {stage}", f"give 0 to {len(self.stages) - 1}")
+            raise InvalidRequest("stage", f"{stage} is out of range", f"give 0 to {len(self.stages) - 1}")
 
 
 class _StoredStage(Schema):

@@ -135,7 +135,7 @@ class Catalogue:
         """
         pairs, wanted = self._category_pairs, _pairs(name)
         if not pairs:
-            return "leave it out, no item of this catalogue has a category"
+            return "remove it: no item of this catalogue has a category"
         likely = nlargest(_NUM_LIKELY, pairs, key=lambda one: len(wanted & pairs[one]) / (1 + len(pairs[one])))
         folded = {one.casefold(): one for one in likely}
         near = difflib.get_close_matches(name.casefold(), folded, n=_NUM_OFFERED)

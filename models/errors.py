@@ -34,7 +34,7 @@ class TailraceError(Exception):
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
-    problem: str = "something broke on our side; it is logged"
+    problem: str = "internal error; it is logged"
     field: str | None = None
     """The invalid field of the request."""
     fix: str | None = None
@@ -94,9 +94,7 @@ class BundleUntrained(BundleError):
     """An items-only bundle has no decoder and no student, which this operation needs."""
 
     def __init__(self, version: str) -> None:
-        super().__init__(
-            f"{version} was made of items alone and has no models yet; train them with `tailrace pipeline`"
-        )
+        super().__init__(f"{version} was made of items only and has no models yet; train them with `tailrace pipeline`")
 
 
 class BundleMoved(BundleError):
@@ -104,8 +102,8 @@ class BundleMoved(BundleError):
 
     def __init__(self, expected: str | None, found: str | None) -> None:
         super().__init__(
-            f"the live version is {found} and no longer {expected}, which was live when this command began; nothing was made live. "
-            f"Look at {found}, then run the command again (a pipeline goes on from its finished stages)"
+            f"the live version is {found} and no longer {expected}; nothing was promoted. Look at {found}, then run "
+            "the command again (a pipeline reuses its finished stages)"
         )
 
 
@@ -120,7 +118,7 @@ class CanaryError(BundleError):
 class StoreUnavailable(BundleError):
     """The object store of bundles is unreachable or refuses access; the message names the store and the reason."""
 
-    problem = "the store of bundles is unavailable"
+    problem = "the bundle store is unavailable"
 
 
 class ConfigError(TailraceError):

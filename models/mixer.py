@@ -39,7 +39,7 @@ class Source:
     newest: int = 5
     decay: float = 0.5
 
-    def read(self, history: Sequence[int], weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, history: Sequence[int] | np.ndarray, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """Return items (R,) and their scores (R,) float32; an item may occur several times, -1 never."""
         newest_L = np.array(history[-self.newest :], dtype=np.int64)[::-1]
         factors_L = weight * self.decay ** np.arange(len(newest_L), dtype=np.float32)
@@ -87,7 +87,7 @@ class Added:
 
         `logits` and `allowed` are (V,).
         """
-        sums = np.bincount(self.items, self.scores, minlength=len(logits))
+        sums: np.ndarray = np.bincount(self.items, self.scores, minlength=len(logits))
         if self.model_weight:
             sums = sums + np.float32(self.model_weight) * softmax(logits)
         return best_of(np.arange(len(logits)), sums * allowed, k)
@@ -122,11 +122,11 @@ class Mixer:
         return None
 
     def added(self, model: str, history: Sequence[int]) -> Added | None:
-        """Return the scores that the sources add to this model's for a history; None if the model serves without them."""
+        """Return the scores that the sources add to this model's; None if the model serves without them."""
         blend = self.blend(model, len(history))
         return None if blend is None else self.read(history, blend)
 
-    def read(self, history: Sequence[int], blend: Blend) -> Added:
+    def read(self, history: Sequence[int] | np.ndarray, blend: Blend) -> Added:
         """Return the weighted scores of all sources of a blend."""
         read = [self.sources[name].read(history, weight) for name, weight in blend.weights.items() if name != MODEL]
         items, scores = (np.concatenate([part[which] for part in read]) for which in (0, 1))
@@ -145,7 +145,7 @@ class Mixer:
 
 
 def best_of(items: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most `k` of these items with a score above 0, best first (ties by index), and the scores' logarithms."""
+    """Return at most `k` of these items with a score above 0, best first (ties by index), and the logarithms."""
     kept = np.flatnonzero((scores >= floor_of(scores, k)) & (scores > 0))
     best, found = items[kept], scores[kept]
     order = np.lexsort((best, -found))[:k]
@@ -153,14 +153,18 @@ def best_of(items: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, 
 
 
 _BLOCK, _LEAST_BLOCK = 1_024, 128
-"""Items per block, with at least four blocks for each requested item. Maxima of smaller blocks cost more than one partition."""
+"""Items per block, with at least four blocks for each requested item.
+
+Maxima of smaller blocks cost more than one partition.
+"""
 
 
 def floor_of(scores_V: np.ndarray, k: int) -> float:
     """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
 
-    The k-th best score is such a bound. So is the k-th best of the maxima of equal blocks, which costs one pass over the scores
-    instead of a partition. All items at or above the bound are candidates, so ties at the bound are decided by index.
+    The k-th best score is such a bound. So is the k-th best of the maxima of equal blocks, which costs one pass over
+    the scores instead of a partition. All items at or above the bound are candidates, so ties at the bound are decided
+    by index.
     """
     if not 0 < k < len(scores_V):
         return -np.inf
@@ -179,6 +183,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return probabilities
 
 
+def _blend_of(row: Mapping[str, Any]) -> Blend:
+    first, last = row["history"]
+    return Blend(first, last, row["weights"])
+
+
 def mixer_of(manifest: Mapping[str, Any], tables: Mapping[str, SimilarTable]) -> Mixer | None:
     """Return the mixer that a manifest describes, with the tables of its sources by name; None without one."""
     about = manifest.get("mixer")
@@ -187,7 +196,5 @@ def mixer_of(manifest: Mapping[str, Any], tables: Mapping[str, SimilarTable]) ->
     sources = {
         name: Source(tables[name], reading["newest"], reading["decay"]) for name, reading in about["sources"].items()
     }
-    blends = {
-        model: tuple(Blend(*row["history"], row["weights"]) for row in rows) for model, rows in about["blends"].items()
-    }
+    blends = {model: tuple(_blend_of(row) for row in rows) for model, rows in about["blends"].items()}
     return Mixer(sources, blends)

@@ -115,7 +115,8 @@ class NameRecord:
         """
         if self.canary is not None and candidate.version not in (self.canary.version, self.live) and not force:
             raise CanaryError(
-                f"a release of {self.canary.version} is under way, and its verdict is against {self.live}: end it with `tailrace release --stop`, or give --force"
+                f"a release of {self.canary.version} is under way, compared with {self.live}; end it with "
+                "`tailrace release --stop`, or give --force"
             )
         return self._move(candidate, seen=seen, force=force, move=("promote", by, at))
 
@@ -160,11 +161,11 @@ class NameRecord:
         in progress.
         """
         if self.live is None:
-            raise CanaryError("nothing is live yet: `tailrace bundles promote` makes the first version live")
+            raise CanaryError("no version is live yet; `tailrace bundles promote` makes the first version live")
         if self.canary is not None:
-            raise CanaryError(f"a release of {self.canary.version} is under way: end it with `tailrace release --stop`")
+            raise CanaryError(f"a release of {self.canary.version} is under way; end it with `tailrace release --stop`")
         if canary.version == self.live:
-            raise CanaryError(f"{canary.version} is live already; name another version")
+            raise CanaryError(f"{canary.version} is already live; name another version")
         if self.live != seen:
             raise BundleMoved(seen, self.live)
         candidate.refuse_withdrawn(self.withdrawn)
@@ -191,7 +192,7 @@ class NameRecord:
         Raises CanaryError if it is not in progress.
         """
         canary = replace(self._canary_of(version), by_hand=True)
-        move = Move(act="share", version=self.live, by=by, at=at, note=f"{version} is moved on by hand from now on")
+        move = Move(act="share", version=self.live, by=by, at=at, note=f"{version} advances only by hand from now on")
         return replace(self, canary=canary, history=self._with(move))
 
     def take_back(self, version: str, before: "NameRecord", after: "NameRecord") -> "NameRecord":
@@ -224,7 +225,9 @@ class NameRecord:
     def refer_to(self, reference: Reference) -> "NameRecord":
         """Return the record with this reference. Raises BundleWithdrawn."""
         if left := self.withdrawn.get(reference.version):
-            raise BundleWithdrawn(f"{left.describe()}: it is no reference; name another of `tailrace bundles`")
+            raise BundleWithdrawn(
+                f"{left.describe()}: it cannot be the reference; name another version of `tailrace bundles`"
+            )
         return replace(self, reference=reference)
 
     @property
@@ -329,7 +332,9 @@ def is_name(text: str) -> bool:
 def check_name(name: str) -> str:
     """Return the name of a model. Raises InvalidRequest for an invalid name."""
     if not is_name(name):
-        raise InvalidRequest("name", f"{name!r} is no name", "use lower-case letters, digits and hyphens, at most 63")
+        raise InvalidRequest(
+            "name", f"{name!r} is not a name", "use lower-case letters, digits and hyphens, at most 63"
+        )
     return name
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from models.catalogue import BOS_TOKEN, Catalogue
 
 STRIDE_ITEMS = 50
-"""Stride in items by which histories are truncated, in prompts and in stored rows, so that both start at the same
-item."""
+"""Stride in items of the truncation of histories, the same in prompts and in stored rows."""
 
 
 def window_start(num_items: int, max_items: int, stride: int) -> int:

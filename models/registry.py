@@ -57,7 +57,7 @@ _NOBODY = "unknown"
 class Seen(Enum):
     """Default of `seen` for a promotion whose caller has not read the live version."""
 
-    NOW = "whichever version is live now"
+    NOW = "the version that is live now"
 
 
 class BundlePlaces(Protocol):
@@ -111,9 +111,7 @@ class BundleStore:
         for a manifest that readers would reject, StoreUnavailable or OSError.
         """
         if not is_version(version):
-            raise InvalidRequest(
-                "version", f"{version!r:.100} is not a name of a version", "use letters, digits, . _ -"
-            )
+            raise InvalidRequest("version", f"{version!r:.100} is not a version name", "use letters, digits, . _ -")
         if version not in self.versions():
             scratch = self._storage.scratch(version)
             try:
@@ -266,7 +264,7 @@ class BundleStore:
         if target is None or seen.live is None:
             raise BundleNotFound("no earlier version to go back to")
         if target == seen.live:
-            raise BundleNotFound(f"{seen.live} is live already; name another version to go back to")
+            raise BundleNotFound(f"{seen.live} is already live; name another version to go back to")
         candidate, reference = self._candidate(target, None), self.reference()
         gone = self._left_behind(seen.live, target, trainings)
         left, measured_by = self._withdrawals(gone, by, reason), None if reference is None else reference.version
@@ -275,7 +273,7 @@ class BundleStore:
                 target, lambda record: record.roll_back(candidate, left=left, reference=measured_by, force=force)
             )
         except BundleWithdrawn as error:
-            raise BundleWithdrawn(f"{error}, and --to VERSION goes back to another one") from error
+            raise BundleWithdrawn(f"{error}; --to VERSION goes back to another version") from error
         return target
 
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
@@ -352,8 +350,8 @@ class BundleStore:
         the rollback target, the versions that these started from or add items to, and the reference. Versions are first
         hidden, then the names are read again: a version that was promoted meanwhile, or hidden by a killed process, is
         shown again if a name needs it, and its promoter checks for it again. Only one process prunes at a time, and no
-        process publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
-        nothing is deleted.
+        process publishes then. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then
+        all versions stay.
         """
         with self._storage.alone():
             versions = self.versions()
@@ -497,7 +495,7 @@ class BundleStore:
     def _move_to(self, version: str, change: Callable[[NameRecord], NameRecord]) -> None:
         """Move the pointer to a version, and revert if the version was pruned meanwhile. Raises BundleNotFound.
 
-        Pruning hides a version first and reads the pointers afterwards, so either side notices the other.
+        Pruning hides a version first and reads the pointers afterwards, so one of the two notices a conflict.
         """
         before, after = self._change(change)
         if version not in self.versions():
@@ -508,7 +506,7 @@ class BundleStore:
 def _checked(version: str) -> str:
     """Return the name of a version. Raises BundleNotFound for an invalid name."""
     if not is_version(version):
-        raise BundleNotFound(f"{version!r:.200} is not a name of a version")
+        raise BundleNotFound(f"{version!r:.200} is not a version name")
     return version
 
 

@@ -85,5 +85,5 @@ def _mapped(path: Path, kind: str) -> np.ndarray:
     except (OSError, ValueError) as error:
         raise BundleCorrupt(f"{path}: not an array ({error})") from error
     if array.dtype != np.dtype(kind) or array.ndim != 2:
-        raise BundleCorrupt(f"{path}: holds {array.dtype} of {array.ndim} dimensions")
+        raise BundleCorrupt(f"{path}: an array of {array.dtype} with {array.ndim} dimensions")
     return array

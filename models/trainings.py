@@ -64,7 +64,7 @@ class Trainings:
         return self._first(version, "training", made_from)
 
     def ancestors(self, version: str) -> set[str]:
-        """Return the ancestors of a version, as far as manifests name them."""
+        """Return the ancestors of a version that manifests name."""
         return set(self._ancestors(version))
 
     def descendants(self, version: str, among: Sequence[str]) -> list[str]:

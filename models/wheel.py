@@ -38,7 +38,8 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
         found = Path(scratch) / wheel.file
         if not found.exists() or file_sha256(found) != wheel.sha256:
             raise EnvironmentFault(
-                f"the downloaded {wheel.file} is not the expected file (SHA-256 differs); put the right one into {folder}"
+                f"the downloaded {wheel.file} is not the expected file (SHA-256 differs); put the correct file into "
+                f"{folder}"
             )
         found.replace(path)
     return path

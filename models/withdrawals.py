@@ -1,6 +1,6 @@
-"""Withdrawn bundles: which version was withdrawn, by whom, when and why, and which versions it blocks. Pure.
+"""Withdrawn bundles: version, author, time and reason of each, and the versions that it blocks. Pure.
 
-A withdrawn version, and a version with the same content under another name, is not promoted without force. A withdrawal
+A withdrawn version, and a version with the same content under another name, needs force to be promoted. A withdrawal
 outlives the folder of its bundle, since the same inputs can reproduce the bundle; a forced promotion deletes the
 withdrawal.
 """
@@ -63,7 +63,7 @@ def refuse(
     if (found := same or parent) is not None:
         twin = "" if found.version == version else f"{version} is identical to {found.version}: "
         twin = twin if same is not None else f"{version} was made from {found.version}: "
-        raise BundleWithdrawn(f"{twin}{found.describe()}; --force makes it live all the same")
+        raise BundleWithdrawn(f"{twin}{found.describe()}; --force promotes it anyway")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:

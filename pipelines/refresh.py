@@ -42,7 +42,7 @@ def refresh_lists(
     """
     with run_lock_if_free(places.stages_dir) as is_free:
         if not is_free:
-            console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
+            console.print(f"another run in {places.stages_dir} already computes the lists", markup=False)
             return 0
         store, stages = BundleStore.of(places), StageCache(places.stages_dir)
         serving = versions or store.record().serving
@@ -71,5 +71,5 @@ def _refuse_other_data(bundle: Bundle, options: PipelineOptions) -> None:
     """Raise ConfigError if a bundle was made from tables that the options do not name."""
     made_from = bundle.manifest.get("dataset", options.dataset)
     if options.events is None and made_from != options.dataset:
-        own = f"{bundle.version} was made from the table {made_from!r} and not from {options.dataset}"
+        own = f"{bundle.version} was trained on the table {made_from!r}, not on {options.dataset}"
         raise ConfigError(f"--events: {own}; give --events and --items as for the training")

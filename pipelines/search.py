@@ -2,11 +2,11 @@
 
     python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--device auto] [--seed 0]
 
-The data is the output of the last `tailrace pipeline` in the state folder (`--until tokenize` is enough), or `--tokenized`. The
-search works on a copy without the test labels. The first trial is the recipe that the pipeline would use, from `--recipes`; a
-trial that validates below the median of earlier trials at the same epoch ends early. Trials are kept in the state folder, so a
-killed search resumes, also within a trial, until N trials have ended. The best recipe is printed as TOML for
-`tailrace pipeline --recipes FILE`.
+The data is the output of the last `tailrace pipeline` in the state folder (`--until tokenize` is enough), or
+`--tokenized`. The search works on a copy without the test labels. The first trial is the recipe that the pipeline would
+use, from `--recipes`; a trial that validates below the median of earlier trials at the same epoch ends early. Trials
+are kept in the state folder, so a killed search resumes, also within a trial, until N trials have ended. The best
+recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
 """
 
 import argparse
@@ -63,7 +63,10 @@ def main() -> None:
 def search(
     tokenized: Path, base: Recipe, folder: Path, num_trials: int, device: torch.device | None = None
 ) -> "optuna.Study":
-    """Run trials until `num_trials` have ended. `folder` keeps the trials of all searches, by data, recipe and training code."""
+    """Run trials until `num_trials` have ended.
+
+    `folder` keeps the trials of all searches, by data, recipe and training code.
+    """
     import optuna
     from optuna.trial import TrialState
 

@@ -25,7 +25,7 @@ Each error carries its kind and the details for the caller.
     │   ├── BundleUntrained   made from items only, without models
     │   ├── BundleMoved       the pointer moved to another version during this promotion
     │   ├── BundleWithdrawn   the version, or an identical version, was withdrawn: promoting it needs force
-    │   ├── CanaryError       a release is already in progress, or none is
+    │   ├── CanaryError       a release is already in progress, or no release is
     │   ├── StoreUnavailable  the object store does not answer, or refuses
     │   └── BundleMismatch    the request was planned for a version that is not loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
@@ -118,7 +118,7 @@ class RequestTooLarge(TailraceError):
 
     kind = ErrorKind.TOO_LARGE
     field = "body"
-    fix = "send less per request"
+    fix = "send a smaller request"
 
     def __init__(self, max_bytes: int) -> None:
         self.problem = f"larger than {max_bytes} bytes"
@@ -144,7 +144,7 @@ class NotAllowed(TailraceError):
     kind = ErrorKind.NOT_ALLOWED
 
     def __init__(self, scope: str, key_id: str) -> None:
-        self.problem = f"this key lacks the scope {scope}; ask whoever issued it"
+        self.problem = f"this key lacks the scope {scope}; ask its issuer for a key with it"
         super().__init__(self.problem)
         self.key_id = key_id
 
@@ -202,7 +202,7 @@ class OwnershipLost(TailraceError):
 
 
 class RowChanged(TailraceError):
-    """A row changed after it was read; nothing was written. Read it again."""
+    """A row changed after it was read, and the write was rejected. Read it again."""
 
 
 class DeadlineExceeded(TailraceError):

@@ -1,6 +1,7 @@
 """The stack that the tests share: built by the real pipeline and started once per run."""
 
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -44,21 +45,22 @@ EMBEDDED_ONLY = {
 run on compose too.
 """
 LONGEST = (
-    *("test_workers.py", "test_worker_faults.py", "test_offline_pipeline.py", "test_erasure.py"),
+    *("test_workers.py", "test_worker_faults.py", "test_erasure.py", "test_offline_pipeline.py"),
     *("test_deployments.py", "test_judge.py", "test_release.py", "test_object_store.py", "test_impressions.py"),
 )
 """Tests of half a minute and more, longest first: processes start with these, so that none runs one at the end."""
+BUDGET_S = tomllib.loads(Path(__file__).with_name("budget.toml").read_text())
 SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--no-refit", "--force")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a developer keep the trained bundle between runs."""
     parser.addoption(
-        "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: a new one)"
+        "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: temporary)"
     )
     parser.addoption("--foreign-inputs", type=int, help="inputs of each parser in -m grid (default: 3,000)")
     parser.addoption("--stack", choices=("embedded", "compose"), default="embedded", help="what e2e tests run against")
-    parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: a new one)")
+    parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: temporary)")
     parser.addoption("--compose-override", type=Path, action="append", default=[], help="compose: one more file")
     parser.addoption("--built", action="store_true", help="compose: take the images that are there")
 
@@ -83,6 +85,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("interrupted", "stack")])
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=lambda item: next((at for at, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of each phase, summed over processes, next to its budget."""
+    spent: dict[str, float] = dict.fromkeys(BUDGET_S, 0.0)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                for phase in BUDGET_S.keys() & {*Path(report.location[0]).parts}:
+                    spent[phase] += report.duration
+    for phase, seconds in spent.items():
+        if seconds:
+            terminalreporter.write_line(f"{phase}: {seconds:.0f} s of a budget of {BUDGET_S[phase]} s")
 
 
 @pytest.fixture(scope="session")

@@ -138,6 +138,5 @@ if __name__ == "__main__":
     modules = {
         "curves": "benchmarks.engine.curves",
         "validity": "benchmarks.engine.validity",
-        "kv-kinds": "benchmarks.engine.kv_kinds",
     }
     run_named(modules, main)

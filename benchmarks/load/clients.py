@@ -8,6 +8,7 @@ lack.
 import asyncio
 import json
 from typing import Any, Self
+from urllib.parse import quote
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,6 +19,11 @@ from tailrace_client import AsyncClient, CallOptions, TailraceError
 
 RequestFields = dict[str, Any]
 """A recommendation request in the fields that both doors share."""
+
+
+def path_of(kind: str, identifier: str) -> bytes:
+    """Return the path of a user or an item, with its ID percent-encoded."""
+    return f"/v1/{kind}/{quote(identifier, safe='')}".encode()
 
 
 class ProductCaller:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.pages import models, serving
 from benchmarks.pages.table import ROOT
 
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/scale.md")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

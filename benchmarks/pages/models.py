@@ -1,4 +1,4 @@
-"""Tables of model quality: data sets, refit, warm start, engines, variants, experiments."""
+"""Tables of model quality: data sets, warm start, engines, simulated releases."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,6 @@ _GAINS = {
     "quality-beauty": "Beauty, student of 44 %",
     "quality-beauty-lean-student": "Beauty, student of 21 %",
 }
-_NESTED = {"quality-nested": "MovieLens-100k", "quality-nested-beauty": "Beauty"}
 _WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
 _ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 
@@ -89,22 +88,6 @@ def decoder_gain() -> Iterator[str]:
     return table(("data", "users", "decoder minus student", "% routed to the LLM"), rows)
 
 
-def refit() -> Iterator[str]:
-    """NDCG@10 of held-out labels by the evaluated pair and by the published pair."""
-    rows = [
-        (
-            data,
-            row["model"],
-            f"{row['unrefitted_ndcg10']:.4f}",
-            f"{row['ndcg10']:.4f}",
-            f"{row['low']:+.4f} to {row['high']:+.4f}",
-        )
-        for name, data in _NESTED.items()
-        for row in result(name)["nested"]
-    ]
-    return table(("data", "model", "evaluated", "published", "difference, 95 %"), rows)
-
-
 def warm_start() -> Iterator[str]:
     """A warm start against a full training, with 2 % new events."""
     rows = []
@@ -139,7 +122,6 @@ def engine_figures() -> Iterator[str]:
     step, batch = steps["decode-1", "tailrace", "decode"], steps["decode-32", "tailrace", "decode"]
     prefill = steps["prefill-16x512", "tailrace", "prefill"]
     states = {row["state"]: row["ms"] for row in curves["history"] if row["history_items"] == 800}
-    kinds = {row["kv_kind"]: row["overlap@10"] for row in result("kv-kinds")["rankings"]}
     best = {name: percent(row["best_share"], 1) for name, row in run["quality"].items()}
     error = max(row["logits_max_error"] for row in run["quality"].values())
     door = [case["door_over_engine"] for case in result("text")["cases"]]
@@ -159,7 +141,6 @@ def engine_figures() -> Iterator[str]:
             f"{states['cold']:.0f} / {states['new_event']:.0f}",
         ),
         ("invalid items in final beams", f"{validity['invalid']} of {validity['beams']:,}"),
-        ("top ten kept with int8 / fp8 KV, %", f"{percent(kinds['int8'], 1)} / {percent(kinds['fp8'], 1)}"),
         (
             "text door over the bare engine at 1 / 8 / 32 streams, % of tokens/s",
             " / ".join(percent(row["tokens_per_s"], 0) for row in door),
@@ -168,24 +149,9 @@ def engine_figures() -> Iterator[str]:
     return table(("figure", "value"), rows)
 
 
-def variants() -> Iterator[str]:
-    """One row per variant of a decoder."""
-    rows = [
-        (
-            row["name"],
-            f"{row['difference']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})",
-            f"{row['request_ms']:.2f}",
-            f"{row['weight_bytes'] / 1e6:.1f}",
-            f"{row['times_as_fast_as_int8']:.2f}x",
-            f"{row['share_of_int8_bytes']:.0%}",
-        )
-        for row in result("variants")["rows"]
-    ]
-    return table(("variant", "NDCG@10, difference", "ms", "MB", "speed to int8", "bytes to int8"), rows)
-
-
 def worse_candidates() -> Iterator[str]:
     """Time until canary analysis finds simulated worse candidates."""
+    run = result("release-simulated")
     rows = [
         (
             case["name"],
@@ -193,39 +159,37 @@ def worse_candidates() -> Iterator[str]:
             f"{case['found_within_30_minutes']}",
             optional(case["median_found_after_s"], ".0f"),
         )
-        for case in result("experiments")["worse"]["cases"]
+        for case in run["worse"]
     ]
-    return table(("candidate", "within 10 minutes", "within 30", "median s"), rows)
+    yield from table(("candidate", "within 10 minutes", "within 30", "median s"), rows)
+    day, stages = run["day"], run["stages"]
+    yield ""
+    yield (
+        f"Equal candidates found worse: {day['false_alarms']} of {day['num']:,} in a day with {day['num_guards']} guards, "
+        f"{stages['false_alarms']} of {stages['num']:,} in a release of {stages['num_stages']} stages."
+    )
 
 
-def experiment_figures() -> Iterator[str]:
-    """Error rates and coverage of the statistics, by simulation."""
-    run, release = result("experiments"), result("release")
-    logs = {row["log"]: row for row in run["off-policy"]["logs"]}
-    reports, drawn = run["reports"], logs["drawn by Plackett-Luce"]
-    estimators = ("ips", "snips", "doubly_robust")
+def layouts() -> Iterator[str]:
+    """One row per layout of a training over workers, and the ranks that were killed."""
+    parts = result("train")["parts"]
     rows = [
-        ("equal candidate found worse in a day, five guards", f"{run['release']['false_alarms_of_1000']} of 1,000"),
         (
-            f"equal candidate found worse in a release of {release['num_stages']} stages",
-            f"{release['false_alarms_of_1000']} of 1,000",
-        ),
-        (
-            f"A/A difference in {reports['a_a']['num_looks']} daily looks",
-            f"{reports['a_a']['false_alarms_of_1000']} of 1,000",
-        ),
-        ("intervals that hold the truth at every look, %", percent(reports["intervals"]["covered_share"], 1)),
-        (
-            "sample-ratio mismatch of 52 to 48 found / false alarms",
-            f"{reports['mismatch']['found_of_1000']} / {reports['mismatch']['false_alarms_of_1000']} of 1,000",
-        ),
-        (
-            "off-policy coverage, IPS / SNIPS / doubly robust, %",
-            " / ".join(percent(drawn[name]["covered_share"], 1) for name in estimators),
-        ),
-        (
-            "off-policy estimates refused for a deterministic log",
-            f"{logs['deterministic']['refused']} of {logs['deterministic']['num']}",
-        ),
+            f"{row['workers']} x {row['parallel']}",
+            f"{row['losses'][-1]:.6f}",
+            f"{row['loss_difference']:.1e}",
+            *(f"{row['shares_of_time'][name]:.0%}" for name in ("step", "others")),
+        )
+        for row in parts["layouts"]["rows"]
     ]
-    return table(("figure", "value"), rows)
+    yield from table(
+        ("workers", "last loss", "largest relative difference", "time in steps", "waiting for ranks"), rows
+    )
+    *_, half, power = parts["gradients"]["rows"]
+    (killed,) = parts["kills"]["rows"]
+    same = "the undisturbed run's, bit for bit" if killed["is_same"] else "not the undisturbed run's"
+    yield ""
+    yield (
+        f"Killed were {' and '.join(killed['kills'])}, by SIGKILL: losses and weights are {same}. "
+        f"fp16 gradients change the last loss by {half['loss_difference']:.1e}, PowerSGD by {power['loss_difference']:.1%}."
+    )

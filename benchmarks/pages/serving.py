@@ -47,7 +47,7 @@ def lists() -> Iterator[str]:
 
 def events() -> Iterator[str]:
     """Freshness, erasure and hidden items: time from the acknowledgement until answers agree."""
-    fresh, erasure = result("freshness"), result("erasure")
+    fresh, erasure = result("freshness"), result("erasures")
     one, many = erasure["one"], erasure["many"]
     rows = [
         (
@@ -59,7 +59,7 @@ def events() -> Iterator[str]:
         ("user erased from answers", f"{one['num_erasures']}", f"{one['p50_ms']:.0f} / {one['p99_ms']:.0f}", "-"),
     ]
     for key, condition in _HIDES.items():
-        hide = result("catalogue")[key]
+        hide = result("hides")[key]
         late = f"{hide['num_shown_after_1s']} of {hide['num_answers']:,}"
         rows.append(
             (
@@ -89,7 +89,7 @@ def rules() -> Iterator[str]:
 
 def live_catalogue() -> Iterator[str]:
     """The cost of a million item states and of expressions over them."""
-    size, expressions, stage = result("catalogue")["size"], result("rules")["expressions"], result("rules")["stage"]
+    size, expressions, stage = result("item-states"), result("rules")["expressions"], result("rules")["stage"]
     rows = [
         ("memory of 1,000,000 item states, MB", f"{size['memory_mb']:.0f}"),
         ("start from snapshot and topic, s of processor time", f"{size['start_cpu_s']:.1f}"),

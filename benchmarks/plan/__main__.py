@@ -2,6 +2,7 @@
 
     python -m benchmarks.plan --runs CSV --json OUT [--cross]
     python -m benchmarks.plan --runs CSV --fit
+    python -m benchmarks.plan capacity --json OUT       costs of the running stack, for `tailrace plan load`
 
 Evaluates the constants of pipelines/planner/fitted.json on the file's runs, except fitted runs; unreadable rows are
 named. The columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load.command import about_run, exit_on_errors, write_report
+from benchmarks.load.command import about_run, exit_on_errors, run_named, write_report
 from benchmarks.plan.cited_runs import CITED_RUNS
 from benchmarks.plan.fit import (
     COVERAGE,
@@ -169,4 +170,4 @@ def _points(value: Any) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_named({"capacity": "benchmarks.plan.capacity"}, main)

@@ -1,14 +1,12 @@
 """Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and routing to the LLM.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--recipes FILE] [--epochs N]
-                                 [--code-depth N] [--nested] [--sequences FOLDER | --events FILE --items FILE]
+                                 [--code-depth N] [--sequences FOLDER | --events FILE --items FILE]
 
 Default data: ml-100k. `--events` and `--items` are tables as for `tailrace pipeline`; `--sequences` is a folder as
 described in benchmarks/quality/sequences.py, whose events have an order but no times, so it allows only leave-one-out.
 Histories come from a feature store that the run starts for itself; each seed and split trains decoder, student, its
-twin and a student without a decoder from scratch. `--nested` runs another test instead (nested.py): it runs the whole
-pipeline without each user's last label, which the published pair and the pair that the gate evaluated then rank. Stage
-outputs in the state folder are reused. `--epochs` shortens training to check that it runs; its numbers mean nothing.
+twin and a student without a decoder from scratch. Stage outputs in the state folder are reused. `--epochs` shortens training to check that it runs; its numbers mean nothing.
 docs/benchmarks.md explains the file.
 """
 
@@ -22,7 +20,6 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, run_named, write_report
-from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
@@ -55,10 +52,7 @@ def main() -> None:
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
-            if options.nested:
-                found = summarise_nested([measure_nested(one, places, console) for one in chosen])
-            else:
-                found = summarise([measure(one, places, console) for one in chosen])
+            found = summarise([measure(one, places, console) for one in chosen])
     write_report(options.json, about_run("quality") | found)
 
 
@@ -77,14 +71,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
     depth = "tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)"
     parser.add_argument("--code-depth", type=int, metavar="N", help=depth)
-    nested = "hold last labels out, run the whole flow, and compare what it publishes with what its gate judged"
-    parser.add_argument("--nested", action="store_true", help=nested)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
     if options.sequences is not None and (options.events is not None or options.items is not None):
         parser.error("argument --sequences: not together with --events and --items; leave one of them out")
-    has_one_split = options.nested or options.sequences is not None
-    options.split = [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind)
+    options.split = list(SplitKind) if options.sequences is None else [SplitKind.LEAVE_ONE_OUT]
     return options
 
 
@@ -145,4 +136,4 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    run_named({"warm-start": "benchmarks.quality.warm_start", "dislikes": "benchmarks.quality.dislikes"}, main)
+    run_named({"warm-start": "benchmarks.quality.warm_start"}, main)

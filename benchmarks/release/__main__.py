@@ -1,14 +1,11 @@
-"""Releases under load: time until a worse version is rolled back and an equal version promoted, losses, false alarms.
+"""Releases under load: time until a worse version is rolled back and an equal version promoted, losses.
 
-    python -m benchmarks.release --json OUT [--rate 50] [--simulations 1000] [--users 100000] [--processes 2]
-                                [--only CASE]
+    python -m benchmarks.release --json OUT [--rate 50] [--only CASE]
 
     cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a
                       second over both doors
-    false_alarms      canary analysis of equal candidates through the usual stages, `--simulations` times
-    same_version      `--users` users at both doors and the standby, before and after the gateways were killed
 
-Starts a separate stack, in TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
+`python -m benchmarks.release simulated` simulates the analysis without a stack. Starts a separate stack, in TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
 """
 
 import argparse
@@ -17,13 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.load.clients import GrpcClient, RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, report_parser, run_named, write_report
 from benchmarks.load.own_stack import stack_for
 from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
-from benchmarks.release.equal import false_alarms
 from benchmarks.release.load import Audience
-from benchmarks.release.same_version import measure
 from infra.local.supervisor.ports import of_running_stack
 from models.registry import BundleStore
 from services.settings.settings import Settings, load_settings
@@ -37,9 +32,6 @@ def main() -> None:
     """Measure, print lines, write the JSON."""
     parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    parser.add_argument("--simulations", type=int, default=1_000, help="equal candidates; 0: none")
-    parser.add_argument("--users", type=int, default=100_000, help="users whose version is compared; 0: none")
-    parser.add_argument("--processes", type=at_least_one, default=2, help="processes of the simulation")
     parser.add_argument("--only", default="", help="run this case alone; moves: the last one; none: no case")
     options = parser.parse_args()
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
@@ -48,8 +40,6 @@ def main() -> None:
     versions = make_candidates(store)
     with stack_for(settings, is_started=True):
         report |= asyncio.run(_on_stack(of_running_stack(settings), store, versions, options))
-    if options.simulations:
-        report |= false_alarms(options.simulations, options.processes)
     write_report(options.json, report)
 
 
@@ -70,12 +60,8 @@ async def _on_stack(
                 report["cases"].append(await run_case(case, versions[case.candidate], store, settings, audience, rate))
         if only in ("", "moves"):
             report["cases"].append(await run_moves(versions["equal-2"], store, settings, audience, rate))
-    if options.users:
-        record = store.record()
-        free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
-        report["same_version"] = await measure(settings, store, free[-1], options.users)
     return report
 
 
 if __name__ == "__main__":
-    main()
+    run_named({"simulated": "benchmarks.release.simulated"}, main)

@@ -60,7 +60,7 @@ async def run_case(
     }
     show(report, "name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")
     if record.canary is not None:
-        store.end_canary(version, by="benchmark", note="no verdict in time")
+        store.end_canary(version, by="benchmark", note="no result in time")
     return report
 
 

@@ -13,7 +13,7 @@
 A separate process measures each point, with its own real servers, within `--limit-s`; rss_mb is the memory of the axis'
 subject. A field that an axis does not measure is null, as are all fields of a point that was not measured in time.
 Points already in OUT are kept, so that one axis may be measured again, or another added. `--sizes` replaces each axis'
-sizes, `--seconds` sets the duration of the event load.
+sizes, `--seconds` sets the duration of the event load. `python -m benchmarks.scale item-states` measures item states.
 """
 
 import argparse
@@ -24,7 +24,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
+from benchmarks.load.command import (
+    about_run,
+    above_zero,
+    at_least_one,
+    report_parser,
+    rows_on_file,
+    run_named,
+    write_report,
+)
 from benchmarks.load.point import run_point
 from benchmarks.load.table import table_of
 from benchmarks.scale.row import FIELDS
@@ -80,4 +88,4 @@ def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    main()
+    run_named({"item-states": "benchmarks.scale.item_states"}, main)

@@ -83,4 +83,7 @@ async def _case(send: Send, door: str, tier: str, deadline_ms: int, options: arg
 
 
 if __name__ == "__main__":
-    run_named({"overload": "benchmarks.serve.overload", "lists": "benchmarks.serve.lists"}, main)
+    run_named(
+        {"idle": "benchmarks.serve.idle", "overload": "benchmarks.serve.overload", "lists": "benchmarks.serve.lists"},
+        main,
+    )

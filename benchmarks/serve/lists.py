@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.capacity.footprint import Groups, Usage, find_groups, used_by
-from benchmarks.load.clients import RestClient
+from benchmarks.load.clients import RestClient, path_of
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from models.registry import BundleStore
@@ -72,7 +72,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
 
 
 async def _latencies(rest: RestClient, item_id: str, rounds: int) -> list[dict[str, Any]]:
-    path = f"/v1/items/{item_id}/similar".encode()
+    path = path_of("items", item_id) + b"/similar"
     kinds: dict[str, Call] = {
         "noop": lambda: rest.call(b"GET", b"/healthz", b""),
         "popular tier": _post(rest, b"/v1/recommendations", {"user_id": _STRANGER, "k": 10}),

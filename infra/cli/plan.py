@@ -21,7 +21,7 @@ def plan_load(
     ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
     kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
     names: Annotated[int, typer.Option(help="Names of bundles that are served at once.")] = 1,
-    basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.capacity.")] = None,
+    basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.plan capacity.")] = None,
 ) -> None:
     """Estimate cores, replicas and memory for a load, from measured costs."""
     from rich.console import Console

@@ -67,7 +67,8 @@ def _run(role: str, words: list[str]) -> int:
     if role == "serve":
         return _serve(settings, words)
     raise ConfigError(
-        f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, release, serve, standby, edge, tailrace"
+        f"role {role!r}: unknown; give one of keys, show-key, prepare, pipeline, worker, release, serve, standby, "
+        "edge, tailrace"
     )
 
 
@@ -105,7 +106,7 @@ def _pipeline(settings: Settings, words: list[str]) -> int:
     version = BundleStore.of(settings, settings.first_name).live_version()
     if version is None:
         _become("infra.cli.main", "pipeline", "--name", settings.first_name, *words)
-    sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains again\n")
+    sys.stdout.write(f"{version} is already live; `tailrace pipeline` as this container's command trains again\n")
     return 0
 
 

@@ -38,7 +38,7 @@ def operator_key(root: Path) -> str:
     try:
         return (root / "keys" / "operator.key").read_text().strip()
     except FileNotFoundError as error:
-        raise ConfigError("there is no operator's key yet; start the stack once") from error
+        raise ConfigError("the operator's key does not exist yet; start the stack once") from error
 
 
 def _redis(folder: Path) -> Iterator[Path]:

@@ -25,7 +25,7 @@ def probe_of(word: str) -> Probe:
         return partial(accepts, _HERE, int(rest))
     if kind == "beat":
         return partial(beats, Path(rest))
-    raise ValueError(f"{word}: none of http:PORT/PATH, tcp:PORT, beat:FILE")
+    raise ValueError(f"{word}: unknown; give http:PORT/PATH, tcp:PORT or beat:FILE")
 
 
 def main() -> None:

@@ -146,7 +146,10 @@ def _is_silent(scenario: Scenario) -> dict[str, Any]:
 
 def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
     return {
-        "name": f"{', '.join(one.name for one in scenario.objectives)}: {scenario.burn:g} times for {scenario.burning_s} s {outcome}",
+        "name": (
+            f"{', '.join(one.name for one in scenario.objectives)}: {scenario.burn:g} times for {scenario.burning_s} "
+            f"s {outcome}"
+        ),
         "interval": f"{scenario.step_s}s",
         "input_series": [
             {"series": name, "values": values}

@@ -36,7 +36,7 @@ _REFUSED_FILES = " or ".join(
 _DEGRADED = " or ".join(
     f'label_replace({expr}, "mode", "{mode}", "", "")'
     for mode, expr in (
-        ("the topic of items", "max by (namespace) (tailrace_items_unavailable) > 0"),
+        ("the items topic", "max by (namespace) (tailrace_items_unavailable) > 0"),
         ("changes since the snapshot of items", "max by (namespace) (tailrace_items_knowledge) == 1"),
         ("shared counts of calls", "max by (namespace) (tailrace_rate_counts_unavailable) > 0"),
         (
@@ -66,25 +66,33 @@ ALERTS = (
         expr="max by (namespace) (tailrace_bundle_store_lost) > 0",
         lasts="10m",
         severity="ticket",
-        summary="The store of bundles does not answer: what is loaded serves on, and nothing new is picked up",
+        summary="The bundle store is unavailable: loaded bundles keep serving, and no new bundle is loaded",
     ),
     Alert(
         name="TailraceNameRecordCorrupt",
         expr="max by (namespace, name) (tailrace_name_record_corrupt) > 0",
         lasts="1m",
         severity="ticket",
-        summary="The record of {{ $labels.name }} cannot be decoded: the last valid one serves, and no move is seen",
+        summary=(
+            "The record of {{ $labels.name }} cannot be decoded: the last valid record serves, and changes are not seen"
+        ),
     ),
     Alert(
         name="TailraceWorkerUnavailable",
-        expr=f"{lacking(_LAG)} or group by ({ENVIRONMENT}) (group by ({ENVIRONMENT}, partition) (max_over_time({_LAG}[1d])) unless group by ({ENVIRONMENT}, partition) ({_LAG}))",
+        expr=(
+            f"{lacking(_LAG)} or group by ({ENVIRONMENT}) (group by ({ENVIRONMENT}, partition) "
+            f"(max_over_time({_LAG}[1d])) unless group by ({ENVIRONMENT}, partition) ({_LAG}))"
+        ),
         lasts="2m",
         severity="page",
         summary="A stream worker is unavailable: the events of its partitions wait in Kafka",
     ),
     Alert(
         name="TailraceFeaturesUnavailable",
-        expr='sum by (namespace) (rate(tailrace_requests_total{reason="features_unavailable"}[5m])) / sum by (namespace) (rate(tailrace_requests_total[5m])) > 0.05',
+        expr=(
+            'sum by (namespace) (rate(tailrace_requests_total{reason="features_unavailable"}[5m])) / sum by '
+            "(namespace) (rate(tailrace_requests_total[5m])) > 0.05"
+        ),
         lasts="2m",
         severity="page",
         summary="{{ $value | humanizePercentage }} of the answers are computed without the user's history",
@@ -101,21 +109,24 @@ ALERTS = (
         expr="time() - max by (namespace, partition) (tailrace_stream_progress_time_seconds) > 120",
         lasts="1m",
         severity="ticket",
-        summary="For {{ $value | humanizeDuration }} partition {{ $labels.partition }} has not gone on, nor was it seen empty",
+        summary="Partition {{ $labels.partition }} has made no progress for {{ $value | humanizeDuration }}",
     ),
     Alert(
         name="TailraceDeadLetters",
         expr="sum by (namespace) (increase(tailrace_stream_dead_lettered_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
-        summary="Records that cannot be read or parsed are in the topic",
+        summary="The topic holds records that cannot be read or parsed",
     ),
     Alert(
         name="TailraceOfflineLog",
-        expr="sum by (namespace) (increase(tailrace_stream_log_failures_total[15m])) > 0 or max by (namespace) (tailrace_stream_log_unreadable_files) > 0",
+        expr=(
+            "sum by (namespace) (increase(tailrace_stream_log_failures_total[15m])) > 0 or max by (namespace) "
+            "(tailrace_stream_log_unreadable_files) > 0"
+        ),
         lasts="0s",
         severity="ticket",
-        summary="A worker cannot use the offline log, or leaves files of it out",
+        summary="A worker cannot use the offline log, or skips files of it",
     ),
     Alert(
         name="TailraceBreakerOpen",
@@ -154,24 +165,33 @@ ALERTS = (
     ),
     Alert(
         name="TailraceBundleSplit",
-        expr="count by (namespace, name, role) (count by (namespace, name, role, version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
+        expr=(
+            "count by (namespace, name, role) (count by (namespace, name, role, version) (tailrace_bundle_info == 1 "
+            "or tailrace_llm_replicas > 0)) > 1"
+        ),
         lasts="15m",
         severity="ticket",
-        summary="{{ $value | humanize }} bundle versions are {{ $labels.role }} at once as {{ $labels.name }}, for longer than an upgrade takes",
+        summary=(
+            "{{ $value | humanize }} versions of {{ $labels.name }} are {{ $labels.role }} for longer than an "
+            "upgrade takes"
+        ),
     ),
     Alert(
         name="TailraceReleaseRolledBack",
         expr="sum by (namespace, name, version) (increase(tailrace_release_rolled_back_total[1h])) > 0",
         lasts="0s",
         severity="ticket",
-        summary="{{ $labels.version }} was worse than the version that is live as {{ $labels.name }}, and was rolled back",
+        summary="{{ $labels.version }} was worse than the live version of {{ $labels.name }} and was rolled back",
     ),
     Alert(
         name="TailraceReleaseUnjudged",
-        expr="time() - max by (namespace, name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max by (namespace, name) (tailrace_release_lost_users) > 0",
+        expr=(
+            "time() - max by (namespace, name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max "
+            "by (namespace, name) (tailrace_release_lost_users) > 0"
+        ),
         lasts="1m",
         severity="ticket",
-        summary="The release of {{ $labels.name }} is not judged: no look for five minutes, or users of one version are missing",
+        summary="No canary analysis of {{ $labels.name }} for five minutes, or users of one version are missing",
     ),
     Alert(
         name="TailraceRestarts",
@@ -185,32 +205,37 @@ ALERTS = (
         expr="sum by (namespace, task) (increase(tailrace_background_failures_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
-        summary="{{ $labels.task }} failed in the background of a gateway, and is as it was before",
+        summary="{{ $labels.task }} failed in the background of a gateway, so its data is stale",
     ),
     Alert(
         name="TailraceFileRefused",
         expr=_REFUSED_FILES,
         lasts="1m",
         severity="ticket",
-        summary="The file of {{ $labels.file }} is refused: what it was before holds, but no gateway starts with it",
+        summary=(
+            "The file of {{ $labels.file }} is rejected: its last valid content applies, but no gateway starts with it"
+        ),
     ),
     Alert(
         name="TailraceItemStatesUnknown",
         expr="max by (namespace) (tailrace_items_knowledge) == 2",
         lasts="1m",
         severity="page",
-        summary="A process knows no states of items: a gateway without them refuses every recommendation",
+        summary="A process has no item states: a gateway without them refuses every recommendation",
     ),
     Alert(
         name="TailraceDegraded",
         expr=_DEGRADED,
         lasts="5m",
         severity="ticket",
-        summary="A process goes without {{ $labels.mode }}",
+        summary="A process runs without {{ $labels.mode }}",
     ),
     Alert(
         name="TailraceImpressionsLost",
-        expr='sum by (namespace) (rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum by (namespace) (rate(tailrace_impressions_total[15m])) > 0.01',
+        expr=(
+            'sum by (namespace) (rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum by (namespace) '
+            "(rate(tailrace_impressions_total[15m])) > 0.01"
+        ),
         lasts="5m",
         severity="ticket",
         summary="{{ $value | humanizePercentage }} of the impressions are not recorded for training",

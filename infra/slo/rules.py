@@ -175,5 +175,5 @@ def _matcher(label: str, values: tuple[str, ...]) -> str:
         return f'{label}="{values[0]}"'
     for value in values:
         if not _PLAIN.fullmatch(value):
-            raise ValueError(f"{label}: {value!r} would be a pattern")
+            raise ValueError(f"{label}: {value!r} is a pattern; give plain text")
     return f'{label}=~"{"|".join(values)}"'

@@ -274,12 +274,17 @@ def _refuse_impossible(config: DecoderConfig) -> None:
         if getattr(config, name) > _MAX_SIZE:
             raise ValueError(f"{name} {getattr(config, name)} is over {_MAX_SIZE}")
     if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(f"num_attention_heads is no multiple of num_key_value_heads {config.num_key_value_heads}")
+        raise ValueError(f"num_attention_heads is not a multiple of num_key_value_heads {config.num_key_value_heads}")
     if config.head_dim % 2:
         raise ValueError(f"head_dim {config.head_dim} is odd")
 
 
 def _refuse_unsupported(raw: Raw, family: str) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if raw.get(key):
+            raise ValueError(
+                f"{key}: quantised weights are not supported; give the unquantised checkpoint, or its GGUF"
+            )
     has_window = FAMILIES[family].window
     supported: Mapping[str, tuple[object, ...]] = {
         **_NEUTRAL,

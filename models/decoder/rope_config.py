@@ -29,6 +29,8 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
 }
 _OFF: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "truncate": True}
 """Keys of every kind, with the only supported value."""
+_PLACES = ("rope_theta", "rope_scaling", "rope_parameters", "rope_interleaved")
+"""Rope keys at the top level that are read here or checked by the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ def _parameters(raw: Raw) -> Raw:
 
     Raises ValueError if two places differ.
     """
+    _refuse_unknown(raw)
     newer, older = (_named(raw, place) for place in ("rope_parameters", "rope_scaling"))
     if newer and older and _without_theta(newer) != _without_theta(older):
         raise ValueError("rope_parameters and rope_scaling differ; keep one of them")
@@ -112,6 +115,14 @@ def _parameters(raw: Raw) -> Raw:
                 raise ValueError(f"{name} {merged[name]!r:.80} and {name} {value!r:.80} differ; keep one of them")
             merged[name] = value
     return merged
+
+
+def _refuse_unknown(raw: Raw) -> None:
+    """Reject rope keys of other families at the top level, unless they are off."""
+    for name, value in raw.items():
+        is_off = not value or value == "default" or (value == 1 and value is not True)
+        if name.startswith(("rope_", "rotary_")) and name not in _PLACES and not is_off:
+            raise ValueError(f"{name} {value!r:.80} is not supported; remove it")
 
 
 def _named(raw: Raw, place: str) -> Raw:

@@ -131,7 +131,8 @@ def _refuse_other_forms(folder: Path) -> None:
     pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
     if pickled is not None:
         raise CheckpointError(
-            f"{folder}: weights as {pickled} only, a pickle, which can run any code and is never read; convert the folder, "
+            f"{folder}: weights as {pickled} only, a pickle, which can run any code and is never read; convert the "
+            "folder, "
             f'if you trust it, with python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )

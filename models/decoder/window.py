@@ -1,7 +1,7 @@
 """Sliding-window attention with attention sinks: the positions that a row of a windowed layer sees. No tensors.
 
 A row at position p sees the last `size` positions up to its own, as in Mistral and Qwen, and the first `num_sinks`
-positions of the sequence (Xiao et al. 2024). Positions are those of the sequence, not of the cache.
+positions of the sequence (Xiao et al. 2024). Positions count the sequence, not the cache.
 """
 
 from dataclasses import dataclass

@@ -183,7 +183,9 @@ class ObjectStorage:
             give_up = time.monotonic() + 2 * _LOCK_KEPT_S
             while not self._take_lock():
                 if time.monotonic() > give_up:
-                    raise StoreUnavailable(f"{self._url}/{_LOCK}: others hold it all the time; end those that prune")
+                    raise StoreUnavailable(
+                        f"{self._url}/{_LOCK}: other processes keep the lock; stop the processes that prune"
+                    )
                 time.sleep(_LOCK_POLL_S)
             try:
                 yield
@@ -366,7 +368,7 @@ class ObjectStorage:
         Raises StoreUnavailable if another process has taken it meanwhile.
         """
         if not self._put_lock(content, {"e_tag": self._lock_mark}):
-            raise StoreUnavailable(f"{self._url}/{_LOCK}: another process took it; prune again")
+            raise StoreUnavailable(f"{self._url}/{_LOCK}: another process took the lock; prune again")
 
     def _put_lock(self, content: bytes, mode: Any) -> bool:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -390,7 +392,7 @@ class ObjectStorage:
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise StoreUnavailable(
-                    f"{self._url}: there is no such bucket; create it, or mend TAILRACE_BUNDLE_STORE"
+                    f"{self._url}: the bucket does not exist; create it, or correct TAILRACE_BUNDLE_STORE"
                 ) from error
             raise BundleNotFound(f"nothing at {self._url}/{path}") from error
         except BaseError as error:

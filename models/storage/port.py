@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Stored(NamedTuple):
-    """A record's bytes, and the mark with which a writer proves that it has read them; both None without a record."""
+    """A record's bytes, and the mark that proves a writer's read; both None without a record."""
 
     content: bytes | None
     mark: str | None
@@ -71,7 +71,7 @@ class Storage(Protocol):
     def alone(self) -> AbstractContextManager[None]:
         """Hold the exclusive lock shared by pruning and the commit step of `add`.
 
-        So neither acts on stale reads of the other. Blocks until acquired. Raises StoreUnavailable.
+        So no holder acts on stale reads. Blocks until acquired. Raises StoreUnavailable.
         """
         ...
 

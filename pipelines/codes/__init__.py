@@ -1,1 +1,1 @@
-"""Item codes deeper than 1: an embedding of each item, residual k-means over it, a path of its own for each item, and new items appended."""
+"""Item codes deeper than 1: item embeddings, residual k-means over them, a distinct path per item, and new items."""

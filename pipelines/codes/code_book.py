@@ -1,4 +1,4 @@
-"""The code book: the encoder of items and the codes of all levels, in one file of the bundle. It is learned once and then only read.
+"""The code book, one file of the bundle: the encoder of items and the codes of all levels. Learned once.
 
 code_book.safetensors   rarity, text, use (embedding.py); centroids.L and prices.L of each level
 """

@@ -1,10 +1,11 @@
 """Embeds each item from its text and from its users; a new item needs only its text.
 
-Training uses both parts too: text (pipelines.training.start.text_rows) and use (pipelines.training.start.from_interactions).
+Training uses both parts too: text (pipelines.training.start.text_rows) and use
+(pipelines.training.start.from_interactions).
 
-Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items,
-on training events only. Ridge regression predicts an item's use part from its text; the more events an item has, the more its
-own use counts. Both parts have length 1.
+Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users
+by items, on training events only. Ridge regression predicts an item's use part from its text; the more events an item
+has, the more its own use counts. Both parts have length 1.
 
 Shape suffixes: N items, W hashed words, T size of the text part, U size of the part of use.
 """
@@ -61,7 +62,10 @@ class ItemEncoder:
 
 
 def texts_of(items: pl.DataFrame) -> list[str]:
-    """Join title, categories and text of each item, in row order. A title that equals the id describes nothing and is skipped."""
+    """Join title, categories and text of each item, in row order.
+
+    A title that equals the id describes nothing and is skipped.
+    """
     rows = items.select("item_id", "title", "categories", "text").iter_rows()
     return [
         " ".join(("" if title == item_id else title, *categories, text if text and text != title else ""))
@@ -86,7 +90,10 @@ def share_of_distinct_texts(texts: Sequence[str]) -> float:
 
 
 def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
-    """Learn the encoder of texts from a catalogue's own. Its vectors have `size` numbers, or as many as there are texts if those are fewer."""
+    """Learn the encoder of texts from a catalogue's own.
+
+    Its vectors have `size` numbers, or as many as there are texts if those are fewer.
+    """
     counts_NW = _counts(texts)
     num_with = np.bincount(counts_NW.indices, minlength=_NUM_WORDS)
     rarity_W = (np.log((1 + len(texts)) / (1 + num_with)) + 1).astype(np.float32)
@@ -97,7 +104,10 @@ def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
 def fit_encoder(
     texts: Sequence[str], sequences: Sequence[np.ndarray], size: int, seed: int
 ) -> tuple[ItemEncoder, np.ndarray]:
-    """Learn the encoder and return it with the items' embeddings. `sequences` are the training events, as item indices."""
+    """Learn the encoder and return it with the items' embeddings.
+
+    `sequences` are the training events, as item indices.
+    """
     text = fit_text(texts, size, seed)
     num_events, use_NU = item_use(sequences, len(texts), size, seed)
     text_NT = text.encode(texts)
@@ -110,9 +120,10 @@ def fit_encoder(
 
 
 def item_use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each item's number of events, and its vector of length 1: the right singular vectors of users by items, both scaled by degree.
+    """Return each item's event count and unit vector: right singular vectors of users by items, both scaled by degree.
 
-    Vectors have `size` numbers, or as many as there are users or items if those are fewer; one of an item without events is 0.
+    Vectors have `size` numbers, or as many as there are users or items if those are fewer; one of an item without
+    events is 0.
     """
     items = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
     users = np.repeat(np.arange(len(sequences)), [len(sequence) for sequence in sequences])

@@ -1,4 +1,7 @@
-"""How deep the codes are: as given, or by the number of items and the memory that a token an item takes in training. Pure."""
+"""How deep the codes are: as given, or by the number of items and the memory that a token an item takes in training.
+
+Pure.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from services.errors import ConfigError
 
 MAX_DEPTH = 4
 DEEP_FROM_ITEMS = 100_000
-"""From this many items on codes may be deep by default: a token an item makes the decoder's table larger than the decoder, and each step scores all of it."""
+"""Minimum catalogue size for deep codes by default: the table of a token per item would exceed the decoder."""
 _DEEP = 3
 _COPIES = 5
 """Of the table in training, in float32: weights, gradients, AdamW's two moments, and the average."""
@@ -19,7 +22,10 @@ _SPARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodesOptions:
-    """`depth` None: by the number of items. `codes_per_level` is the most codes of one level, unless the items need more."""
+    """`depth` None: by the number of items.
+
+    `codes_per_level` is the most codes of one level, unless the items need more.
+    """
 
     depth: int | None = None
     codes_per_level: int = 256
@@ -41,7 +47,7 @@ class CodesOptions:
         return _DEEP if num_items >= self.deep_from_items else 1
 
     def depths_to_compare(self, num_items: int, hidden_size: int, free_bytes: int) -> tuple[int, ...]:
-        """Return the depths between which validation decides, or the only one: a smaller catalogue has a token an item, and one too large for that deep codes."""
+        """Return the depths that validation compares; one if the catalogue is too small or too large for a choice."""
         if self.depth is not None or num_items < self.deep_from_items:
             return (self.depth_for(num_items),)
         table_bytes = 4 * _COPIES * num_items * hidden_size

@@ -1,8 +1,8 @@
 """Gives each item a unique path: at the last level an item takes the cheapest code that is free under its prefix.
 
-Items that share a prefix choose in item order. If all last codes of a prefix are taken, the item moves to the next cheapest
-code one level up, and if that level is full too, one level further up: many items may have the same text. New items never move
-existing items.
+Items that share a prefix choose in item order. If all last codes of a prefix are taken, the item moves to the next
+cheapest code one level up, and if that level is full too, one level further up: many items may have the same text. New
+items never move existing items.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ _CHUNK = 8_192
 
 
 def place(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Return a path (N, depth) int32 for each item, disjoint from `taken` (M, depth). Raises StageFailed when no path is left."""
+    """Return a path (N, depth) int32 for each item, disjoint from `taken` (M, depth).
+
+    Raises StageFailed when no path is left.
+    """
     used = _Used(levels, taken)
     starts = range(0, len(embeddings_ND), _CHUNK)
     placed = [_place_some(levels, embeddings_ND[start : start + _CHUNK], used) for start in starts]
@@ -36,20 +39,25 @@ def _place_some(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, used: "_
 
 
 def _place_elsewhere(levels: Sequence[CodeLevel], embedding_D: np.ndarray, path: np.ndarray, used: "_Used") -> None:
-    """Change as few trailing codes as needed: the second-last code to the cheapest with room, else the code before it too."""
+    """Change few trailing codes: the second-last to the cheapest with room, otherwise also the code before it."""
     residuals_1D = [embedding_D[None]]
     for number, level in enumerate(levels[:-2]):
         residuals_1D.append(level.leave(residuals_1D[-1], path[number : number + 1]))
     for number in reversed(range(len(levels) - 1)):
         if _descend(levels, residuals_1D[number], path, number, used):
             return
-    raise StageFailed("tokenize", "no code path is left for an item: make a new code book, deeper by --code-depth")
+    raise StageFailed(
+        "tokenize", "all code paths of an item are taken; train a new code book with a larger --code-depth"
+    )
 
 
 def _descend(
     levels: Sequence[CodeLevel], residual_1D: np.ndarray, path: np.ndarray, number: int, used: "_Used"
 ) -> bool:
-    """Set the codes of the path from level `number` on, each the cheapest with room below it. Return whether there was any."""
+    """Set the codes of the path from level `number` on, each the cheapest with room below it.
+
+    Return whether there was any.
+    """
     if used.is_full(path[:number]):
         return False
     costs_S = levels[number].costs(residual_1D)[0]

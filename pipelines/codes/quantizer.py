@@ -1,8 +1,8 @@
-"""Residual k-means: each level's code is the centroid nearest to the residual of the levels above. A price per centroid balances it.
+"""Residual k-means: each level's code is the centroid nearest to the residual of the levels above, balanced by prices.
 
-A code's price is added to the squared distance, so a crowded code takes fewer items and an empty code more; the same rule
-assigns old and new items. The centroids are the best of several k-means++ starts on a sample. Prices move until no code has
-more than twice the mean number of items, or for a fixed number of rounds.
+A code's price is added to the squared distance, so a crowded code takes fewer items and an empty code more; the same
+rule assigns old and new items. The centroids are the best of several k-means++ starts on a sample. Prices move until no
+code has more than twice the mean number of items, or for a fixed number of rounds.
 
 Shape suffixes: N items, D size of an embedding, S codes of the level.
 """
@@ -63,7 +63,10 @@ def fit_level(residuals_ND: np.ndarray, size: int, seed: int) -> CodeLevel:
 
 
 def _balanced(centroids_SD: np.ndarray, sample_ND: np.ndarray) -> CodeLevel:
-    """Return the level with the prices of the round whose largest code is smallest. Prices move by the distances within a code."""
+    """Return the level with the prices of the round whose largest code is smallest.
+
+    Prices move by the distances within a code.
+    """
     size, share = len(centroids_SD), len(sample_ND) / len(centroids_SD)
     level = best = CodeLevel(centroids_SD, np.zeros(size, dtype=np.float32))
     codes_N = level.assign(sample_ND)

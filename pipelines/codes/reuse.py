@@ -1,4 +1,4 @@
-"""The codes of a bundle, kept by a later training: old items have the codes that they had, and new ones get theirs from the same code book."""
+"""Keeps a bundle's codes in a later training: old items keep their codes, new items get codes of the same code book."""
 
 import hashlib
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def new_codes(
 
 
 def extended_codes(item_ids: Sequence[str], texts: Sequence[str], kept: KeptCodes) -> np.ndarray:
-    """Return each item's code: the kept code, or a new code distinct from all kept codes, including codes of removed items."""
+    """Return each item's code: the kept code, or a new code distinct from all kept codes, also of removed items."""
     old = np.array([kept.catalogue.index_of.get(item_id, -1) for item_id in item_ids], dtype=np.int64)
     codes = np.empty((len(item_ids), kept.catalogue.depth), dtype=np.int32)
     codes[old >= 0] = kept.catalogue.codes[old[old >= 0]]

@@ -1,19 +1,20 @@
-"""Stage 3: assigns codes to items, and reads the history of each row of the split from the feature store, as of the row's time.
+"""Stage 3: assigns codes to items, and reads each row's history from the feature store as of the row's time.
 
     catalogue.parquet   every item, also those without events (models.catalogue)
-    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
-                        weights (of each item of a training row: its training weight, 0 for excluded items; null: all 1),
+    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null for training),
+                        weights (training weight of each item of a training row, 0 for excluded items; null: all 1),
                         counts (the weight of each item in popularity and similar items; null: all 1),
-                        dislikes (of a training row {item, place, weight}: the item to learn against, its position in the
-                        history, its weight; null if there are no dislikes),
+                        dislikes (of a training row, {item, place, weight}: the item to learn against, its position
+                        in the history, its weight; null if there are no dislikes),
                         idle_s (seconds from the user's previous event to the target, null in training rows)
-    split.json          the kind of the split, the cuts of global-time, and whether users repeat items (pipelines.scoring.repeats)
+    split.json          the kind of the split, the cuts of global-time, and whether users repeat items
+                        (pipelines.scoring.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
-Codes of depth 1 are one token per item. Later stages read the depth from the catalogue. The argument `read_histories` reads
-the histories.
+Codes of depth 1 are one token per item. Later stages read the depth from the catalogue. The argument `read_histories`
+reads the histories.
 """
 
 import json
@@ -50,7 +51,7 @@ from pipelines.scoring.repeats import describe_repeats, find_repeats
 from services.errors import StageFailed
 
 ReadHistories = Callable[[pl.DataFrame], pl.DataFrame]
-"""Point-in-time join: (user_id, event_timestamp in UTC microseconds) -> the same rows with `history_item_ids`, oldest first."""
+"""Point-in-time join: (user_id, event_timestamp in UTC µs) -> the rows with `history_item_ids`, oldest first."""
 
 
 def tokenize(
@@ -62,7 +63,7 @@ def tokenize(
     kept: KeptCodes | None = None,
     split: SplitKind = SplitKind.LEAVE_ONE_OUT,
 ) -> None:
-    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are.
+    """Write catalogue and examples. The feature store keeps `max_items` items of a history; `kept` codes do not change.
 
     Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
     """
@@ -119,8 +120,8 @@ def _require_all_parts(rows: pl.DataFrame, about: dict[str, str]) -> None:
     if missing and about["kind"] == SplitKind.GLOBAL_TIME:
         raise StageFailed(
             "tokenize",
-            f"--split: {SplitKind.GLOBAL_TIME} with the cuts {about['valid_from']} and {about['test_from']} leaves no row for {' and '.join(missing)}; "
-            f"give events over a longer time, or --split {SplitKind.LEAVE_ONE_OUT}",
+            f"--split: {SplitKind.GLOBAL_TIME} with the cuts {about['valid_from']} and {about['test_from']} leaves no "
+            f"row for {' and '.join(missing)}; give events over a longer time, or --split {SplitKind.LEAVE_ONE_OUT}",
         )
 
 
@@ -140,7 +141,7 @@ def describe_codes(tokenized: Path) -> str:
     fullest = ", ".join(f"{level['fullest_to_mean']:.1f}" for level in report["levels"])
     sizes = " x ".join(str(level["size"]) for level in report["levels"])
     apart = f"{report['collisions_before_last_level']} items differ only in the last level"
-    return f"{chosen}: {sizes}, {dead} dead, the fullest of each level {fullest} times the mean; {apart}"
+    return f"{chosen}: {sizes}, {dead} dead, the most used of each level {fullest} times the mean; {apart}"
 
 
 def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
@@ -167,7 +168,10 @@ def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
-    """Add `weights` and `counts`. A history holds the newest of its user's events as of its row's time, so its figures are the last as many."""
+    """Add `weights` and `counts`.
+
+    A history holds the newest of its user's events as of its row's time, so its figures are the last as many.
+    """
     columns = {"weights": "weight", "counts": "count"}
     found: dict[str, list[list[float] | None]] = {name: [None] * examples.height for name in columns}
     uneven = [name for name, of in columns.items() if not (events[of] == 1).all()]
@@ -202,10 +206,10 @@ def with_dislikes(
     items: pl.DataFrame,
     cuts: Cuts | None = None,
 ) -> pl.DataFrame:
-    """Add `dislikes` to the training row that holds the user's previous event, so that no row learns from events after its label.
+    """Add `dislikes` to the row with the user's previous event, so that no row learns from events after its label.
 
-    A dislike is skipped if a later positive event of the training rows revokes it. Dislikes before all events of a user are in
-    the first row.
+    A dislike is skipped if a later positive event of the training rows revokes it. Dislikes before all events of a user
+    are in the first row.
     """
     if cuts is not None:
         dislikes = dislikes.filter(pl.col("event_time") < cuts.valid_from)

@@ -49,9 +49,11 @@ class CheckOptions:
             ("--max-unusable-share", self.max_unusable_share),
         ):
             if not 0 <= value <= 1:
-                raise ConfigError(f"{option}: {value} is no share; give 0 to 1")
+                raise ConfigError(f"{option}: {value} is out of range; give 0 to 1")
         if not self.max_drift >= 0:
-            raise ConfigError(f"--max-drift: {self.max_drift} is no PSI; give 0 or more, such as 0.25, or inf for none")
+            raise ConfigError(
+                f"--max-drift: {self.max_drift} is out of range; give 0 or more, such as 0.25, or inf for no bound"
+            )
 
 
 def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:
@@ -79,7 +81,10 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
 def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: CheckOptions) -> list[str]:
     """Return the facts beyond their bounds, each with the option that changes the bound."""
     found = [
-        f"{share:.1%} of the {table} cannot be used ({reason}), over {options.max_unusable_share:.0%} (--max-unusable-share)"
+        (
+            f"{share:.1%} of the {table} cannot be used ({reason}), over {options.max_unusable_share:.0%} "
+            "(--max-unusable-share)"
+        )
         for table, by_reason in now["unusable_shares"].items()
         for reason, share in by_reason.items()
         if share > options.max_unusable_share
@@ -88,8 +93,8 @@ def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: 
         num, num_before = now[f"num_{name}"], (before or {}).get(f"num_{name}", 0)
         if num < options.min_volume_share * num_before:
             found.append(
-                f"{num} {name} are {num / num_before:.0%} of the live bundle's {num_before}, "
-                f"under {options.min_volume_share:.0%} (--min-volume-share)"
+                f"{num} {name} are {num / num_before:.0%} of the live bundle's {num_before}, under "
+                f"{options.min_volume_share:.0%} (--min-volume-share)"
             )
     found += [
         f"new events differ from the old ones in {what}: PSI {value:.2f}, over {options.max_drift:g} (--max-drift)"

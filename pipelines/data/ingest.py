@@ -120,7 +120,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     notes += item_table.findings.notes
     live, unreadable = _live_events(source)
     if unreadable:
-        skipped = f"{len(unreadable)} files cannot be read and are left out"
+        skipped = f"{len(unreadable)} files cannot be read and are skipped"
         notes.append(Note("live log", skipped, ", ".join(map(str, unreadable[:NUM_SAMPLES]))))
     logged, unusable = _check_live(live, known_ids)
     has_ids = event_table is not None and "event_id" in event_table.named.fields
@@ -133,7 +133,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(known_ids.implode())
     found = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
     if num_logged := recorded.height - own.height:
-        notes.append(Note("events", f"{num_logged} are in the live log too and count once, where they arrived"))
+        notes.append(Note("events", f"{num_logged} are also in the live log and count once, in their order of arrival"))
     notes += [Note("events", sentence) for sentence in roles.describe_alike(found, source.roles)]
     read = event_table.findings if event_table is not None else Findings("events")
     summary: dict[str, Any] = {
@@ -227,7 +227,7 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
         missing = f"{_MIN_EVENTS - longest} more of one user are missing"
         raise StageFailed("ingest", "; ".join((found, needed, missing, *found_out)))
     if items.height < 2:
-        found = f"{items.height} items that can be used leave nothing to choose from; give at least 2"
+        found = f"{items.height} items that can be used are too few for a choice; give at least 2"
         raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 

@@ -77,8 +77,9 @@ def describe_alike(events: pl.DataFrame, roles: EventRoles) -> list[str]:
         groups.setdefault(re.sub(r"[\W_]", "", name.casefold()) or name, []).append(name)
     alike = [names for names in groups.values() if len(names) > 1 and counts.keys() & set(names)]
     return [
-        f"types {' and '.join(f'{name!r} ({counts.get(name, 0)} {roles.rule(name).role})' for name in names)} differ in case or punctuation alone "
-        "and count as different ones; write one of them in the table, or give each a rule in the events file"
+        f"types {' and '.join(f'{name!r} ({counts.get(name, 0)} {roles.rule(name).role})' for name in names)} "
+        "differ only in case or punctuation and count as different types; write one of them in the table, or give "
+        "each a rule in the events file"
         for names in alike
     ]
 

@@ -1,8 +1,8 @@
 """Ranks the test labels with the live bundle's models, and compares the new models with them user by user.
 
-The champion is the bundle's evaluated pair, not its serving pair: the serving pair has learned the newest event of each user,
-and for users without newer events that event is a test label now. The champion ranks the items of its own catalogue; an item
-outside it ranks last.
+The champion is the bundle's evaluated pair, not its serving pair: the serving pair has learned the newest event of each
+user, and for users without newer events that event is a test label now. The champion ranks the items of its own
+catalogue; an item outside it ranks last.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
-    """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}; low and high bound the paired difference (95 %).
+    """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}: a paired 95 % interval.
 
     An unreadable champion is logged, and the comparison is skipped.
     """

@@ -1,4 +1,4 @@
-"""Chooses the depth of codes: if two are possible, a decoder of each is trained, and the higher validation NDCG@10 as served wins.
+"""Chooses the depth of codes: of two possible decoders, that with the higher validation NDCG@10 as served.
 
 depth.json   ndcg10 by depth, the number of cases, and the chosen depth
 """
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def compare(candidates: Mapping[int, Candidate], *, repeats: bool, device: torch.device, out: Path) -> None:
-    """Write the validation NDCG@10 of each depth and the depth of the highest; of equal ones the least deep, which serves at less cost."""
+    """Write the validation NDCG@10 of each depth, and the best depth; equal depths are resolved to the smallest."""
     found = {depth: candidates[depth].validation_ndcg(repeats=repeats, device=device) for depth in sorted(candidates)}
     about = {"depth": max(found, key=lambda depth: found[depth]), "ndcg10": found, "most_cases": _NUM_CASES}
     (out / _DEPTH).write_text(json.dumps(about, indent=1))
@@ -57,4 +57,4 @@ def describe(folder: Path) -> str:
     """Return a sentence: the depth that was chosen, and why."""
     about = read_comparison(folder)
     measured = ", ".join(f"{value:.4f} at depth {depth}" for depth, value in about["ndcg10"].items())
-    return f"codes of depth {about['depth']} are taken: validation NDCG@10 is {measured}"
+    return f"codes of depth {about['depth']} are chosen: validation NDCG@10 is {measured}"

@@ -1,6 +1,7 @@
 """The decoder's processor time for one request on the engine that serves it, by length of the user's history.
 
-One request at a time, with nothing cached of its prompt, in fp32 on one thread. Processor time, because other work on the same cores changes it little.
+One request at a time, with nothing cached of its prompt, in fp32 on one thread. Processor time, because other work on
+the same cores changes it little.
 """
 
 import time
@@ -43,7 +44,7 @@ def decoder_ms(
         histories: The histories of the test cases.
         slices: By name, a mask over the test cases.
         max_items: The prompt's window in items.
-        stride: The number of items by which the window moves.
+        stride: The window's step in items.
         repeats: Whether seen items are ranked too.
     """
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)

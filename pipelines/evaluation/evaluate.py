@@ -4,9 +4,9 @@
     ranks.parquet    by model, the rank of each test case's label as served
     slices.parquet   by slice, whether each test case belongs to it
 
-The label of the test split (pipelines.data.examples) is ranked among ALL items, masked (items of the history removed) and
-unmasked; if users repeat items, the main metrics are unmasked. Baselines learn from the same training sequences as the models.
-The variety of the lists is measured too (variety.py).
+The label of the test split (pipelines.data.examples) is ranked among ALL items, masked (items of the history removed)
+and unmasked; if users repeat items, the main metrics are unmasked. Baselines learn from the same training sequences as
+the models. The variety of the lists is measured too (variety.py).
 """
 
 import json

@@ -1,12 +1,12 @@
 """The paired gain of one model over another on the same users, by slice. Pure; numpy only.
 
-A slice is a subset of the test cases, by properties of the user (history length, time since the last event) or of the label
-(its number of training events).
+A slice is a subset of the test cases, by properties of the user (history length, time since the last event) or of the
+label (its number of training events).
 
-Routing may depend only on slices by history length. The decoder pays in a slice if its gain in NDCG@10 exceeds a price for each
-millisecond of processor time. Validation labels choose the slices where the net gain is above 0; test labels then test these
-slices by Holm's method (1979). If the decoder has no net gain anywhere, at most 2.5 % of runs route any slice to it, for any
-number of slices.
+Routing may depend only on slices by history length. The decoder pays in a slice if its gain in NDCG@10 exceeds a price
+for each millisecond of processor time. Validation labels choose the slices where the net gain is above 0; test labels
+then test these slices by Holm's method (1979). If the decoder has no net gain anywhere, at most 2.5 % of runs route any
+slice to it, for any number of slices.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -21,11 +21,11 @@ from pipelines.scoring.metrics import interval
 MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LEVEL = 0.025
-"""Family-wise level of the one-sided tests over all slices."""
+"""Family-wise level of the tests over all slices."""
 _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
-"""The most frequent items with half of all training events are the head; with those up to nine tenths the torso; the rest is the tail."""
+"""Head: the most frequent items with half of all training events; torso: the next up to nine tenths; then tail."""
 SHELVES = ("head", "torso", "tail", "new")
 """An item's place by its training events; new: it has none."""
 _HOUR_S, _DAY_S = 3_600.0, 86_400.0
@@ -63,7 +63,10 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high, std_error}: means of each case's NDCG, and of its difference with the 95 % paired bootstrap interval and its standard error.
+    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high, std_error}.
+
+    NDCG is the mean over cases; low and high are the 95 % paired bootstrap interval of the difference.
+
 
     `history` is the slice's first and last length (None: no last) where it is one of history lengths, else None.
     """
@@ -86,7 +89,7 @@ def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.
 def with_cost(
     rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], decoder_ms: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Add `decoder_ms` of one request and `valid_llm_minus_student` (None: too few labels) to the rows of history lengths.
+    """Add `decoder_ms` and `valid_llm_minus_student` (None: too few labels) to the rows of history lengths.
 
     `validated` are the rows of the validation labels.
     """
@@ -100,9 +103,13 @@ def with_cost(
 
 
 def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[dict[str, Any]]:
-    """Return {slice, decoder_ms, valid_net, net, p_value, pays} of each slice by history length: NDCG less the price of the decoder's time, and Holm's p-value.
+    """Return {slice, decoder_ms, valid_net, net, p_value, pays} of each slice by history length.
 
-    `valid_net` and `p_value` are None where there are too few cases; `p_value` also where validation did not choose the slice.
+    Net is the gain in NDCG less the price of the decoder's time; the p-value is Holm's.
+
+
+    `valid_net` and `p_value` are None where there are too few cases; `p_value` also where validation did not choose the
+    slice.
     """
     weighed = []
     for row in (row for row in rows if row["slice"] in HISTORIES):
@@ -119,7 +126,7 @@ def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[d
 
 
 def histories_that_pay(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[str]:
-    """Return the slices by history length in which the decoder's gain is significant after the price of its time."""
+    """Return the slices by history length with a significant gain after the price of the decoder's time."""
     return [row["slice"] for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
 
 
@@ -129,14 +136,16 @@ def llm_pays(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> lis
 
 
 def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
-    """Return a sentence that names the history lengths for which the decoder is worth its time."""
+    """Return a sentence on the history lengths at which the decoder is worth its time."""
     better = [f"{row['slice']} ({row['net']:+.4f})" for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
     found = ", ".join(better) if better else "none"
-    return f"the decoder's NDCG@10 above its student's, less {price_ndcg_per_ms:g} a millisecond of its time, is shown to be above 0 for: {found}"
+    return (
+        f"the decoder's gain in NDCG@10, less {price_ndcg_per_ms:g} for each millisecond, is significant for: {found}"
+    )
 
 
 def _p_value(net: float, std_error: float, num_cases: int) -> float:
-    """Return the p-value of a one-sided t-test against a true mean of 0."""
+    """Return the p-value of a t-test that the mean is above 0."""
     if not std_error:
         return 0.0 if net > 0 else 1.0
     return float(stdtr(num_cases - 1, -net / std_error))

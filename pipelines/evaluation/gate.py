@@ -1,7 +1,7 @@
 """The gate before publication: tests decoder and student against a floor, the live bundle and the reference. Pure.
 
-The live bundle changes each night, so small losses add up. Only a person moves the reference, and its bound has no interval:
-over many nights, chance would otherwise let a forbidden loss pass.
+The live bundle changes each night, so small losses add up. Only a person moves the reference, and its bound has no
+interval: over many nights, chance would otherwise let a forbidden loss pass.
 """
 
 import math
@@ -30,7 +30,8 @@ class GateOptions:
         baseline: The baseline of the floors; `best` is the best baseline.
         decoder_floor: The decoder's NDCG@10 must exceed this fraction of the baseline's.
         student_floor: The same for the student.
-        max_loss: A model fails if its loss against the live bundle exceeds this fraction and the 95 % interval is below 0.
+        max_loss: A model fails if its loss against the live bundle exceeds this fraction and the 95 % interval is below
+            0.
         max_reference_loss: A model fails if its loss against the reference exceeds this fraction.
     """
 
@@ -48,10 +49,10 @@ class GateOptions:
             )
         for option, loss in (("--max-loss", self.max_loss), ("--max-reference-loss", self.max_reference_loss)):
             if not 0 <= loss <= 1:
-                raise ConfigError(f"{option}: {loss} is no share; give 0 to 1, such as 0.02")
+                raise ConfigError(f"{option}: {loss} is out of range; give 0 to 1, such as 0.02")
         for name in MODELS:
             if not 0 <= self.floor(name) < math.inf:
-                raise ConfigError(f"--{name}-floor: {self.floor(name)} is no share; give 0 or more, such as 1")
+                raise ConfigError(f"--{name}-floor: {self.floor(name)} is out of range; give 0 or more, such as 1")
 
     def floor(self, name: str) -> float:
         """Return this model's floor as a share of the baseline."""
@@ -60,7 +61,7 @@ class GateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The rows of `pipelines.evaluation.champion` against the live bundle and against the reference, which may be the same; empty where there is none."""
+    """The rows of `pipelines.evaluation.champion` against the live bundle and against the reference; may be empty."""
 
     live: Sequence[Mapping[str, Any]] = ()
     reference: Sequence[Mapping[str, Any]] = ()
@@ -78,17 +79,21 @@ def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, 
     floor = metrics[baseline][METRIC]
     return [
         *(
-            f"the {name}'s {METRIC} of {_served(metrics, name):.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
-            f"{options.floor(name):.0%} of {baseline}'s {floor:.4f} (--{name}-floor)"
+            f"the {name}'s {METRIC} of {_served(metrics, name):.4f} is not above its floor of "
+            f"{options.floor(name) * floor:.4f}, {options.floor(name):.0%} of {baseline}'s {floor:.4f} "
+            f"(--{name}-floor)"
             for name in _below_floor(metrics, options)
         ),
         *(
-            f"{_worse(row)} that of the live bundle {_other(row)}: by more than {options.max_loss:.0%} (--max-loss), and beyond the "
-            f"95 % interval of the difference, {row['low']:+.4f} to {row['high']:+.4f}"
+            f"{_worse(row)} that of the live bundle {_other(row)}: by more than {options.max_loss:.0%} (--max-loss), "
+            f"and beyond the 95 % interval of the difference, {row['low']:+.4f} to {row['high']:+.4f}"
             for row in _lost_to_live(compared, options)
         ),
         *(
-            f"{_worse(row)} that of the reference {_other(row)}: by more than {options.max_reference_loss:.0%} (--max-reference-loss)"
+            (
+                f"{_worse(row)} that of the reference {_other(row)}: by more than {options.max_reference_loss:.0%} "
+                "(--max-reference-loss)"
+            )
             for row in _lost_to_reference(compared, options)
         ),
     ]
@@ -97,7 +102,10 @@ def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, 
 def next_steps(
     metrics: Mapping[str, Mapping[str, Any]], compared: Compared, data: Mapping[str, Any], options: GateOptions
 ) -> list[str]:
-    """Return what one can do about models that are refused, a sentence each. `data` has the facts of `pipelines.data.checks`."""
+    """Return what one can do about models that are refused, a sentence each.
+
+    `data` has the facts of `pipelines.data.checks`.
+    """
     found = {name: _served(metrics, name) for name in (*BASELINES, *MODELS)}
     weaker = min(reversed(MODELS), key=lambda name: found[name])
     floor = _baseline(metrics, options)
@@ -106,18 +114,21 @@ def next_steps(
     steps = []
     if low and found[weaker] <= found[floor]:
         steps.append(
-            f"{floor} won: its {METRIC} of {found[floor]:.4f} is {found[floor] - found[weaker]:.4f} above the {weaker}'s {found[weaker]:.4f}; "
-            "for data like this so simple a method may be enough"
+            f"{floor} won: its {METRIC} of {found[floor]:.4f} is {found[floor] - found[weaker]:.4f} above the "
+            f"{weaker}'s {found[weaker]:.4f}; for data like this so simple a method may be enough"
         )
         steps.append(
-            f"more data: these are {data['num_events']} events of {data['num_users']} users on {data['num_items']} items, and more users "
-            "and longer histories usually help the models more than a baseline"
+            f"more data: these are {data['num_events']} events of {data['num_users']} users on {data['num_items']} "
+            "items, and more users and longer histories usually help the models more than a baseline"
         )
         beaten = [name for name in BASELINES if found[name] < found[weaker]]
         steps.append(
-            f"--baseline {beaten[-1]} asks for less: both models beat {' and '.join(beaten)}"
+            f"--baseline {beaten[-1]} is a lower bar: both models beat {' and '.join(beaten)}"
             if beaten
-            else "no baseline is beaten by both models, so --baseline cannot help: check the run's counts of events and roles"
+            else (
+                "no baseline is beaten by both models, so --baseline cannot help: check the run's counts of events "
+                "and roles"
+            )
         )
     epochs = {"decoder": "--epochs", "student": "--student-epochs"}
     steps += [f"{epochs[name]} trains the {name} longer, --{name}-floor asks for less of it" for name in low]
@@ -128,8 +139,8 @@ def next_steps(
         )
     if lost := _lost_to_reference(compared, options):
         steps.append(
-            f"{lost[0]['champion']} is the reference until a person moves it: train whole (without --warm-start); or, where so much less is enough from now on, "
-            "name the bundle to measure by: tailrace bundles reference VERSION"
+            f"{lost[0]['champion']} is the reference until a person moves it: train whole (without --warm-start), or, "
+            "if this loss is acceptable from now on,  set another reference: tailrace bundles reference VERSION"
         )
     return steps
 
@@ -157,7 +168,7 @@ def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions)
 
 
 def _lost_to_live(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:
-    """Return the rows of the models that are worse than the live bundle's: by more than the bound, and not by chance."""
+    """Return the rows of models that are significantly worse than the live bundle's, by more than the bound."""
     return [row for row in compared.live if row["high"] < 0 and _difference(row) < -options.max_loss]
 
 

@@ -1,10 +1,10 @@
 """Reads the test labels of a run, at most once a run, and appends a line to `test_set.jsonl` each time.
 
-Choosing among many models by their test scores overfits the test set, so the file records how often each label was opened, when
-and by which command. A label is a user and an item: `test_labels/` has the hashes of all labels of each test set, named as in
-the lines, so a user's new event resets the count of only that user's label. A run whose models were scored before, without a
-live bundle to compare with, does not open the labels. Above `MOST_USERS` users, a fixed, evenly spaced sample is used: ranking
-10^6 items for a user with every model takes 16 ms.
+Choosing among many models by their test scores overfits the test set, so the file records how often each label was
+opened, when and by which command. A label is a user and an item: `test_labels/` has the hashes of all labels of each
+test set, named as in the lines, so a user's new event resets the count of only that user's label. A run whose models
+were scored before, without a live bundle to compare with, does not open the labels. Above `MOST_USERS` users, a fixed,
+evenly spaced sample is used: ranking 10^6 items for a user with every model takes 16 ms.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ class HeldOut:
     def record(self) -> dict[str, Any]:
         """Return how often these labels were opened, also as part of other test sets.
 
-        {sha256, num_users, num_labelled: users with a label, num_openings: of the label opened most often, mean_openings: of a label, openings: the newest
-        ones that opened any, with at, command, purpose and num_labels}
+        {sha256, num_users, num_labelled: users with a label, num_openings: of the label opened most often,
+        mean_openings: of a label, openings: the newest ones that opened any, with at, command, purpose and num_labels}
         """
         cases, num_labelled = self._test_set
         name, labels = self._labels
@@ -81,7 +81,7 @@ class HeldOut:
 
     @cached_property
     def _labels(self) -> tuple[str, np.ndarray]:
-        """Return the test set's name, a hash of who is tested on which item, and each label's hash (uint64), sorted by user."""
+        """Return the test set's name, which is a hash of its labels, and each label's hash (uint64), sorted by user."""
         cases, _ = self._test_set
         item_ids = load_item_ids(self._tokenized / "catalogue.parquet")
         pairs = sorted((user, item_ids[item]) for user, item in zip(cases.user_ids, cases.targets, strict=True))

@@ -47,7 +47,7 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
 
 
 def save_pair(trained: Trained, folder: Path) -> None:
-    """Copy decoder, student and catalogue, and the decoder's teacher and text rows if present, into a folder with a bundle's layout."""
+    """Copy decoder, student, catalogue and, if present, the decoder's teacher and text rows in a bundle's layout."""
     shutil.copytree(trained.decoder_dir, folder / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", folder / "catalogue.parquet")
     shutil.copyfile(trained.students_dir / "student.safetensors", folder / "student.safetensors")

@@ -1,9 +1,9 @@
 """Coverage and calibration of the test users' top ten lists. Pure; numpy only.
 
-Coverage is the fraction of the catalogue in at least one list. Calibration is C_KL of Steck, "Calibrated Recommendations"
-(RecSys 2018, equations 5 and 6), over the popularity groups head, torso, tail and new instead of genres, which some data sets
-lack: with p the distribution of the user's history and q that of the list, sum(p * ln(p / (.99 q + .01 p))), the mean over
-users. It is 0 if each list has its user's own mix, and at most ln(100) = 4.6.
+Coverage is the fraction of the catalogue in at least one list. Calibration is C_KL of Steck, "Calibrated
+Recommendations" (RecSys 2018, equations 5 and 6), over the popularity groups head, torso, tail and new instead of
+genres, which some data sets lack: with p the distribution of the user's history and q that of the list, sum(p * ln(p /
+(.99 q + .01 p))), the mean over users. It is 0 if each list has its user's own mix, and at most ln(100) = 4.6.
 """
 
 import math
@@ -21,9 +21,10 @@ _SMOOTHING = 0.01
 
 
 class ListedScorer:
-    """Scores as another scorer does, and takes each history's list from the scores. `shelves` is each item's place in `SHELVES`.
+    """Delegates to a scorer and takes each history's list from its scores. `shelves` is each item's index in `SHELVES`.
 
-    Lists are as served: without the items of the history, unless the data has `repeats`; an item with the score -inf or NaN is in no list. Ties are cut anywhere.
+    Lists are as served: without the items of the history, unless the data has `repeats`; an item with the score -inf or
+    NaN is in no list. Ties are cut anywhere.
     """
 
     def __init__(self, scorer: Scorer, shelves: np.ndarray, *, repeats: bool) -> None:
@@ -40,7 +41,7 @@ class ListedScorer:
         return scores_BV
 
     def summary(self) -> dict[str, Any]:
-        """Return `coverage@10`, `calibration@10` with its 95 % interval, and the mean shares of the shelves in histories and lists."""
+        """Return `coverage@10`, `calibration@10` with its 95 % interval, and the shelves' shares."""
         divergences, num = np.array(self._divergences), max(1, len(self._divergences))
         return {
             "coverage@10": float((self._num_lists > 0).mean()),
@@ -65,7 +66,7 @@ class ListedScorer:
 
 
 def best_items(scores: np.ndarray, excluded: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the indices of the ten highest scores without excluded items, in any order; fewer where fewer have a score."""
+    """Return the indices of the ten highest scores, without excluded items and in any order, or of all scored items."""
     ranked = scores.copy()
     ranked[np.asarray(excluded, dtype=np.int64)] = -np.inf
     size = max(1, math.isqrt(len(ranked) // _LENGTH))
@@ -83,7 +84,10 @@ def _highest(values: np.ndarray) -> np.ndarray:
 
 
 def divergence(history: np.ndarray, listed: np.ndarray) -> float:
-    """Return the smoothed divergence of a list's shares from the history's, in nats. A user without history has no mix to keep: 0."""
+    """Return the smoothed divergence of a list's shares from the history's, in nats.
+
+    A user without history has no mix to keep: 0.
+    """
     mixed = (1 - _SMOOTHING) * listed + _SMOOTHING * history
     held = history > 0
     return float((history[held] * np.log(history[held] / mixed[held])).sum())

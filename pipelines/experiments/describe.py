@@ -55,7 +55,10 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[str]
             "A/A",
             rows,
             [
-                f"Random halves of {one['variant']}'s users, with {one['num_looks']} looks each; 5 % of them may differ by chance."
+                (
+                    f"Random halves of {one['variant']}'s users, with {one['num_looks']} looks each; 5 % of them may "
+                    "differ by chance."
+                )
             ],
         )
     if "off_policy" in found:
@@ -76,7 +79,10 @@ def _compared(found: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[s
         for one in found["variants"]
     ]
     warning = (
-        f"Sample-ratio mismatch: {_counts(mismatch)} (p = {mismatch['p_value']:.2g}). Do not trust any difference before the cause is known."
+        (
+            f"Sample-ratio mismatch: {_counts(mismatch)} (p = {mismatch['p_value']:.2g}). Trust no difference before "
+            "the cause is known."
+        )
         if mismatch["is_mismatch"]
         else f"Users are divided as they should be: {_counts(mismatch)} (p = {mismatch['p_value']:.2g})."
     )

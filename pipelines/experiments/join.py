@@ -107,7 +107,7 @@ def join(
     shown, clicks = _scan(impressions, ("request_id", "user_id", "shown_time_ms", "item_ids")), _scan(events, _REQUIRED)
     span = shown.select(first=pl.col("shown_time_ms").min(), last=pl.col("shown_time_ms").max()).collect().row(0)
     if span[0] is None:
-        raise DataError("", f"{impressions} has no impression", "impressions of requests that were answered")
+        raise DataError("", f"{impressions} has no impressions", "impressions of answered requests")
     first = span[0] // DAY_MS if since is None else _day_of(since)
     last = span[1] // DAY_MS + 1 if until is None else _day_of(until)
     out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def _day_of(day: date) -> int:
 def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
     files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
     if not files or not files[0].is_file():
-        raise DataError("", f"{place} has no Parquet file", "the folder in which the worker lands the log")
+        raise DataError("", f"{place} has no Parquet file", "the worker's log folder")
     for file in files:
         try:
             pl.read_parquet_schema(file)

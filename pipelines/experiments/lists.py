@@ -94,7 +94,7 @@ def read_lists(
         if name in _CONSEQUENCES - {by} or name in _OF_LISTS:
             raise InvalidRequest(
                 name,
-                "is the variant, its consequence or no property of users",
+                "is the variant, a consequence of it, or not a property of users",
                 "choose a column that is known before, such as surface",
             )
         if name not in there:

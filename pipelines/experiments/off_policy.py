@@ -36,8 +36,8 @@ class Logged:
     Args:
         user: Number of the user.
         reward: The list's reward.
-        propensity: Probability with which the list was shown (NaN: not recorded).
-        probability: Probability with which the policy shows it.
+        propensity: Probability that the list was shown (NaN: not recorded).
+        probability: Probability that the policy shows it.
         reward_of_shown: A model's predicted reward of the shown list; None: no model.
         reward_of_policy: The model's mean predicted reward of the policy's lists.
     """
@@ -91,15 +91,15 @@ def estimate(logged: Logged) -> OffPolicy:
         return refused(f"{num_users} users are too few for an interval")
     known = np.isfinite(logged.propensity)
     if not ((logged.propensity[known] > 0) & (logged.propensity[known] <= 1)).all():
-        raise DataError("propensity", "the log has one outside of 0 to 1", "0.25: what was shown had a chance above 0")
+        raise DataError(
+            "propensity", "the log has a value outside of (0, 1]", "0.25: an impression had a probability above 0"
+        )
     if not known.any() or (logged.propensity[known] >= 1).all():
         return refused(
             "the log is deterministic: no list was drawn at random, so propensities and estimates do not exist"
         )
     if not known.all():
-        return refused(
-            f"{1 - known.mean():.1%} of the lists have no propensity: what else could have been shown there is not known"
-        )
+        return refused(f"{1 - known.mean():.1%} of the lists have no propensity, so their alternatives are unknown")
     weight = logged.probability / logged.propensity
     ones = np.ones(num_lists)
 
@@ -118,7 +118,8 @@ def estimate(logged: Logged) -> OffPolicy:
         )
     if _NORMAL * error > MAX_SUPPORT_ERROR or effective < MIN_EFFECTIVE:
         return refused(
-            f"too few lists like the policy's: {num_lists} count as {effective:.0f}, and its support lies between {max(0.0, support.low):.0%} and {support.high:.0%}",
+            f"too few lists like the policy's: {num_lists} count as {effective:.0f}, and its support lies between "
+            f"{max(0.0, support.low):.0%} and {support.high:.0%}",
             support,
             effective,
         )
@@ -165,7 +166,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
     if found["request_id"].is_duplicated().any():
         raise DataError("request_id", f"{policy} repeats one", "each request once")
     if not found["probability"].is_between(0, 1).all() or found["probability"].null_count():
-        raise DataError("probability", f"{policy} has one outside of 0 to 1", "0.25")
+        raise DataError("probability", f"{policy} has a value outside of 0 to 1", "0.25")
     lists = (
         pl.scan_parquet(sorted(table.glob("*.parquet")) if table.is_dir() else table)
         .filter(True if surface is None else pl.col("surface") == surface)
@@ -178,7 +179,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
         .collect(engine="streaming")
     )
     if surface is not None and lists.is_empty():
-        raise DataError("surface", f"{table} has no list on {surface}", "home, of a surface that was shown")
+        raise DataError("surface", f"{table} has no list on {surface}", "home, a surface with impressions")
     lists = lists.sort(_LIST).join(found, on="request_id", how="left", maintain_order="left")
     if missing := lists["probability"].null_count():
         raise DataError(

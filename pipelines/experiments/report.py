@@ -83,10 +83,12 @@ def report(lists: Lists, options: Options) -> dict[str, Any]:
     variants = lists.variants
     control = options.control or ("control" if "control" in variants else variants[0])
     if control not in variants:
-        raise InvalidRequest("control", f"{control} is no variant of the table", f"give one of {', '.join(variants)}")
+        raise InvalidRequest(
+            "control", f"{control} is not a variant of the table", f"give one of {', '.join(variants)}"
+        )
     if len(variants) < 2:
         raise InvalidRequest(
-            "table", f"has one variant, {control}", "compare two, or give --aa to test only the method"
+            "table", f"has one variant, {control}", "compare two variants, or give --aa to test only the method"
         )
     sums = {name: sums_by_day(lists, name) for name in METRICS}
     others = [name for name in variants if name != control]
@@ -171,10 +173,10 @@ def _notes(lists: Lists) -> list[str]:
     notes = []
     several = lists.users.group_by("user").agg(pl.col("variant").n_unique()).filter(pl.col("variant") > 1).height
     if several:
-        notes.append(f"{several} users were in several variants and count in each: the shares changed, or the hash did")
+        notes.append(f"{several} users were in several variants and count in each: the shares or the hash changed")
     if lists.num_outside:
         notes.append(f"{lists.num_outside} lists without a variant are excluded")
-    cuts = {"values of a shown item": lists.cuts["value"], "latencies": lists.cuts["elapsed_ms"]}
+    cuts = {"values of an impression": lists.cuts["value"], "latencies": lists.cuts["elapsed_ms"]}
     notes += [f"{name} above {cut:g} count as {cut:g}" for name, cut in cuts.items() if cut]
     return notes
 

@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     WORSE = "worse"
     BETTER = "better"
     NO_WORSE = "no worse"
-    UNDECIDED = "no verdict in time"
+    UNDECIDED = "no result in time"
 
 
 class State(StrEnum):
@@ -45,7 +45,7 @@ class Guard:
     Args:
         name: The guard's entry of the counts.
         higher_is_worse: True for latency and errors, False for clicks.
-        budget: The fraction by which the candidate may be worse.
+        budget: The relative loss that the candidate may have.
         effect: The effect that the test targets; a guard is "no worse" once the candidate is shown to be worse by less
             than this.
         weight: The guard's part of alpha, relative to the other guards' weights.
@@ -148,7 +148,7 @@ def verdict(
         ConfigError: A guard has no counts, or the fraction is invalid.
     """
     if not 0 < share < 1:
-        raise ConfigError(f"share: {share} is none; give the candidate's share of users, above 0 and below 1")
+        raise ConfigError(f"share: {share} is out of range; give the candidate's share of users, above 0 and below 1")
     whole = sum(guard.weight for guard in guards)
     readings = tuple(_read(guard, counts, share, alpha * guard.weight / whole) for guard in guards)
     objectives = {guard.name for guard in guards if guard.is_objective}
@@ -168,13 +168,16 @@ def verdict(
 def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
     found = counts.get(guard.name)
     if found is None:
-        raise ConfigError(f"guard {guard.name}: there are no counts of it; the counts are {', '.join(counts)}")
+        raise ConfigError(f"guard {guard.name}: no counts; give a guard on one of {', '.join(counts)}")
     if isinstance(found, Means):
         return _read_means(guard, found, alpha)
     low, high = (bound - 1 for bound in ratio_interval(found.candidate, found.control, share, alpha))
     odds = (1 - share) / share
     worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
-    lacks = f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the other, too few to tell"
+    lacks = (
+        f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the control, too "
+        "few for a test"
+    )
     reading = _reading(guard, worse_by, low, high, lacks)
     if not guard.tolerance or found.lists is None or reading.state is not State.OPEN:
         return reading
@@ -183,7 +186,8 @@ def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
         return replace(reading, state=State.NO_WORSE, lacks="")
     added = "any number" if math.isinf(most) else f"{most:.2%}"
     return replace(
-        reading, lacks=f"{lacks}; it may happen in {added} of lists more, and {guard.tolerance:.2%} are tolerated"
+        reading,
+        lacks=f"{lacks}; up to {added} more of the lists may be affected, and {guard.tolerance:.2%} are tolerated",
     )
 
 
@@ -207,7 +211,7 @@ def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:
         lacks = (
             f"{guard.name}: one version has {fewest} users, a mean needs {MIN_USERS}"
             if fewest < MIN_USERS
-            else f"{guard.name}: the control has none yet"
+            else f"{guard.name}: the control has no counts yet"
         )
         return _reading(guard, math.nan, -math.inf, math.inf, lacks)
     sign = 1 if guard.higher_is_worse else -1
@@ -216,7 +220,10 @@ def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:
     worse_by = sign * (candidate.mean - control.mean) / scale
     half = half_width(variance, guard.effect * scale, alpha) / scale if variance else 0.0
     factor = (half / guard.effect) ** 2
-    lacks = f"{guard.name}: {_range(worse_by, worse_by - half, worse_by + half)}; to be within {guard.effect:.0%} takes some {max(1.1, factor):.1f} times the users"
+    lacks = (
+        f"{guard.name}: {_range(worse_by, worse_by - half, worse_by + half)}; to be within {guard.effect:.0%} takes "
+        f"some {max(1.1, factor):.1f} times the users"
+    )
     return _reading(guard, worse_by, worse_by - half, worse_by + half, lacks)
 
 

@@ -1,11 +1,11 @@
 """Point-in-time features: Feast's join, and the histories of the rows that it selects.
 
-Feast's join pairs each requested row with all earlier rows of its user before it keeps the newest; including the lists of item
-ids, that takes gigabytes. So Feast joins small columns only, which selects the row by its time, and the list of that row is
-fetched afterwards by its exact key.
+Feast's join pairs each requested row with all earlier rows of its user before it keeps the newest; including the lists
+of item ids, that takes gigabytes. So Feast joins small columns only, which selects the row by its time, and the list of
+that row is fetched afterwards by its exact key.
 
-The join runs in a separate process: its memory is returned before training begins, and a process with both duckdb and torch
-ends with pages of warnings about leaked types.
+The join runs in a separate process: its memory is returned before training begins, and a process with both duckdb and
+torch ends with pages of warnings about leaked types.
 """
 
 import multiprocessing
@@ -21,11 +21,11 @@ _SMALL = [f"{USER_HISTORY.name}:{column}" for column in ("num_events", "newest_e
 
 
 def histories_as_of(address: RepoAddress, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return each row (user_id, event_timestamp in UTC) with `history_item_ids`, oldest first, `num_events` and `newest_event_time_ms`.
+    """Return rows (user_id, event_timestamp in UTC) with `history_item_ids`, `num_events` and `newest_event_time_ms`.
 
-    A history holds exactly the events at or before the timestamp: pass the microsecond before an event that must not be seen. Rows keep
-    their order; a user without events by then has an empty list, `num_events` 0 and no `newest_event_time_ms`. `tables.serve` must have
-    been run.
+    A history holds exactly the events at or before the timestamp: pass the microsecond before an event that must not be
+    seen. Rows keep their order; a user without events by then has an empty list, `num_events` 0 and no
+    `newest_event_time_ms`. `tables.serve` must have been run.
     """
     requested = rows.select("user_id", pl.col("event_timestamp").dt.cast_time_unit("us"))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
@@ -41,7 +41,7 @@ def histories_as_of(address: RepoAddress, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _join(address: RepoAddress, requested: pl.DataFrame) -> pl.DataFrame:
-    """Return the row that was valid at each time, by Feast's join: (user_id, event_timestamp, num_events, newest_event_time_ms, row_time_us)."""
+    """Return the row valid at each time: (user_id, event_timestamp, num_events, newest_event_time_ms, row_time_us)."""
     store = open_store(address)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ibis and pandas warn about each other

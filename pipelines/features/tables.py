@@ -4,10 +4,11 @@
     latest_history.parquet the newest row of each user
     base_history.parquet   each user's row after the recorded events, without the live log
 
-Events are replayed through the stream worker's own aggregate, so offline and online features are equal. Event ids, which
-detect repetitions, are omitted, since arrivals contain no repetitions. Histories grow by one item a row, so the table is written
-in chunks and compresses well. `serve` copies the table into the feature repository, applies the repository, fills the online
-store with the base rows, and keeps them next to the live log, from which the stream worker rebuilds a lost store.
+Events are replayed through the stream worker's own aggregate, so offline and online features are equal. Event ids,
+which detect repetitions, are omitted, since arrivals contain no repetitions. Histories grow by one item a row, so the
+table is written in chunks and compresses well. `serve` copies the table into the feature repository, applies the
+repository, fills the online store with the base rows, and keeps them next to the live log, from which the stream worker
+rebuilds a lost store.
 """
 
 import gc
@@ -77,7 +78,7 @@ def build_tables(
 
 @contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """Disable Python's garbage collector inside this block: rows form no cycles, and scanning them takes longer than the replay."""
+    """Disable the garbage collector inside this block: rows form no cycles, and scanning them outlasts the replay."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +89,7 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 
 def _changed(rows: Iterable[UserHistory], latest: dict[str, UserHistory]) -> Iterator[UserHistory]:
-    """Record the newest row of each user, and yield rows that differ from the user's previous row in more than the position."""
+    """Record each user's newest row, and yield rows that differ from the previous row in more than the position."""
     for row in rows:
         before = latest.get(row.user_id)
         latest[row.user_id] = row
@@ -132,7 +133,7 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
 
 
 def _remove_erased(rows: Sequence[UserHistory], address: RepoAddress, ledger: Ledger) -> None:
-    """Remove the rows just written of users who were erased meanwhile: the worker may have looked for them before they were there."""
+    """Remove the new rows of users who were erased meanwhile: the worker may have read before the write."""
     erased = ledger.everybody()
     if gone := [row.user_id for row in rows if erased.covers_time(row.user_id, row.row_time_us // 1_000)]:
         store = ErasingWriter(address)

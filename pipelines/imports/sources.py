@@ -30,10 +30,10 @@ def local_file(source: str, query: str | None, downloads: Path) -> Path:
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme in _DATABASES:
         if not query:
-            raise ConfigError(f"--query: missing; {_without_secrets(source)} is a database, give what to select")
+            raise ConfigError(f"--query: missing; {_without_secrets(source)} is a database; give a SELECT")
         return _answer(source, query, downloads)
     if query:
-        raise ConfigError(f"--query: {source} is no database; give sqlite:///PATH or postgresql://HOST/NAME")
+        raise ConfigError(f"--query: {source} is not a database; give sqlite:///PATH or postgresql://HOST/NAME")
     return _downloaded(source, downloads) if scheme in SCHEMES else Path(source)
 
 

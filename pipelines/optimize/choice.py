@@ -93,7 +93,7 @@ def parse_budget(text: str) -> float:
         share = -1.0
     if name != "ndcg" or not 0 <= share < 1:
         raise ConfigError(
-            f"--budget: {text!r} is no budget; give the share of NDCG@10 that may be lost, such as {DEFAULT_BUDGET}"
+            f"--budget: {text!r} is not a budget; give the share of NDCG@10 that may be lost, such as {DEFAULT_BUDGET}"
         )
     return share
 

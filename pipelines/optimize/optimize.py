@@ -89,7 +89,7 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
         parent, scratch = open_parent(store.open(version), places.stages_dir), Path(folder)
         if parent.depth > 1 and any(recipe.weight_kind is None for recipe in options.recipes):
             console.print(
-                f"exports are left out: an item has {parent.depth} tokens here, which only the engine ranks",
+                f"exports are skipped: an item has {parent.depth} tokens, and only the engine ranks such items",
                 markup=False,
             )
             options = replace(
@@ -200,7 +200,7 @@ def _publish(
     shown = f"{report.markdown(base, rows, verdicts)}\n\n![NDCG@10 by time]({PICTURE})"
     for recipe, row in zip(recipes, rows, strict=True):
         if verdicts[row.name].wins:
-            title = f"# {parent.bundle.version} by the recipe {recipe.name}\n\nWhat was done: {recipe.what}."
+            title = f"# {parent.bundle.version} by the recipe {recipe.name}\n\nRecipe: {recipe.what}."
             winner, folder = Winner(recipe, row, made[recipe.name]), scratch / recipe.name
             about = write_child(parent, winner, f"{title}\n\n{shown}", picture, folder)
             children[recipe.name] = store.publish(folder, version_of(folder, now), about)

@@ -63,17 +63,20 @@ def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
     key, options = lineage.get("stages", {}).get("tokenize"), _options_of(lineage.get("options", {}))
     if key is None or options is None:
         raise ConfigError(
-            f"VERSION: the manifest of {bundle.version} names no training; give a version that `tailrace pipeline` published"
+            f"VERSION: the manifest of {bundle.version} names no training; give a version that `tailrace pipeline` "
+            "published"
         )
     tokenized = stages_dir / "tokenize" / key
     if not tokenized.is_dir():
         raise ConfigError(
-            f"VERSION: the training data of {bundle.version} are no longer in {tokenized}; run `tailrace pipeline` with its options again"
+            f"VERSION: the training data of {bundle.version} are no longer in {tokenized}; run `tailrace pipeline` "
+            "with its options again"
         )
     if load_item_ids(tokenized / "catalogue.parquet") != bundle.item_ids():
         before = lineage.get("items_added_to", "the version before its items were added")
         raise ConfigError(
-            f"VERSION: {bundle.version} has items that its training data lack; optimise {before}, then add the items to the result"
+            f"VERSION: {bundle.version} has items that its training data lack; optimise {before}, then add the items "
+            "to the result"
         )
     return Parent(bundle, tokenized, options)
 

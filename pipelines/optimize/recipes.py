@@ -85,19 +85,19 @@ RECIPES = (
     Recipe("int4", "layers' matrices in 4 bits, embedding and head in 8, after training", "int4"),
     Recipe(
         "int4-qat",
-        "the same, after a fit with the engine's numbers",
+        "the same, after training with the engine's rounding",
         "int4",
         partial(_quantisation_aware, weight_kind="int4"),
     ),
     Recipe(
         "pruned-heads",
-        "a quarter of the heads taken away, distilled again, in 8 bits",
+        "a quarter of the heads pruned, distilled again, in 8 bits",
         "int8_all",
         partial(_pruned, prune=without_heads, kept_share=_KEPT_HEADS),
     ),
     Recipe(
         "pruned-ffn",
-        "a quarter of the feed-forward channels taken away, distilled again, in 8 bits",
+        "a quarter of the feed-forward channels pruned, distilled again, in 8 bits",
         "int8_all",
         partial(_pruned, prune=without_channels, kept_share=_KEPT_CHANNELS),
     ),

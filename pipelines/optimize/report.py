@@ -53,7 +53,7 @@ def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out:
         area = 30 + 270 * row.weight_bytes / largest
         axes.scatter([row.request_ms], [row.ndcg], s=area, alpha=0.6, color=colour)
         axes.annotate(row.name, (row.request_ms, row.ndcg), xytext=(5, 5), textcoords="offset points", fontsize=8)
-    axes.set_xlabel("processor ms of a request, one at a time")
+    axes.set_xlabel("processor ms per request, one request at a time")
     axes.set_ylabel("NDCG@10 (95 % of the difference from the parent)")
     axes.set_title("area: bytes of the weights in memory; green: published")
     FigureCanvasAgg(figure)
@@ -61,7 +61,7 @@ def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out:
 
 
 def _cells(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
-    listed = [_numbers(parent, "", "what it is made from")]
+    listed = [_numbers(parent, "", "the parent")]
     for row in rows:
         verdict = verdicts[row.name]
         between = f"{row.difference:+.1%} ({100 * row.low:+.1f} to {100 * row.high:+.1f})"

@@ -15,7 +15,7 @@ from models.decoder.config import FAMILIES as SERVED
 from models.errors import CheckpointError, InvalidRequest
 from pipelines.planner.families import FAMILIES, SAME_AS, Family, Flag, defaults_of
 from pipelines.planner.shapes import DecoderShape, Experts, Latent, Shape, plain_shape
-from pipelines.planner.storage import number_bytes_of, storage_of
+from pipelines.planner.storage import UnplannedConfig, number_bytes_of, storage_of
 
 _MAX_SIZE, _MAX_LAYERS, _MAX_SHOWN = 2**24, 1_000, 60
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config")
@@ -76,7 +76,7 @@ def read_shape(path: Path) -> DecoderShape:
         raise CheckpointError(f"{file}: not a readable config ({error})") from error
     try:
         return shape_from_config(raw, file.parent.resolve().name)
-    except ValueError as error:
+    except UnplannedConfig as error:
         raise CheckpointError(f"{file}: {error}") from error
 
 
@@ -101,16 +101,16 @@ def shape_from(
 
 
 def shape_from_config(raw: object, name: str) -> DecoderShape:
-    """Return the shape of a parsed `config.json`. Raises ValueError naming the key."""
+    """Return the shape of a parsed `config.json`. Raises UnplannedConfig naming the key."""
     if not isinstance(raw, dict):
-        raise ValueError("must be an object; give a config.json of Hugging Face's layout")  # noqa: TRY004 - a value in a file
+        raise UnplannedConfig("must be an object; give a config.json of Hugging Face's layout")
     config = _Config(*_text_part(raw))
     _refuse(config.raw)
     shape = _shape(config, name)
     layers = {"dense": config.dense_layers, "experts": config.expert_layers}
     quantization = config.raw.get("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
-        raise ValueError(f"quantization_config: {_shown(quantization)} is not an object")
+        raise UnplannedConfig(f"quantization_config: {_shown(quantization)} is not an object")
     storage = storage_of(shape, number_bytes_of(config.raw), quantization, layers)
     return replace(shape, storage=storage, notes=tuple(_notes(config, shape, quantization)))
 
@@ -139,13 +139,13 @@ class _Config:
         return self.defaults.get(key) if key not in self.raw else value
 
     def whole(self, size: str, default: int | None = None, least: int = 1) -> int | None:
-        """Return a size by the first of its names that is set, or the default. Raises ValueError naming the key."""
+        """Return a size by the first of its names that is set, or the default. Raises UnplannedConfig naming the key."""
         names = _SIZES.get(size, (size,))
         given = [name for name in names if self.raw.get(name) is not None]
         self.read.update(names)
         values = {name: _whole(name, self.raw[name], least) for name in given}
         if len(set(values.values())) > 1 and size in _EXACT:
-            raise ValueError(
+            raise UnplannedConfig(
                 f"{', '.join(f'{key} {value:,}' for key, value in values.items())}: contradict each other; keep one of them"
             )
         if given:
@@ -157,23 +157,23 @@ class _Config:
         return default
 
     def needed(self, size: str) -> int:
-        """Return a size without a default. Raises ValueError naming the key."""
+        """Return a size without a default. Raises UnplannedConfig naming the key."""
         value = self.whole(size)
         if value is None:
-            raise ValueError(
+            raise UnplannedConfig(
                 f"{_SIZES.get(size, (size,))[0]}: is missing; give it, or plan with --parameters and --flops"
             )
         return value
 
     def flag(self, key: Flag) -> bool:
-        """Return a fixed answer, or a key's value. Raises ValueError naming the key."""
+        """Return a fixed answer, or a key's value. Raises UnplannedConfig naming the key."""
         if isinstance(key, bool):
             return key
         value = self.value(key)
         if value is None:
             return False
         if not isinstance(value, bool | int):
-            raise ValueError(f"{key}: {_shown(value)} is neither true nor false")  # noqa: TRY004 - a value in a file
+            raise UnplannedConfig(f"{key}: {_shown(value)} is neither true nor false")
         return bool(value)
 
 
@@ -192,24 +192,24 @@ def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refuse(raw: Mapping[str, Any]) -> None:
-    """Reject models whose bytes do not follow from the sizes of a decoder's layer. Raises ValueError naming the key."""
+    """Reject models whose bytes do not follow from the sizes of a decoder's layer. Raises UnplannedConfig naming the key."""
     way = "plan it with --parameters and --flops"
     family = str(raw.get("model_type"))
     if family in _ENCODERS:
-        raise ValueError(f"model_type: {family!r} is not a decoder; {way}")
+        raise UnplannedConfig(f"model_type: {family!r} is not a decoder; {way}")
     if family in _OTHER_LAYERS:
-        raise ValueError(f"model_type: {family!r} has layers that are not planned from a config; {way}")
+        raise UnplannedConfig(f"model_type: {family!r} has layers that are not planned from a config; {way}")
     for key, value in raw.items():
         problem = next((problem for pattern, problem in _REFUSED if pattern.match(key)), None)
         if problem and value not in (None, False, 0, [], {}):
-            raise ValueError(f"{key}: models with {problem} are not planned from their config; {way}")
+            raise UnplannedConfig(f"{key}: models with {problem} are not planned from their config; {way}")
 
 
 def _shape(config: _Config, name: str) -> DecoderShape:
     family = _family(config)
     layers = config.needed("num_hidden_layers")
     if layers > _MAX_LAYERS:
-        raise ValueError(f"num_hidden_layers: {layers:,} exceeds {_MAX_LAYERS:,}")
+        raise UnplannedConfig(f"num_hidden_layers: {layers:,} exceeds {_MAX_LAYERS:,}")
     hidden, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
     head_dim, kv_heads = _head_dim(config, hidden, heads), _kv_heads(config, heads)
     ffn = _ffn_size(config, hidden)
@@ -280,7 +280,7 @@ def _kv_heads(config: _Config, heads: int) -> int:
         found = config.whole("num_key_value_heads", heads)
     kv_heads = found or heads
     if heads % kv_heads:
-        raise ValueError(
+        raise UnplannedConfig(
             f"num_key_value_heads: {kv_heads:,} do not divide num_attention_heads {heads:,}; give a divisor"
         )
     return kv_heads
@@ -327,7 +327,7 @@ def _experts(config: _Config, family: Family, hidden: int, ffn: int, layers: int
     if not num or not with_experts:
         return None
     if not per_token or per_token > num:
-        raise ValueError(f"num_experts_per_tok: {per_token or 'is missing'}; give a number from 1 to {num:,}")
+        raise UnplannedConfig(f"num_experts_per_tok: {per_token or 'is missing'}; give a number from 1 to {num:,}")
     size = config.whole("intermediate_size" if config.family_name == "llama4_text" else "expert_size", ffn) or ffn
     shared = config.whole("shared_expert_intermediate_size", least=0)
     if shared is None:
@@ -384,12 +384,12 @@ def _layer_list(config: _Config, key: str) -> list[int]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(layer) is int for layer in value):
-        raise ValueError(f"{key}: {_shown(value)} is not a list of layers")
+        raise UnplannedConfig(f"{key}: {_shown(value)} is not a list of layers")
     return value
 
 
 def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
-    """Yield the sliding window of each layer that has one. Raises ValueError naming the key."""
+    """Yield the sliding window of each layer that has one. Raises UnplannedConfig naming the key."""
     sinks = config.whole("attention_sinks", 0, least=0) or 0
     config.read.update(
         ("attention_layers", "attention_types", "use_sliding_window", "sliding_window_pattern", "max_window_layers")
@@ -399,7 +399,7 @@ def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
     if types is not None:
         windowed = sum(kind in _WINDOWED_TYPES for kind in types)
         if windowed and size is None:
-            raise ValueError("layer_types: asks for sliding_attention, and sliding_window is not set; set it")
+            raise UnplannedConfig("layer_types: asks for sliding_attention, and sliding_window is not set; set it")
     elif size is None:
         windowed = 0
     else:
@@ -440,16 +440,16 @@ def _num_windowed(config: _Config, family: Family, layers: int) -> int:
 
 
 def _layer_types(config: _Config, layers: int) -> list[str] | None:
-    """Return each layer's kind of attention if a key lists them. Raises ValueError naming the key."""
+    """Return each layer's kind of attention if a key lists them. Raises UnplannedConfig naming the key."""
     key = next((key for key in ("layer_types", "attention_layers") if config.value(key) is not None), None)
     if key is None:
         return _neo_types(config, layers)
     types = config.value(key)
     if not isinstance(types, list) or len(types) < layers:
-        raise ValueError(f"{key}: {_shown(types)} does not name a kind for each of {layers} layers")
+        raise UnplannedConfig(f"{key}: {_shown(types)} does not name a kind for each of {layers} layers")
     for kind in types:
         if not isinstance(kind, str) or kind not in _WINDOWED_TYPES | _FULL_TYPES:
-            raise ValueError(
+            raise UnplannedConfig(
                 f"{key}: layers of kind {_shown(kind)} are not planned; plan with --parameters and --flops"
             )
     return types[:layers]
@@ -465,16 +465,16 @@ def _neo_types(config: _Config, layers: int) -> list[str] | None:
     try:
         types = [str(kind) for kinds, times in groups for _ in range(min(int(times), layers)) for kind in kinds]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"attention_types: {_shown(groups)} is not a list of kinds and times") from error
+        raise UnplannedConfig(f"attention_types: {_shown(groups)} is not a list of kinds and times") from error
     if len(types) != layers:
-        raise ValueError(f"attention_types: names {len(types)} layers of {layers}")
+        raise UnplannedConfig(f"attention_types: names {len(types)} layers of {layers}")
     return types
 
 
 def _refuse_other_widths(config: _Config, shape: DecoderShape) -> None:
     projected = config.whole("word_embed_proj_dim", shape.hidden_size)
     if projected != shape.hidden_size:
-        raise ValueError(
+        raise UnplannedConfig(
             f"word_embed_proj_dim: {projected:,} differs from hidden_size; plan with --parameters and --flops"
         )
 
@@ -542,11 +542,11 @@ def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any]
 
 
 def _whole(key: str, value: Any, least: int = 1) -> int:
-    """Return a whole number within the bounds of a model. Raises ValueError naming the key."""
+    """Return a whole number within the bounds of a model. Raises UnplannedConfig naming the key."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= _MAX_SIZE or int(value) != value:
         kind = "; layers of different sizes are not planned" if isinstance(value, list) else ""
-        raise ValueError(f"{key}: {_shown(value)} is not a whole number from {least} to {_MAX_SIZE:,}{kind}")
+        raise UnplannedConfig(f"{key}: {_shown(value)} is not a whole number from {least} to {_MAX_SIZE:,}{kind}")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Cores and memory of a load, computed from the results of `python -m benchmarks.capacity`. Pure.
+"""Cores and memory of a load, computed from the results of `python -m benchmarks.plan capacity`. Pure.
 
 Every constant except those below comes from the results file; `notes` lists estimates that are not measurements. The
 formulas are in docs/capacity.md.
@@ -104,29 +104,29 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def read_basis(path: Path | None) -> dict[str, Any]:
-    """Read a results file of benchmarks.capacity, by default the repository's. Raises ConfigError naming the option."""
+    """Read a results file of benchmarks.plan capacity, by default the repository's. Raises ConfigError naming the option."""
     chosen = path or Path(__file__).parents[2] / "benchmarks/results/capacity.json"
     try:
         basis: dict[str, Any] = json.loads(chosen.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"--basis: {chosen} cannot be read ({error}); make it with python -m benchmarks.capacity"
+            f"--basis: {chosen} cannot be read ({error}); make it with python -m benchmarks.plan capacity"
         ) from error
-    if not isinstance(basis, dict) or basis.get("benchmark") != "capacity":
+    if not isinstance(basis, dict) or basis.get("benchmark") != "plan capacity":
         raise ConfigError(
-            f"--basis: {chosen} is not a result of benchmarks.capacity; make it with python -m benchmarks.capacity"
+            f"--basis: {chosen} is not a result of benchmarks.plan capacity; make it with python -m benchmarks.plan capacity"
         )
     try:
         plan(_TYPICAL, basis)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
-            f"--basis: {chosen} lacks a measurement or has a bad one ({error!r}); make it again with python -m benchmarks.capacity"
+            f"--basis: {chosen} lacks a measurement or has a bad one ({error!r}); make it again with python -m benchmarks.plan capacity"
         ) from error
     return basis
 
 
 def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
-    """Compute the plan from a results file of benchmarks.capacity."""
+    """Compute the plan from a results file of benchmarks.plan capacity."""
     busy = _busy_cores(demand, measured)
     memory, bundle = measured["memory_mb"], measured["bundle"]
     blocks = kv_blocks(demand.kv_users)
@@ -209,7 +209,7 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
         f"Measured {measured['time']} on {machine['cpus']} {machine['arch']} cores with a decoder of {bundle['layers']} layers"
         f" of {bundle['hidden_size']} over {bundle['num_items']} items, at a load average of {measured['load_average_1m']:g}: on quiet cores it costs less,"
         " on other processors and with other models it differs. Measure yours:"
-        " python -m benchmarks.capacity --json OUT, then --basis OUT."
+        " python -m benchmarks.plan capacity --json OUT, then --basis OUT."
     )
     notes = [basis]
     if demand.items > bundle["num_items"]:

@@ -13,6 +13,11 @@ from typing import Any
 
 from pipelines.planner.shapes import DecoderShape, Storage
 
+
+class UnplannedConfig(ValueError):
+    """A config that the planner cannot plan; the message names the key."""
+
+
 Raw = Mapping[str, Any]
 _KINDS = ("attention", "ffn", "experts", "shared", "router", "embedding", "head", "vectors")
 _MAX_PATTERNS = 20_000
@@ -125,14 +130,14 @@ _PREFIXES = (
 
 
 def number_bytes_of(raw: Raw) -> float:
-    """Return the bytes of a number in the checkpoint's dtype, bfloat16 by default. Raises ValueError naming the key."""
+    """Return the bytes of a number in the checkpoint's dtype, bfloat16 by default. Raises UnplannedConfig naming the key."""
     for key in ("dtype", "torch_dtype"):
         value = raw.get(key)
         if value is None or value == "auto":
             continue
         name = value.removeprefix("torch.") if isinstance(value, str) else ""
         if name not in _DTYPES:
-            raise ValueError(f"{key}: unknown dtype {str(value)[:40]!r}; known: {', '.join(_DTYPES)}")
+            raise UnplannedConfig(f"{key}: unknown dtype {str(value)[:40]!r}; known: {', '.join(_DTYPES)}")
         return _DTYPES[name]
     return 2.0
 
@@ -142,7 +147,7 @@ def storage_of(
 ) -> Storage:
     """Return the bytes of each kind of weight. `layers_of` names the layers with and without experts.
 
-    Raises ValueError naming the key.
+    Raises UnplannedConfig naming the key.
     """
     sizes: dict[str, Any] = dict.fromkeys(_KINDS, number_bytes)
     plain = Storage(**sizes, kv=max(number_bytes, 2.0))
@@ -169,7 +174,7 @@ def _read(raw: Raw) -> tuple[str, list[tuple[Matches, Format]], Matches]:
     method = method.replace("_", "-").removeprefix("quantizationmethod.")
     if method not in _METHODS:
         known = ", ".join(sorted(set(_METHODS)))
-        raise ValueError(f"quantization_config.quant_method: unknown method {method[:40]!r}; known: {known}")
+        raise UnplannedConfig(f"quantization_config.quant_method: unknown method {method[:40]!r}; known: {known}")
     rules = _METHODS[method](raw)
     patterns = [
         pattern
@@ -177,7 +182,7 @@ def _read(raw: Raw) -> tuple[str, list[tuple[Matches, Format]], Matches]:
         for pattern in _texts(raw, key)
     ]  # fmt: skip
     if len(patterns) > _MAX_PATTERNS:
-        raise ValueError(f"quantization_config: over {_MAX_PATTERNS:,} patterns of modules; give fewer")
+        raise UnplannedConfig(f"quantization_config: over {_MAX_PATTERNS:,} patterns of modules; give fewer")
     converts_tables = bool(raw.get("lm_head")), bool(raw.get("include_input_output_embeddings"))
     matches = matcher(tuple(patterns))
     names_head = any(module in {"lm_head", "re:.*lm_head", "*lm_head*"} for module in _texts(raw, "modules_to_convert"))
@@ -224,7 +229,7 @@ def _whole(raw: Raw, key: str, default: int | None, known: Sequence[int] = ()) -
         or not -1 <= value <= 2**16
     ):
         expected = f"one of {', '.join(map(str, known))}" if known else "a whole number"
-        raise ValueError(f"quantization_config.{key}: {str(value)[:40]!r} is not {expected}")
+        raise UnplannedConfig(f"quantization_config.{key}: {str(value)[:40]!r} is not {expected}")
     return value
 
 
@@ -235,7 +240,7 @@ def _texts(raw: Raw, key: str) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"quantization_config.{key}: {str(value)[:40]!r} is not a list of module names")
+        raise UnplannedConfig(f"quantization_config.{key}: {str(value)[:40]!r} is not a list of module names")
     return value
 
 
@@ -244,7 +249,7 @@ def _part(raw: Raw, key: str) -> Raw:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ValueError(f"quantization_config.{key}: {str(value)[:40]!r} is not an object")  # noqa: TRY004 - a value in a file
+        raise UnplannedConfig(f"quantization_config.{key}: {str(value)[:40]!r} is not an object")
     return value
 
 
@@ -263,7 +268,7 @@ def _fp8(raw: Raw) -> list[tuple[Matches, Format]]:
     if not (
         isinstance(block, list) and len(block) == 2 and all(type(size) is int and 0 < size <= 2**16 for size in block)
     ):
-        raise ValueError(f"quantization_config.weight_block_size: {str(block)[:40]!r} is not two whole numbers")
+        raise UnplannedConfig(f"quantization_config.weight_block_size: {str(block)[:40]!r} is not two whole numbers")
     return _everywhere(Format(bits=8, block=(block[0], block[1]), scale_bytes=4))
 
 
@@ -273,7 +278,9 @@ def _bitsandbytes(raw: Raw) -> list[tuple[Matches, Format]]:
         return _everywhere(Format(bits=4, group=64, scale_bytes=scale))
     if raw.get("load_in_8bit") or raw.get("_load_in_8bit"):
         return _everywhere(Format(bits=8, scale_bytes=4))
-    raise ValueError("quantization_config: bitsandbytes has neither load_in_4bit nor load_in_8bit; set one of them")
+    raise UnplannedConfig(
+        "quantization_config: bitsandbytes has neither load_in_4bit nor load_in_8bit; set one of them"
+    )
 
 
 def _gptq(raw: Raw) -> list[tuple[Matches, Format]]:
@@ -290,7 +297,7 @@ def _awq(raw: Raw) -> list[tuple[Matches, Format]]:
 def _compressed(raw: Raw) -> list[tuple[Matches, Format]]:
     groups = _part(raw, "config_groups")
     if not groups:
-        raise ValueError(
+        raise UnplannedConfig(
             "quantization_config.config_groups: is missing or empty; give the groups of compressed-tensors"
         )
     return [_compressed_group(_part(groups, name)) for name in groups]
@@ -346,7 +353,7 @@ def _torchao(raw: Raw) -> list[tuple[Matches, Format]]:
     name = re.sub(r"[^a-z0-9]", "", str(kind).lower())
     match = next((form for start, form in _TORCHAO.items() if start in name), None)
     if match is None:
-        raise ValueError(
+        raise UnplannedConfig(
             f"quantization_config.quant_type: unknown type {str(kind)[:40]!r}; known: {', '.join(_TORCHAO)}"
         )
     return _everywhere(replace(match, group=_whole(options, "group_size", match.group)) if match.bits == 4 else match)
@@ -358,7 +365,7 @@ _QUANTO = {"int8": 8, "float8": 8, "int4": 4, "int2": 2}
 def _quanto(raw: Raw) -> list[tuple[Matches, Format]]:
     kind = raw.get("weights", "int8")
     if not isinstance(kind, str) or kind not in _QUANTO:
-        raise ValueError(f"quantization_config.weights: {str(kind)[:40]!r} is none of {', '.join(_QUANTO)}")
+        raise UnplannedConfig(f"quantization_config.weights: {str(kind)[:40]!r} is none of {', '.join(_QUANTO)}")
     bits = _QUANTO[kind]
     return _everywhere(Format(bits=bits, group=0 if bits == 8 else 128, scale_bytes=2 if bits == 8 else 4))
 
@@ -383,7 +390,7 @@ def _modelopt(raw: Raw) -> list[tuple[Matches, Format]]:
         return _compressed(raw)
     name = raw.get("quant_algo") or _part(raw, "quantization").get("quant_algo")
     if not isinstance(name, str) or name not in _ALGORITHMS:
-        raise ValueError(f"quantization_config.quant_algo: {str(name)[:40]!r} is none of {', '.join(_ALGORITHMS)}")
+        raise UnplannedConfig(f"quantization_config.quant_algo: {str(name)[:40]!r} is none of {', '.join(_ALGORITHMS)}")
     return _everywhere(_ALGORITHMS[name])
 
 
@@ -391,7 +398,7 @@ def _quark(raw: Raw) -> list[tuple[Matches, Format]]:
     weight = _part(_part(raw, "global_quant_config"), "weight")
     digits = re.search(r"(?:int|fp|float|mxfp|uint)(\d)", str(weight.get("dtype", "")))
     if digits is None or digits[1] not in "468":
-        raise ValueError(
+        raise UnplannedConfig(
             f"quantization_config.global_quant_config.weight.dtype: unknown dtype {str(weight.get('dtype'))[:40]!r}"
         )
     group = weight.get("group_size")
@@ -455,7 +462,7 @@ def _expression(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"quantization_config: bad regular expression {text[:40]!r} ({error})") from error
+        raise UnplannedConfig(f"quantization_config: bad regular expression {text[:40]!r} ({error})") from error
 
 
 def _modules(shape: DecoderShape, layers_of: Mapping[str, Sequence[int]]) -> Iterator[_Module]:

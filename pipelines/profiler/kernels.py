@@ -50,9 +50,9 @@ TABLE = (
         "cuBLASLt; CUTLASS reduce_split_k.h; cuDNN; Tensile BetaOnly and GlobalSplitU",
     ),
     _memory(
-        r"compute\w*offsets|(?:nchw|nhwc|kcrs|krsc)_?(?:to|2)|im2col|col2im|im2vol|vol2col|winograd\w*xform|subtensorop"
-        r"|batched_transpose|mloopen|checknumerics",
-        "cuDNN cask and ops; ATen im2col.cuh; MIOpen",
+        r"compute\w*offsets|(?:nchw|nhwc|kcrs|krsc)_?(?:to|2)|im2d?2?col|col2im|im2vol|vol2col|winograd\w*xform|subtensorop"
+        r"|batched_transpose|mloopen|checknumerics|cumsum",
+        "cuDNN cask and ops; ATen im2col.cuh; MIOpen; flash-linear-attention cumsum.py",
     ),
     _memory(
         r"(?:^|[^a-z])gemv|wvsplitk|llgemm1|(?:^|_)dot_kernel|mul_mat_vec|gemm_4bit_inference|skinny_gemm",
@@ -65,8 +65,8 @@ TABLE = (
     _memory(
         r"combine(?!d)|dot_do_o|ogradotto|ogradd?oto?|convert_d[qkv]|(?:bwd|backward)_?preprocess|merge_?(?:attn_)?states?"
         r"|mla_reduce|fmha\w*reduc|reduce_segments|softmax_lse",
-        "flash-attention flash_bwd_preprocess_kernel.h; CK fmha_bwd_kernel.hpp; AOTriton bwd_preprocess; vLLM merge_attn_states.cu;"
-        " FlashInfer cascade.cuh; aiter kn_mla_reduce; this engine's _merge_states",
+        "flash-attention flash_bwd_preprocess_kernel.h; CK fmha_bwd_kernel.hpp; AOTriton bwd_preprocess; "
+        "vLLM merge_attn_states.cu; FlashInfer cascade.cuh; aiter kn_mla_reduce; this engine's _merge_states",
     ),
     _memory(
         r"reshape_and_cache|concat_and_cache|(?:append|store|copy|update|write)_\w*(?:kv|cache)|(?:copy|swap)_blocks"
@@ -81,32 +81,33 @@ TABLE = (
     _memory(
         r"paged_attention_(?:v[12]|kernel|ll4mi)|decodewithpagedkvcache|singledecodewithkvcache|masked_multihead_attention"
         r"|single_query_cached|_fwd(?:_grouped)?_kernel_stage[12]",
-        "vLLM csrc/attention and csrc/rocm/attention.cu; FlashInfer decode.cuh; TensorRT-LLM; SGLang decode_attention.py",
+        "vLLM csrc/attention, csrc/rocm/attention.cu; FlashInfer decode.cuh; TensorRT-LLM; SGLang decode_attention.py",
     ),
     _memory(
-        r"selective_scan|_state_passing|topk_?(?:gating|softmax)|moe_(?:align|sum|sort)|moesort|(?:pre|post)_?reorder|expandinputrows",
-        "state-spaces/mamba; vLLM csrc/moe; TensorRT-LLM; aiter",
+        r"selective_scan|_state_passing|fused_recurrent|topk_?(?:gating|softmax)|moe_(?:align|sum|sort)|moesort|(?:pre|post)_?reorder|expandinputrows",
+        "state-spaces/mamba; flash-linear-attention fused_recurrent.py; vLLM csrc/moe; TensorRT-LLM; aiter",
     ),
     # Attention over many queries.
     _product(
         r"sdpa|flash_?(?:attn|attention|fwd|bwd|mla)|fmha|(?:^|[^a-z])mha_|attentionkernel",
-        "cuDNN cudnn_generated_fort_native_sdpa; flash-attention 2 and 3; xFormers fmha_cutlass; CK fmha_fwd_kernel.hpp;"
-        " TensorRT-LLM fmha_v2; FlashInfer fmhaSm100f",
+        "cuDNN cudnn_generated_fort_native_sdpa; flash-attention 2 and 3; xFormers fmha_cutlass; "
+        "CK fmha_fwd_kernel.hpp; TensorRT-LLM fmha_v2; FlashInfer fmhaSm100f",
     ),
     _product(
         r"attn_(?:fwd|bwd)|bwd_kernel_(?:dk_?dv|dq|fuse)|hstu|mla_(?:a\d+w\d+|pfl|fwd|decode|prefill)|batchmlapaged",
         "AOTriton tritonsrc; Triton tutorial 06; aiter mla; FBGEMM hstu; FlashInfer mla.cuh",
     ),
     _product(
-        r"attention|prefillwith\w*kvcache|(?:^|_)attend_|(?:^|[:_])fwd_kernel(?:_|$)|chunk_(?:\w*delta|gla|scan|state|\w*fwd_kernel)",
-        "vLLM triton_unified_attention.py; FlashInfer prefill.cuh; this engine's _attend_split; SGLang extend_attention.py;"
-        " flash-linear-attention; mamba ssd_chunk_scan.py",
+        r"attention|prefillwith\w*kvcache|(?:^|_)attend_|(?:^|::)_?(?:fwd|bwd)_kernel(?:_|$)|mqa_logits|chunk_(?:\w*delta|gla|scan|state|\w*fwd_kernel)",
+        "vLLM triton_unified_attention.py; FlashInfer prefill.cuh; this engine's _attend_split; "
+        "SGLang extend_attention.py; flash-linear-attention; mamba ssd_chunk_scan.py",
     ),
     # Matrix products and convolutions.
     _product(
         r"(?<!fb)gemm|nvjet|xmma|cijk_|wgmma|hmma|imma|(?:^|_)mma_|mfma|xdlops?|splitk|matmul|marlin|machete|(?:^|_)awq_|gptq|exllama"
         r"|mul_mat_q|tensorop|scudnn",
-        "cuBLAS, cuBLASLt, CUTLASS, Tensile, CK, DeepGEMM, triton_kernels _matmul_ogs, vLLM csrc/quantization, llama.cpp mmq.cu",
+        "cuBLAS, cuBLASLt, CUTLASS, Tensile, CK, DeepGEMM, triton_kernels _matmul_ogs, "
+        "vLLM csrc/quantization, llama.cpp mmq.cu",
     ),
     _product(
         r"winograd|implicit_con|conv(?:olve|olution|_?[123]d|_fprop|_dgrad|_wgrad|_fwd|_bwd|_wrw|_nonpacked|uni)|(?:^|[^a-z])[wd]grad"
@@ -123,7 +124,8 @@ TABLE = (
         r"elementwise|reduce|reduction|softmax|norm|pool|upsample|interpolat|dropout|copy|fill|memset|memcpy|cat(?:array|_|$)|concat|stack"
         r"|transpose|permut|gather|scatter|index|indices|embedding|lookup|sort|scan|radix|histogram|unique|topk|argmax|sampl|mask|where"
         r"|clamp|nonzero|(?:^|_)pad|moments|gammabeta|scalepacked|act_and_mul|silu|swiglu|gelu",
-        "ATen native/cuda; CUB; Thrust; FBGEMM permute, embedding; vLLM activation_kernels.cu; FlashInfer activation.cuh; Liger",
+        "ATen native/cuda; CUB; Thrust; FBGEMM permute, embedding; vLLM activation_kernels.cu; "
+        "FlashInfer activation.cuh; Liger",
     ),
     _memory(
         r"adam|sgd|lamb|optimi[sz]er|multi_tensor|unscale|l2norm|cross_entropy|loss|activation|relu|sigmoid|tanh|(?:^|_)(?:add|mul|sub|div)"

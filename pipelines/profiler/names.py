@@ -6,14 +6,15 @@ from pipelines.profiler.kernels import is_product_kernel
 
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|nvshmem|c10d|cross_device_reduce|(?:one|two)_?shot_?all_?reduce|^(?:gloo|mpi|ucc|xccl|hccl):"
-    r"|rocshmem|deep_ep::|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?to_?all|^record_param_comms$",
+    r"|rocshmem|deep_ep::|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|^record_param_comms$",
     re.IGNORECASE,
 )
 _FUSED = re.compile(r"triton_\w+_fused_")
 """Inductor's kernels, named after operations that they fuse or follow."""
 _LAUNCH = re.compile(r"(?:cuda|cu|hip|ze|sycl)\w*(?:Launch|Memcpy)")
 _COMPILED = re.compile(
-    r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph|Call CompiledFxGraph|inductor::|(?:graph_\d+_)?(?:triton|cpp)_\w*fused_"
+    r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph|Call CompiledFxGraph|inductor::"
+    r"|(?:graph_\d+_)?(?:triton|cpp)_\w*fused_"
 )
 _PRODUCT_OPERATION = re.compile(
     r"_*(?:int_|scaled_)?(?:mm|bmm|addmm|baddbmm|addbmm|matmul|einsum|tensordot|lstm|gru)|_addmm_activation|_*cdist(?:_forward)?"
@@ -21,7 +22,8 @@ _PRODUCT_OPERATION = re.compile(
 )
 _NO_PRODUCT_OPERATION = re.compile(r"upsample|linalg_vector_norm|linalg_norm|depthwise|bilinear|attention_mask")
 _WRAPPER = re.compile(
-    r"^(?:tailrace::step$|autograd::engine::|torch::autograd::|torch::jit|ProfilerStep|Optimizer\.|aten::to$|## |.*Backward\d*$|.*DataParallel\b|<)"
+    r"^(?:tailrace::step$|autograd::engine::|torch::autograd::|torch::jit|ProfilerStep|Optimizer\.|aten::to$"
+    r"|## |.*Backward\d*$|.*DataParallel\b|<)"
 )
 _WORDS_OF_INPUT = set(
     re.findall(
@@ -34,7 +36,8 @@ _WORDS_BESIDE = set(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WAITS = re.compile(
-    r"built-in (?:method|function) (?:sleep|select|poll|epoll|acquire|wait|recv\w*|read\w*|get|_?recv_bytes)\b|dataloader\.py"
+    r"built-in (?:method|function) (?:sleep|select|poll|epoll|acquire|wait|recv\w*|read\w*|get|_?recv_bytes)\b"
+    r"|dataloader\.py"
     r"|queue\.py\(\d+\): get|connection\.py\(\d+\): (?:poll|wait|_?recv)|selectors\.py|threading\.py\(\d+\): wait",
 )
 _OTHER_WORK = re.compile(

@@ -19,8 +19,10 @@ from pipelines.profiler.names import is_communication, is_compiled, is_product_o
 from pipelines.profiler.trace import Event, Kind, Trace
 
 _BYTES = {
-    "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long": 8, "long int": 8, "int": 4, "short": 2,
-    "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long": 8, "long int": 8,
+    "int": 4, "short": 2,
+    "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1, "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
 _REDUCTIONS = {

@@ -49,7 +49,7 @@ class RankProfile:
     def notes(self) -> list[str]:
         """Caveats of the figures."""
         interrupted = self.activity.interrupted_us / self.parts.span_us if self.parts.span_us > 0 else 0.0
-        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence excludes them"
+        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the bottleneck excludes them"
         return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
 
     def as_row(self) -> dict[str, Any]:

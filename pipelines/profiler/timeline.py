@@ -51,7 +51,8 @@ def as_html(profiles: Sequence[RankProfile]) -> str:
     verdict = common_verdict([one.verdict for one in profiles])
     ranks = "".join(_rank(one) for one in profiles)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Profile</title><style>{_STYLE}</style></head>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Profile</title>'
+        f"<style>{_STYLE}</style></head>"
         f'<body><h1>Profile</h1><p class="v">{escape(verdict.sentence)}</p>{ranks}</body></html>\n'
     )
 
@@ -59,7 +60,10 @@ def as_html(profiles: Sequence[RankProfile]) -> str:
 def _rank(one: RankProfile) -> str:
     span_ms = one.parts.span_us / 1_000
     shares = "".join(
-        f'<tr><td>{SHARE_NAMES[name]}</td><td class="n">{share:.1%}</td><td class="n">{share * span_ms:,.2f} ms</td></tr>'
+        (
+            f'<tr><td>{SHARE_NAMES[name]}</td><td class="n">{share:.1%}</td>'
+            f'<td class="n">{share * span_ms:,.2f} ms</td></tr>'
+        )
         for name, share in one.shares.items()
     )
     operations = "".join(f"<li><code>{escape(operation_line(operation))}</code></li>" for operation in one.operations)

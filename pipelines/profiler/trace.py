@@ -204,7 +204,7 @@ def _read_json(path: Path, *, is_gzip: bool) -> Trace:
 
 
 def _json_of(path: Path, *, is_gzip: bool) -> Any:
-    again = "copy it again, or record it again and wait for the export to end"
+    again = "copy it again, or record it again and wait until the export ends"
     try:
         with gzip.open(path) if is_gzip else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -220,7 +220,7 @@ def _json_of(path: Path, *, is_gzip: bool) -> Any:
     except json.JSONDecodeError as error:
         whole = text.rstrip()
         is_cut = error.pos > 0 and (error.pos >= len(whole) - 1 or not whole.endswith(("}", "]")))
-        what = "ends in the middle" if is_cut else f"is no JSON at line {error.lineno}, column {error.colno}"
+        what = "ends in the middle" if is_cut else f"is not JSON at line {error.lineno}, column {error.colno}"
         raise InvalidRequest(
             FIELD, f"{path} {what}", again if is_cut else "give a trace that a profiler exported"
         ) from error
@@ -276,7 +276,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
         return
     start_us = number_of(one.get("ts"))
     if not abs(start_us) < _MAX_TIME_US or not abs(duration_us) < _MAX_TIME_US:
-        left_out["a time is missing or no number"] += 1
+        left_out["a time is missing or not a number"] += 1
     elif duration_us < 0:
         left_out["a duration is negative"] += 1
     else:

@@ -119,7 +119,7 @@ class Circumstances:
 def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     """Return the verdict of one rank."""
     if about.lack:
-        return Verdict(Bottleneck.UNKNOWN, 0.0, f"There is too little to judge: {about.lack}.")
+        return Verdict(Bottleneck.UNKNOWN, 0.0, f"The trace holds too little: {about.lack}.")
     shares = _without(shares, "host", about.interrupted)
     lost = {
         Bottleneck.DATA_WAIT: shares.data_wait,
@@ -142,7 +142,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
         return _of_several(lost, about)
     if about.unknown >= _UNDESCRIBED:
         longest = f", {about.operations[0].name} the most" if about.operations else ""
-        what = f"{about.unknown:.0%} of the time is in kernels of a kind that the trace does not tell{longest}"
+        what = f"{about.unknown:.0%} of the time is in kernels of unknown kind{longest}"
         return Verdict(Bottleneck.UNKNOWN, about.unknown, f"No bottleneck is named: {what}.")
     for kind, share, enough in (
         (Bottleneck.COMPUTE, shares.compute, COMPUTE_SHARE),
@@ -152,7 +152,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
             return Verdict(kind, share, _sentence(kind, share, about))
     kind, share = max(lost.items(), key=lambda one: one[1])
     sentence = (
-        f"There is no bottleneck: products take {shares.compute:.0%} of the time, other computing {shares.memory:.0%},"
+        f"No bottleneck: products take {shares.compute:.0%} of the time, other computing {shares.memory:.0%},"
         f" and the largest loss, {_NAMES[kind]}, {share:.0%}."
     )
     return Verdict(Bottleneck.NONE, share, sentence)
@@ -161,7 +161,10 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
 def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> Verdict:
     """Name the largest of several losses, with their sum and the next one."""
     (kind, share), (second, its_share), *_ = sorted(lost.items(), key=lambda one: -one[1])
-    what = f"{sum(lost.values()):.0%} of the time is lost in several ways, {_NAMES[kind]} {share:.0%} and {_NAMES[second]} {its_share:.0%}"
+    what = (
+        f"{sum(lost.values()):.0%} of the time is lost in several ways, {_NAMES[kind]} {share:.0%} and "
+        f"{_NAMES[second]} {its_share:.0%}"
+    )
     return Verdict(kind, share, f"{what[0].upper()}{what[1:]}: {_advice(kind, about)}.")
 
 
@@ -187,7 +190,7 @@ def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:
 _NAMES = {
     Bottleneck.DATA_WAIT: "waiting for data",
     Bottleneck.COMMUNICATION: "exposed communication",
-    Bottleneck.COPY: "copies that nothing hides",
+    Bottleneck.COPY: "copies that no computing hides",
     Bottleneck.HOST: "other work of the host",
     Bottleneck.LAUNCH: "launching",
 }
@@ -213,7 +216,9 @@ def _what(kind: Bottleneck, share: float, about: Circumstances) -> str:
         case Bottleneck.COMPUTE:
             return f"Compute is the bottleneck, with {share:.0%} of the time in matrix products{longest}"
         case Bottleneck.MEMORY:
-            return f"Memory bandwidth is the bottleneck, with {share:.0%} of the time in operations that it bounds{longest}"
+            return (
+                f"Memory bandwidth is the bottleneck, with {share:.0%} of the time in memory-bound operations{longest}"
+            )
         case Bottleneck.COMMUNICATION:
             return (
                 f"Communication is the bottleneck, with {share:.0%} of the time in collectives that no computing hides"
@@ -222,12 +227,12 @@ def _what(kind: Bottleneck, share: float, about: Circumstances) -> str:
             where = _COPIES.get(about.copies, _COPIES["HtoD"])[0]
             return f"Copies {where} are the bottleneck, with {share:.0%} of the time that no computing hides"
         case Bottleneck.HOST:
-            return f"The host is the bottleneck, with {share:.0%} of the time in which it works and the device does not"
+            return f"The host is the bottleneck, with {share:.0%} of the time, in which it works and the device is idle"
         case Bottleneck.LAUNCH:
             where = "in gaps between kernels" if about.is_of_gpu else "in dispatching small operations and between them"
             return f"Launching is the bottleneck, with {share:.0%} of the time {where}"
         case _:
-            silent = ", of most of which nothing was recorded" if about.is_unrecorded else ""
+            silent = ", most of it without recorded activity" if about.is_unrecorded else ""
             return f"Waiting for data is the bottleneck, with {share:.0%} of the time{silent}"
 
 
@@ -238,13 +243,19 @@ def _advice(kind: Bottleneck, about: Circumstances) -> str:
         case Bottleneck.COMPUTE if about.dtype == "fp32":
             return f"compute in {about.half} first"
         case Bottleneck.COMPUTE:
-            return "compute less first, by a smaller model, shorter sequences or no recomputation; else more devices"
+            return (
+                "compute less first, by a smaller model, shorter sequences or no recomputation; otherwise use more "
+                "devices"
+            )
         case Bottleneck.MEMORY if about.dtype == "fp32":
             return f"fuse the operations first (torch.compile), then halve their bytes with {about.half}"
         case Bottleneck.MEMORY:
             return "fuse the operations first (torch.compile), or give each read more work with a larger batch"
         case Bottleneck.COMMUNICATION:
-            return "overlap it with computing first (in training by DDP's or FSDP's buckets), then exchange less often, and more at once"
+            return (
+                "overlap it with computing first (in training by DDP's or FSDP's buckets), then exchange larger "
+                "messages less often"
+            )
         case Bottleneck.COPY:
             return _COPIES.get(about.copies, _COPIES["HtoD"])[1]
         case Bottleneck.HOST:
@@ -254,6 +265,9 @@ def _advice(kind: Bottleneck, about: Circumstances) -> str:
         case Bottleneck.LAUNCH:
             return "enlarge the batch or join the small operations first (torch.compile, foreach and fused optimizers)"
         case _ if about.is_unrecorded:
-            return "let workers load ahead first (num_workers, prefetch_factor); if it is no input, record stacks to see what it is"
+            return (
+                "let workers load ahead first (num_workers, prefetch_factor); if it is not input, record stacks to "
+                "find the cause"
+            )
         case _:
             return "let workers load ahead first (num_workers, prefetch_factor)"

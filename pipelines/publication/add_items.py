@@ -44,7 +44,7 @@ from pipelines.training.start.warm_start import rows_before, tokens_before
 from services.errors import ConfigError
 
 _NUM_NAMED = 5
-_NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its tokens with others; leave it out"
+_NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its tokens with others; remove it"
 
 
 def append_items(
@@ -76,7 +76,7 @@ def append_items(
     live.verify()
     if not live.is_trained:
         raise ConfigError(
-            f"{live.version} has no models that new items could join: they are among popular ones already; "
+            f"{live.version} has no models that could rank new items, which the popular tier already shows; "
             "train once with `tailrace pipeline --items FILE`"
         )
     items = table.read_catalogue()
@@ -106,7 +106,10 @@ def append_items(
         about["num_items"] = student.config.num_items
         about["lineage"] = lineage_of_addition(live.manifest, live.version)
         if (card := folder / CARD).exists():
-            note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
+            note = (
+                f"This bundle adds {len(new)} items to {live.version} without training. This is the card of "
+                f"{live.version}:\n\n"
+            )
             card.write_text(note + card.read_text())
         version = version_of(folder, now)
         about["lists"] = {"of": lists_version(live.manifest, live.version), "under": version}
@@ -118,7 +121,7 @@ def _known(items: pl.DataFrame) -> list[str]:
     if not items.height:
         return []
     named = ", ".join(items["item_id"].head(_NUM_NAMED))
-    return [f"items: {items.height} are in the bundle already and stay as they are, such as item_id={named}"]
+    return [f"items: {items.height} are already in the bundle and stay unchanged, such as item_id={named}"]
 
 
 def _extend_tables(live: Bundle, folder: Path, student: StudentModel) -> None:

@@ -1,9 +1,9 @@
 """Assembles the bundle from trained models, verifies the exported student against the trained one, and publishes it.
 
     bundle/          files listed in models/registry.py: decoder/, student.onnx and student_table/ (student_table),
-                     student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for codes
-                     deeper than 1, teacher/ if their decoder had a teacher, and item_text.safetensors if rows are
-                     learned from text; publication adds report.md (model_card)
+                     student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for
+                     codes deeper than 1, teacher/ if their decoder had a teacher, and item_text.safetensors if rows
+                     are learned from text; publication adds report.md (model_card)
     version.txt      the bundle's name: its creation time (UTC) and a hash of its content
 
 The decoder is served from the checkpoint written by training. The report contains the evaluation of the judged pair,

@@ -73,7 +73,10 @@ def describe_missing(bundle: Bundle, places: Places) -> str:
     """Return what the live log still lacks for a first training, or that it has enough events."""
     source = ingest.Source(None, None, ingest.live_log_files(places.offline_log_dir), places.event_roles)
     num_events, num_users, num_missing = ingest.count_for_training(source, bundle.item_ids())
-    seen = f"{bundle.version} has no models yet; the live log has {num_events} positive events of {num_users} users on its items"
+    seen = (
+        f"{bundle.version} has no models yet; the live log has {num_events} positive events of {num_users} users on "
+        "its items"
+    )
     if num_missing:
         return f"{seen}: a first training needs {num_missing} more of one user"
     return f"{seen}, enough for a first training: tailrace pipeline --items FILE"

@@ -26,7 +26,7 @@ from pipelines.publication.live import reference_of
 from pipelines.runner.stage import StageOutput
 from services.errors import BundleError
 
-_NO_COMPARISON = "not compared: every bundle has learned from what is after the cut"
+_NO_COMPARISON = "not compared: every bundle has learned events after the cut"
 log = structlog.get_logger()
 
 _FOUND = frozenset({"data", "against_live", "against_reference", "about_reference", "forced"})
@@ -94,7 +94,7 @@ def judge(
             return Judgement(**found, **before, problems=(), bounds=bounds)
         other = _open(store, parents.get("compared_with"))
         if reference is not None and reference.version == live.version:
-            reference, about_reference = None, f"{about_reference}: it has these models itself"
+            reference, about_reference = None, f"{about_reference}: it has these models"
     if live is not None and is_compared and reference is None:
         log.warning("reference_not_compared", why=about_reference)
     before_data = other.manifest.get("data") if other else None

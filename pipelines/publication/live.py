@@ -56,9 +56,9 @@ def live_of(
     if is_judged and not options.replace_live:
         raise StageFailed(
             ingested.stage,
-            f"{other}, so this is other data than that of the live bundle {version} ({live.manifest.get('dataset')}), and nothing could be compared; "
-            f"nothing was trained. To replace that bundle by one of this data: {command} --replace-live. "
-            "To keep both, set TAILRACE_STATE_DIR to a folder for this data",
+            f"{other}: the data differs from that of the live bundle {version} ({live.manifest.get('dataset')}), so "
+            f"no comparison is possible; nothing was trained. To replace that bundle by one of this data: {command} "
+            "--replace-live. To keep both, set TAILRACE_STATE_DIR to a folder for this data",
         )
     log.warning("live_bundle_of_other_data", bundle=version, why=other)
     return None

@@ -37,10 +37,10 @@ def write_refusal(
     """Write report.md on rejected models, with reasons and fixes, and report.json with the same under `gate`."""
     lists = [
         "\n\n".join([f"## {head}", "\n".join(f"- {sentence}." for sentence in sentences)])
-        for head, sentences in (("Why", problems), ("What one can do", next_steps))
+        for head, sentences in (("Why", problems), ("Next steps", next_steps))
         if sentences
     ]
-    refused = "# Not published: the gate refused these models"
+    refused = "# Not published: the gate rejected these models"
     page = _page([refused, *lists, _card("The models", manifest, report, [], level=2)], manifest, report, problems)
     (out / CARD).write_text(page)
     rows = {name: manifest[name] for name in ("against_live", "against_reference")}
@@ -97,11 +97,11 @@ def _card(
     data, shown = manifest["data"], manifest["repeats"]
     newest = datetime.fromtimestamp(data["newest_event_us"] / 1e6, UTC)
     facts = (
-        ("what", "a decoder that ranks items for a user from the user's history, and a small student"),
-        ("for", f"users and items like those of `{manifest['dataset']}`, asked for the next item"),
-        ("learned from", f"{data['num_events']} events of {data['num_users']} users on {manifest['num_items']} items"),
+        ("models", "a decoder that ranks items for a user from the user's history, and a small student"),
+        ("intended use", f"the next item for users like the users of `{manifest['dataset']}`"),
+        ("training data", f"{data['num_events']} events of {data['num_users']} users on {manifest['num_items']} items"),
         ("newest event", f"{newest:%Y-%m-%d %H:%M} UTC"),
-        ("seen items", "are learned and shown" if shown else "are left out unless a request asks for them"),
+        ("seen items", "learned and recommended" if shown else "excluded unless a request asks for them"),
         ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
         ("student", describe_earned(manifest["distillation"])),
         ("sources", describe_sources(report["mixer"])),
@@ -124,37 +124,39 @@ def _speed(training: Mapping[str, Any]) -> str:
 
 def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
     found = [
-        "- Quality is that of past behaviour: whether a user's next item was in the list, not whether the list was the reason.",
-        f"- It was measured on {report['num_test_users']} users who have enough events; it says nothing of visitors without history.",
+        "- Quality is measured on past behaviour: the user's next item was in the list, for whatever reason.",
+        f"- It was measured on {report['num_test_users']} users with enough events, not on visitors without history.",
     ]
     if manifest["depth"] == 1:
         found.append(
-            "- An item that no training event names is ranked by its text alone, and only where rows were learned from text "
-            "(a recipe's `text_size`), until the next training."
+            "- Until the next training, an item without training events is ranked only by its text, and only if rows "
+            "were learned from text (a recipe's `text_size`)."
         )
     served = report.get("student_serving", {})
     if "num_scored" in served:
         found.append(
-            f"- The student scores {served['num_scored']:,} items a request, near the user's history, and so finds {served['recall@10']:.1%} of "
-            "the ten best of all."
+            f"- The student scores {served['num_scored']:,} items near the user's history and finds "
+            f"{served['recall@10']:.1%} of its ten best items."
         )
     small = [row["slice"] for row in report["gain"] if row["num_cases"] < MIN_CASES]
     if small:
-        found.append(f"- Slices of fewer than {MIN_CASES} test users show nothing: {', '.join(small)}.")
+        found.append(f"- Slices of fewer than {MIN_CASES} test users prove nothing: {', '.join(small)}.")
     return found
 
 
 def _weights(refit: Mapping[str, Any] | None) -> str:
     if refit is None:
-        return "## Weights\n\nThe weights that serve are those that the gate judged."
+        return "## Weights\n\nThe served weights are the weights that the gate judged."
     rows = [
         (name, f"{row['newest_ndcg_judged']:.4f}", f"{row['newest_ndcg']:.4f}", f"{row['in_common']:.0%}")
         for name, row in refit["models"].items()
     ]
     words = (
-        f"All quality on this page is that of the pair in `judged/`, which learned {refit['num_events_judged']:,} events and no label that it was judged by. What serves went on from it and learned all "
-        f"{refit['num_events']:,} events, after the gate; no label is left to judge it by. So it was held against the judged pair: it must predict users' newest events better, and its lists of ten must "
-        f"have at least {refit['least_in_common']:.0%} in common with that pair's."
+        f"All quality on this page is that of the pair in `judged/`, which learned {refit['num_events_judged']:,} "
+        f"events and no label that judged it. After the gate, training continued on all {refit['num_events']:,} "
+        "events, which leaves no label to judge the served pair. It is compared with the judged pair instead: it "
+        "must predict users' newest events better, and its lists of ten must have at least "
+        f"{refit['least_in_common']:.0%} in common with that pair's."
     )
     heads = ("model", "newest events' NDCG@10, judged", "serving", "lists in common")
     return "\n\n".join(["## Weights", words, table(heads, rows)])
@@ -185,7 +187,10 @@ def _lists(metrics: Mapping[str, Any]) -> str:
         calibration = f"{found['calibration@10']:.2f} {_interval(found['calibration@10_interval'], 2)}"
         shares = [f"{found['shares']['lists'][name]:.0%}" for name in shelves]
         rows.append((model, f"{found['coverage@10']:.1%}", calibration, *shares))
-    words = "Of the lists of ten: how much of the catalogue they hold, how far their mix is from that of their users' histories (0: the same), and the mix."
+    words = (
+        "Lists of ten: the fraction of the catalogue in them, the distance of their mix from that of their users' "
+        "histories (0: equal), and the mix."
+    )
     return "\n\n".join(["## What lists hold", words, table(("model", "coverage", "calibration", *shelves), rows)])
 
 
@@ -208,13 +213,20 @@ def _gain(gain: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
     heads = ("slice", "test users", "decoder", "student", "difference", "95 %")
     weighed = weigh(gain, price_ndcg_per_ms)
     costs = [
-        (row["slice"], f"{row['decoder_ms']:.2f}", _signed(row["valid_net"]), _signed(row["net"]), "-" if row["p_value"] is None else f"{row['p_value']:.4f}")
+        (
+            row["slice"],
+            f"{row['decoder_ms']:.2f}",
+            _signed(row["valid_net"]),
+            _signed(row["net"]),
+            "-" if row["p_value"] is None else f"{row['p_value']:.4f}",
+        )
         for row in weighed
     ]  # fmt: skip
-    called = ", ".join(row["slice"] for row in weighed if row["pays"]) or "no request: the student answers all"
+    called = ", ".join(row["slice"] for row in weighed if row["pays"]) or "no request; the student answers all requests"
     words = (
-        f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {called}. Net is the difference less {price_ndcg_per_ms:g} for each millisecond of the decoder's processor time; "
-        "validation chooses the slices where it is above 0, and test labels judge those: p by Holm's method, at most 0.025."
+        f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {called}. Net is the difference less "
+        f"{price_ndcg_per_ms:g} for each millisecond of the decoder's processor time; validation chooses the slices "
+        "with a positive net gain, and test labels judge them: p by Holm's method, at most 0.025."
     )
     cost_heads = ("slice", "decoder ms", "validation, net", "test, net", "p")
     parts = [table(heads, rows), plot, words, table(cost_heads, costs)]
@@ -224,10 +236,10 @@ def _gain(gain: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
 def _against_live(rows: Sequence[Mapping[str, Any]], withdrawn: str | None) -> str:
     begin = [
         "## Against the bundle that was live",
-        *([f"{withdrawn}. The one that was live since:"] if withdrawn else []),
+        *([f"{withdrawn}. Compared with the current live bundle:"] if withdrawn else []),
     ]
     if not rows:
-        return "\n\n".join([*begin, "None of this data was live, or it could not be read."])
+        return "\n\n".join([*begin, "No comparison: no bundle of this data was live, or it could not be read."])
     return "\n\n".join([*begin, _compared(rows, "live bundle")])
 
 
@@ -237,7 +249,14 @@ def _against_reference(rows: Sequence[Mapping[str, Any]], about: str) -> str:
 
 def _compared(rows: Sequence[Mapping[str, Any]], other: str) -> str:
     cells = [
-        (row["model"], row["champion"], row["num_users"], f"{row['champion_ndcg']:.4f}", f"{row['challenger_ndcg']:.4f}", _interval((row["low"], row["high"])))
+        (
+            row["model"],
+            row["champion"],
+            row["num_users"],
+            f"{row['champion_ndcg']:.4f}",
+            f"{row['challenger_ndcg']:.4f}",
+            _interval((row["low"], row["high"])),
+        )
         for row in rows
     ]  # fmt: skip
     return table(("model", other, "test users", "its NDCG@10", "now", "difference, 95 %"), cells)
@@ -260,12 +279,13 @@ def _data(data: Mapping[str, Any], problems: Sequence[str]) -> str:
 
 def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     words = (
-        f"{record['num_users']} of {record['num_labelled']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']} of the label "
-        f"opened most often, {record['mean_openings']:.1f} of a label on average. The more models were chosen by these labels, the more of a gain is chance."
+        f"{record['num_users']} of {record['num_labelled']} labels (SHA-256 {record['sha256'][:16]}), opened up to "
+        f"{record['num_openings']} times in this state folder, {record['mean_openings']:.1f} times on average. The "
+        "more models these labels choose, the more of a gain is chance."
     )
     rows = [(one["at"], one["num_labels"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]
     split = report["split"]["kind"]
-    return "\n\n".join([f"## Test set ({split})", words, table(("opened", "of these labels", "by", "for"), rows)])
+    return "\n\n".join([f"## Test set ({split})", words, table(("opened", "labels", "by", "for"), rows)])
 
 
 def _lineage(lineage: Mapping[str, Any]) -> str:

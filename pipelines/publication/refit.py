@@ -121,7 +121,9 @@ def describe(found: Mapping[str, Any]) -> str:
         f"is {row['newest_ndcg']:.3f} after {row['newest_ndcg_judged']:.3f}"
         for name, row in found["models"].items()
     )
-    return f"refit on {found['num_events']} events, of which the judged models had learned {found['num_events_judged']}: {models}"
+    return (
+        f"refit on {found['num_events']} events; the judged models had learned {found['num_events_judged']}: {models}"
+    )
 
 
 def find_problems(found: Mapping[str, Any]) -> list[str]:
@@ -132,11 +134,13 @@ def find_problems(found: Mapping[str, Any]) -> list[str]:
             problems.append(f"the {name} has weights that are not finite")
         elif not row["newest_loss"] < row["newest_loss_judged"]:
             problems.append(
-                f"the {name} predicts the newest events no better than before it learned them: loss {row['newest_loss']:.4f} after {row['newest_loss_judged']:.4f}"
+                f"the {name} predicts the newest events no better than before it learned them: loss "
+                f"{row['newest_loss']:.4f} after {row['newest_loss_judged']:.4f}"
             )
         elif not row["in_common"] >= found["least_in_common"]:
             problems.append(
-                f"the {name}'s lists have {row['in_common']:.0%} in common with those of the one that the gate judged, under {found['least_in_common']:.0%}"
+                f"the {name}'s lists have {row['in_common']:.0%} in common with the judged model's lists, under "
+                f"{found['least_in_common']:.0%}"
             )
     return problems
 

@@ -156,8 +156,8 @@ class _Lists:
             history, unwanted = requests[outcome.request_id]
             allowed = self._shown.copy()
             allowed[unwanted] = False
-            indices, scores = self._ranker.mixed(history, outcome, allowed, self._k)
-            ranked[outcome.request_id] = indices.tolist(), scores.tolist()
+            best, scores_k = self._ranker.mixed(history, outcome, allowed, self._k)
+            ranked[outcome.request_id] = best.tolist(), scores_k.tolist()
         for user_id in user_ids:
             tier = Tier.LLM if user_id in ranked else Tier.POPULAR
             indices, scores = ranked[user_id] if user_id in ranked else self._most_popular(rows.get(user_id))
@@ -186,7 +186,8 @@ def _resume(out: Path, run: dict[str, Any]) -> _Done:
         return _Done(0, 0)
     if differing := [name for name, value in run.items() if about["run"].get(name) != value]:
         raise ConfigError(
-            f"--out: {_part(out)} is of a run with other {', '.join(differing)}; finish that one, or remove it and {_progress_file(out).name}"
+            f"--out: {_part(out)} belongs to a run with another {', '.join(differing)}; finish that run, or remove "
+            f"the file and {_progress_file(out).name}"
         )
     return _Done(about["num_rows"], about["num_bytes"])
 

@@ -62,10 +62,10 @@ def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> 
     """Return the reasons that keep the release in its stage; empty if it may advance."""
     lacking = []
     if not seen.num_lists[0]:
-        lacking.append("nobody was shown a list of it yet")
+        lacking.append("no user has received a list of it yet")
     elif seen.stray_share > MAX_STRAY_SHARE:
         lacking.append(
-            f"the live version made {seen.stray_share:.0%} of its users' lists: gateways do not all serve it"
+            f"the live version made {seen.stray_share:.0%} of its users' lists: some gateways do not serve it"
         )
     errors = seen.counts.get("errors")
     if found is None and isinstance(errors, Affected) and errors.lists is not None:

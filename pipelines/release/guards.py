@@ -28,13 +28,13 @@ Clicks are rare relative to the evidence required, so half of the allowed false 
 """
 MEANINGS: Mapping[str, str] = {
     "errors": "users with a request that failed, or with an answer for which something failed",
-    "refusals": "users with a request that was refused",
+    "refusals": "users with a request that was refused, or answered from memory",
     "missing": "users with an empty list",
     "deadline_misses": "users with an answer after its deadline",
     "popular": "users with a list of the popular tier",
     "latency": "milliseconds to an answer, in all and by tier",
-    "variety": "part of a list that is not in the list before it, of another user",
-    "clicks": "clicked items a list",
+    "variety": "fraction of a list that is not in the previous list, which is another user's",
+    "clicks": "clicked items per list",
 }
 MISMATCH_ALPHA = 0.005
 """Part of ALPHA for a mismatch of users."""
@@ -46,9 +46,9 @@ def check_budgets(budgets: Mapping[str, float]) -> None:
     """Raise ConfigError for a budget of an unknown guard, or a budget outside of [0, 1)."""
     for name, budget in budgets.items():
         if name not in MEANINGS:
-            raise ConfigError(f"--budget {name}: there is no such guard; the guards are {', '.join(MEANINGS)}")
+            raise ConfigError(f"--budget {name}: unknown guard; give one of {', '.join(MEANINGS)}")
         if not 0 <= budget < 1:
-            raise ConfigError(f"--budget {name}: {budget:.0%} is none; give 0% to below 100%")
+            raise ConfigError(f"--budget {name}: {budget:.0%} is out of range; give 0% to below 100%")
 
 
 def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
@@ -102,8 +102,8 @@ def mismatch(canary: Canary, seen: Seen) -> str:
         return ""
     found = seen.num_new[0] / sum(seen.num_new)
     return (
-        f"users are missing: {found:.2%} of those who came are the candidate's, and the hash gives it {shares[0]:.2%}. "
-        "Nothing can be concluded; see whether gateways of one version crash, then release again"
+        f"users are missing: the candidate has {found:.2%} of the users, and the hash assigns it {shares[0]:.2%}. "
+        "The comparison is invalid; check whether gateways of one version crash, then release again"
     )
 
 

@@ -1,4 +1,7 @@
-"""The terminal's display while the pipeline runs: one bar a stage, then one table of metrics. Does not know what a stage does."""
+"""The terminal's display while the pipeline runs: one bar a stage, then one table of metrics.
+
+Does not know what a stage does.
+"""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -65,7 +68,10 @@ def metrics_table(report: Mapping[str, Any]) -> Table:
         *heads[:4],
         "95 %",
         *heads[4:],
-        title=f"{report['dataset']}: test set, items that the user has seen {'ranked too' if report['repeats'] else 'skipped unless unmasked'}",
+        title=(
+            f"{report['dataset']}: test set, items that the user has seen "
+            f"{'ranked too' if report['repeats'] else 'skipped unless unmasked'}"
+        ),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,

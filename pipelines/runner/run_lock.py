@@ -1,7 +1,7 @@
-"""The lock of a folder of stage outputs: one run at a time, since a run removes old outputs, which another might be about to read.
+"""The lock of a folder of stage outputs: one run at a time, since a run removes old outputs.
 
-The lock is the kernel's (flock), so it ends with its process. On a volume that several machines share it holds where that volume
-supports flock, as NFS and CephFS do.
+The lock is the kernel's (flock), so it ends with its process. On a volume that several machines share it holds where
+that volume supports flock, as NFS and CephFS do.
 """
 
 from collections.abc import Iterator

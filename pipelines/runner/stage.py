@@ -1,11 +1,11 @@
 """Runs a stage of the offline pipeline: skip it if done, write to a scratch folder, rename it into place.
 
-A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and of the
-source files that it imports. Equal keys mean equal outputs: a finished folder is reused, and an unfinished folder is never
-visible, because the rename is the last step. The most recently used outputs of a stage are kept and older outputs removed;
-nightly runs would fill the disk otherwise. A long stage keeps checkpoints in a separate folder, which survives a kill or an
-error for the next run with the same key; a finished run removes it. One run at a time works in a folder
-(`pipelines.runner.run_lock`). This file does not know what any stage does.
+A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
+of the source files that it imports. Equal keys mean equal outputs: a finished folder is reused, and an unfinished
+folder is never visible, because the rename is the last step. The most recently used outputs of a stage are kept and
+older outputs removed; nightly runs would fill the disk otherwise. A long stage keeps checkpoints in a separate folder,
+which survives a kill or an error for the next run with the same key; a finished run removes it. One run at a time works
+in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _NUM_KEPT = 5
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """One finished stage: its folder, its content key, and whether this run made it (in how many seconds) or found it."""
+    """One finished stage: its folder, its content key, and the seconds that this run took to make it, if it did."""
 
     stage: str
     key: str
@@ -78,7 +78,7 @@ class StageCache:
 
 
 def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:
-    """Hash parameters (JSON values), the keys of inputs in their order, and the sources of these modules to 16 hex digits.
+    """Hash parameters (JSON values), the ordered keys of inputs, and the sources of these modules to 16 hex digits.
 
     What a module uses of `pipelines` and `models` counts as its source, too.
     """

@@ -34,7 +34,10 @@ class BeamScorer:
         self._most = min(len(catalogue.item_ids), config.max_beam_rows)
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
-        """Score histories of item indices -> (B, V) float32: log-probabilities, -inf where no beam is. Seen items take no place of others."""
+        """Score histories of item indices -> (B, V) float32: log-probabilities, -inf where no beam is.
+
+        Seen items take no place of others.
+        """
         widths = [self._width + len(np.unique(history)) for history in histories]
         scores_BV = np.full((len(histories), len(self._catalogue.item_ids)), -np.inf, dtype=np.float32)
         for row, items, scores in self.lists(histories, [()] * len(histories), widths):

@@ -1,8 +1,9 @@
-"""The decoder over padded batches with dense causal attention, as training and offline scoring run it: no cache, no blocks.
+"""The decoder over padded batches with dense causal attention, for training and offline scoring: no KV cache.
 
 Padding is at each row's end, so the causal mask keeps it out of all real positions.
 
-Shape suffixes: B rows, L positions of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V items.
+Shape suffixes: B rows, L positions of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V
+items.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
 
 
 def mean_ranks(scores: np.ndarray, target: int, history: np.ndarray) -> tuple[float, float]:
-    """Return the rank from 1 of `target`, unmasked and with the history's items masked. Ties share their mean rank; NaN ranks last.
+    """Return `target`'s rank from 1, unmasked and with the history masked. Ties share the mean rank; NaN ranks last.
 
     The catalogue's scores are read at most twice and never copied; only boolean arrays have its length.
     """
@@ -95,7 +95,7 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 def summarise(ranks: Ranks, *, repeats: bool = False) -> dict[str, float | list[float]]:
-    """Return all metrics by name: `hr@5`, `ndcg@5`, ... as served, `..._unmasked`, and the interval of the NDCG@10 as served.
+    """Return all metrics by name: `hr@5`, `ndcg@5`, ... as served, `..._unmasked`, and the interval of served NDCG@10.
 
     As served is masked, unless the data has `repeats`.
     """

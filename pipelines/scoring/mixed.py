@@ -52,7 +52,8 @@ def probabilities_of(scorer: Scorer, *, are_logs: bool = False) -> Scorer:
 
     Args:
         scorer: Scores all items: logits, or log-probabilities.
-        are_logs: Whether the scores are log-probabilities. Logits of a large catalogue are normalised over its best items.
+        are_logs: Whether the scores are log-probabilities. Logits of a large catalogue are normalised over its best
+            items.
     """
 
     def score(histories: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""Decides before training whether users repeat items: a bigram ranks validation labels among all items, masked and unmasked.
+"""Decides before training whether users repeat items: a bigram ranks validation labels, masked and unmasked.
 
-The fraction of labels that repeat is not enough. A mask loses these labels and lifts every other label above the seen items;
-which effect is larger depends on how predictable repeats are. The bigram, which needs no training, measures both.
+The fraction of labels that repeat is not enough. A mask loses these labels and lifts every other label above the seen
+items; which effect is larger depends on how predictable repeats are. The bigram, which needs no training, measures
+both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ _NUM_CASES = 10_000
 
 
 def find_repeats(sequences: Sequence[np.ndarray], valid: Cases, num_items: int) -> dict[str, Any]:
-    """Return {repeats: whether seen items stay in training, evaluation and answers, masked_ndcg10, unmasked_ndcg10 of the bigram}.
+    """Return {repeats: whether seen items stay in training and answers, masked_ndcg10, unmasked_ndcg10 of the bigram}.
 
     Without repeated labels a mask cannot lose: nothing is ranked, and both values are None.
     """
@@ -32,7 +33,7 @@ def find_repeats(sequences: Sequence[np.ndarray], valid: Cases, num_items: int) 
 
 def describe_repeats(found: Mapping[str, Any]) -> str:
     """Return a sentence: whether seen items are masked, and why."""
-    seen = "are learned and may be shown again" if found["repeats"] else "are left out"
+    seen = "are learned and may be recommended again" if found["repeats"] else "are excluded"
     if found["masked_ndcg10"] is None:
         return f"seen items {seen}: no validation label repeats its user's history"
     compared = f"{found['masked_ndcg10']:.4f} without them and {found['unmasked_ndcg10']:.4f} with them"

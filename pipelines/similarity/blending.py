@@ -143,7 +143,7 @@ def choose(candidates: Candidates, names: Sequence[str], *, has_model: bool) -> 
 
 
 def choose_in_slice(candidates: Candidates, names: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return weights for a slice of the cases: tuned on it if that gains beyond the 95 % interval, else the given ones."""
+    """Return weights tuned on a slice of the cases if they gain beyond the 95 % interval, else the given weights."""
     if len(candidates.label_N) < _MIN_CASES:
         return dict(weights)
     columns, halves = [MODEL, *names], _Halves(candidates)

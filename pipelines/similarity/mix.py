@@ -132,8 +132,9 @@ def describe(found: dict[str, Any]) -> str:
     """Return a sentence: the mix, and its figures compared with its parts and popularity."""
     mix = found["mix"]
     return (
-        f"similar items: {mix['share']:.0%} by vectors, the rest by co-visits; NDCG@10 of held-out next items {found['ndcg10']:.4f}, "
-        f"by co-visits alone {found['co_visits_ndcg10']:.4f}, by vectors alone {found['vectors_ndcg10']:.4f}, by popularity {found['popularity_ndcg10']:.4f}"
+        f"similar items: {mix['share']:.0%} by vectors, the rest by co-visits; NDCG@10 of held-out next items "
+        f"{found['ndcg10']:.4f}, only co-visits {found['co_visits_ndcg10']:.4f}, only vectors "
+        f"{found['vectors_ndcg10']:.4f}, by popularity {found['popularity_ndcg10']:.4f}"
     )
 
 

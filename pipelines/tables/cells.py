@@ -28,7 +28,7 @@ MISSING_WORDS = (
         "NULL",
         "Null",
     ),
-    *("nil", "\\N", "undefined", "-", "--", "—", "–", "NaT"),  # noqa: RUF001 - an en dash is what tables hold
+    *("(no genres listed)", "nil", "\\N", "undefined", "-", "--", "—", "–", "NaT"),  # noqa: RUF001 - an en dash is what tables hold
 )
 _TRUE = ("true", "t", "yes", "y", "1", "1.0", "on", "in stock", "available", "active")
 _FALSE = ("false", "f", "no", "n", "0", "0.0", "off", "out of stock", "unavailable", "sold out", "inactive")
@@ -142,7 +142,7 @@ def flags(values: pl.Series) -> pl.Series:
     """Return true and false in any of their spellings."""
     if values.dtype == pl.Boolean:
         return values
-    words = as_text(values).str.strip_chars().str.to_lowercase()
+    words = as_text(values).str.strip_chars().str.to_lowercase().str.replace_all("[_-]", " ")
     return words.replace_strict(
         {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}, default=None, return_dtype=pl.Boolean
     )
@@ -194,7 +194,11 @@ def _split_text(words: pl.Series, separator: str | None) -> pl.Series:
         by_sign = text.str.split(separator)
     else:
         has_semicolon = text.str.replace_all(r"&#?\w+;", "").str.contains(";", literal=True)
-        by_semicolon = text.str.split(";")
+        by_semicolon = (
+            text.str.replace_all(r"(&#?\w+);", "${1}\x1f")
+            .str.split(";")
+            .list.eval(pl.element().str.replace_all("\x1f", ";", literal=True))
+        )
         by_sign = (
             pl.when(text.str.contains("|", literal=True))
             .then(text.str.split("|"))

@@ -21,7 +21,7 @@ class Columnar:
         schema = self._open()[0]
         twice = {name for name in schema.names if schema.names.count(name) > 1}
         if twice:
-            raise DataError(min(twice), f"there twice in {path.name}", "a name for each column")
+            raise DataError(min(twice), f"twice in {path.name}", "a distinct name for each column")
         empty = _frame_of(schema.empty_table())
         self.columns = tuple(empty.columns)
 

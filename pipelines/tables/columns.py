@@ -18,12 +18,15 @@ import polars as pl
 from pipelines.tables.files import Frame, Table
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import UNNAMED, TableOptions
-from pipelines.tables.times import times
+from pipelines.tables.times import PLAUSIBLE_TIME, times
 from services.contracts.items import MAX_ATTRIBUTES, MAX_NAME_CHARS, RESERVED_NAMES
 from services.errors import ConfigError, DataError
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "events": ("user_id", "item_id", "event_time", "event_type", "value", "event_id", "history", "impressions"),
+    "events": (
+        *("user_id", "item_id", "event_time", "offset_ms", "event_type", "value", "event_id"),
+        *("history", "impressions"),
+    ),
     "items": ("item_id", "title", "categories", "text", "available", "published_ms", "expires_ms", "value"),
 }
 EXAMPLES = {
@@ -41,6 +44,7 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
         *(
             "user",
             "userid",
+            "userpseudoid",
             "uid",
             "visitorid",
             "visitor",
@@ -76,14 +80,17 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
             "datetime",
             "eventtime",
             "eventtimems",
+            "eventtimestamp",
             "ts",
             "date",
+            "tdat",
             "eventdate",
             "createdat",
             "created",
         ),
-        *("timems", "occurredat", "unixreviewtime", "reviewtime", "eventtimestamp", "when"),
+        *("timems", "occurredat", "unixreviewtime", "reviewtime", "when"),
     ),
+    "offset_ms": ("timeframe",),
     "event_type": (
         "event",
         "action",
@@ -125,7 +132,6 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
     "text": ("description", "bodyhtml", "body", "abstract", "overview", "summary", "plot"),
 }
 _IMPRESSIONS = re.compile(r"^\S+-[01](?: \S+-[01])*$")
-_PLAUSIBLE = pl.Series(["1990-01-01"]).str.to_datetime().dt.replace_time_zone("UTC")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,7 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
             used.discard(theirs)
     for ours, named in fields.items():
         if len(named) > 1 and ours not in _MANY:
-            raise ConfigError(f"--column: {' and '.join(named)} of {table.name} cannot both be {ours}; leave one out")
+            raise ConfigError(f"--column: {' and '.join(named)} of {table.name} cannot both be {ours}; remove one")
     taken = {column for named in fields.values() for column in named} | set(attributes.values())
     _find_alike(kind, table, columns, fields, taken, findings)
     left = [name for name in columns if name not in taken]
@@ -225,7 +231,7 @@ def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame,
         if name not in used:
             fields = dict.fromkeys(field for kind, _, _ in tables for field in FIELDS[kind])
             raise ConfigError(
-                f"--column {name}={ours}: {ours} is no field of {tables[0][0]}; the fields are {', '.join(fields)}"
+                f"--column {name}={ours}: {ours} is not a field of {tables[0][0]}; give one of {', '.join(fields)}"
             )
     for name in sorted(options.skipped - used):
         raise ConfigError(f"--skip {name}: no column {name} in {where}")
@@ -259,7 +265,9 @@ def _find_alike(
         if len(alike) > 1:
             both = " and ".join(map(repr, alike))
             raise DataError(
-                known, f"there as {both} in {table.name}; --skip {alike[1]!r} reads the first", f"one named {known}"
+                known,
+                f"twice, as {both}, in {table.name}; --skip {alike[1]!r} reads the first",
+                f"one column named {known}",
             )
         if not alike:
             continue
@@ -272,8 +280,10 @@ def _find_alike(
 def _suggest(field: str, left: Iterable[str]) -> str | None:
     """Return the column most likely to be a field."""
     by_letters: dict[str, str] = {}
-    for name in left:
+    for name in (names := [*left]):
         by_letters.setdefault(letters(name), name)
+    for name in names:
+        by_letters.setdefault(letters(name.rpartition(".")[2]), name)
     return next((by_letters[name] for name in _SUGGESTED.get(field, ()) if name in by_letters), None)
 
 
@@ -281,7 +291,10 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
     if table.first and table.has_header and _is_data(table):
         shown = ", ".join(table.first)
         names = ",".join(_guess(kind, table))
-        problem = f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its columns ({UNNAMED} skips one)"
+        problem = (
+            f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its "
+            f"columns ({UNNAMED} skips one)"
+        )
         return DataError("", problem, "a first line with the names of the columns")
     free, options = list(left), []
     for field in missing:
@@ -289,7 +302,10 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
         if column is not None:
             free.remove(column)
         options.append(_option(column or "NAME", field))
-    problem = f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads {'them' if len(options) > 1 else 'it'}"
+    problem = (
+        f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads "
+        f"{'them' if len(options) > 1 else 'it'}"
+    )
     return DataError(missing[0], problem, EXAMPLES[missing[0]])
 
 
@@ -317,7 +333,7 @@ def _guess(kind: str, table: Table | Frame) -> list[str]:
             names[place] = "impressions"
     found = times(pl.Series(cells, dtype=pl.String), day_first=False)
     if (
-        at := next((place for place, time in enumerate(found) if time is not None and time >= _PLAUSIBLE), None)
+        at := next((place for place, time in enumerate(found) if time is not None and time >= PLAUSIBLE_TIME), None)
     ) is not None:
         names[at] = "event_time"
     free = [place for place, name in enumerate(names) if name == UNNAMED]
@@ -363,11 +379,11 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
             )
         elif len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith((" (column", "(column")):
             findings.note(
-                f"column {name[:40]!r} is skipped: its name is no name of an attribute; --column gives it another"
+                f"column {name[:40]!r} is skipped: its name is not valid for an attribute; --column renames it"
             )
         elif len(named) + len(found) >= MAX_ATTRIBUTES:
             findings.note(
-                f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip takes others away",
+                f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip removes others",
                 1,
                 name,
             )
@@ -387,5 +403,5 @@ def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], f
     if not unread:
         return
     named = ", ".join(f"{name}{words.get(name, '')}" for name in unread[:20]) + (", ..." if len(unread) > 20 else "")
-    what = "ignored" if kind == "events" else "attributes, from which no model learns"
+    what = "ignored" if kind == "events" else "attributes, which models do not learn from"
     findings.note(f"columns that are {what}: {named}")

@@ -22,7 +22,7 @@ from services.errors import ConfigError, DataError
 
 SEPARATORS = ("::", "\t", "\x01", ";", "|", ",")
 """In order of preference if several fit."""
-NO_TEXT = "bytes that are no text"
+NO_TEXT = "bytes that are not text"
 OPEN_QUOTE = "a quote that is not closed"
 _MAX_RECORD_BYTES = 1 << 20
 _MAX_RECORD_LINES = 2_000
@@ -83,10 +83,13 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
         if len(header) != len(first):
             shown = separator.join(first)[:120]
             raise ConfigError(
-                f"--header: {len(header)} names for {len(first)} fields in {path.name} ({shown}); name each, {UNNAMED} skips one"
+                f"--header: {len(header)} names for {len(first)} fields in {path.name} ({shown}); name each, "
+                f"{UNNAMED} skips one"
             )
         names = tuple(f"{UNNAMED}{place}" if name == UNNAMED else name for place, name in enumerate(header, 1))
         return Dialect(separator, names, first, second, frozenset(), has_header=False, skipped_lines=skipped)
+    if len(first) > 1 and all(len(name) > 1 and name[0] == name[-1] == "'" for name in first):
+        raise DataError("", f"{path.name} has its fields in single quotes; write double quotes or none", '"user_id"')
     named = first
     others = [one for one in fields[1:] if any(one)]
     if others and all(len(one) == len(first) + 1 and one[-1] for one in others):

@@ -55,7 +55,7 @@ def utf8_chunks(path: Path) -> Iterator[bytes]:
             try:
                 text = decoder.decode(first, final=not first)
             except UnicodeDecodeError as error:
-                raise DataError("", f"{path.name} is broken {encoding} text ({error.reason})", "UTF-8 text") from error
+                raise DataError("", f"{path.name} is invalid {encoding} text ({error.reason})", "UTF-8 text") from error
             yield text.encode(errors="surrogatepass")
             if not first:
                 return

@@ -2,6 +2,7 @@
 
     user_id, item_id    text; whole numbers that a tool wrote as `7.0` become 7
     event_time          timestamp[us, UTC] (pipelines.tables.times)
+    offset_ms           milliseconds added to event_time, where a table has the day and the time within a session apart
     event_type          `interaction` if missing
     value               1 if missing or unreadable
     event_id            distinguishes events that are otherwise equal
@@ -22,7 +23,7 @@ from pipelines.tables.columns import EXAMPLES, Named
 from pipelines.tables.delimited import Batch
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad, whole_form
-from pipelines.tables.times import UTC_US, DayOrder, is_day, times
+from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, is_day, times
 from services.errors import DataError
 
 DEFAULT_TYPE = "interaction"
@@ -38,10 +39,11 @@ EVENT_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 """The columns of accepted rows."""
 SAME_EVENT = ("user_id", "item_id", "event_time", "event_type", "value", "event_id")
 SAME_NOTE = (
-    "{n} exact duplicates (same user, item, time, type and value) are dropped; "
-    "a finer event_time or an event_id would tell real repeats apart"
+    "{n} exact duplicates (same user, item, time, type and value) are dropped; a finer event_time or an event_id "
+    "would tell real repeats apart"
 )
 SAME_ITEM_NOTE = "{n} exact duplicates are dropped"
+MAX_OFFSET_MS = 366 * 86_400_000
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 UNKNOWN_ITEM = "item_id not in items"
 _IDS = ("user_id", "item_id")
@@ -58,6 +60,8 @@ class EventSurvey:
     num_midnights: int = 0
     num_times: int = 0
     num_back: int = 0
+    num_ancient: int = 0
+    ancient: str = ""
     rejected: set[int] = field(default_factory=set)
     newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
 
@@ -82,7 +86,7 @@ def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey)
     """Survey the time of each user's first row, which ends the given history."""
     for batch in batches:
         users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
-        at = times(batch.frame[named.column("event_time")], found.days.day_first)
+        at, _ = _times(batch.frame, named, found)
         first = pl.DataFrame({"user_id": users, "first": at}).drop_nulls()
         first = first if found.first_times is None else pl.concat([found.first_times, first])
         found.first_times = first.group_by("user_id").agg(pl.col("first").min())
@@ -119,7 +123,8 @@ def read_events(
     )
     if not frame.height:
         return pl.DataFrame(schema=EVENT_TYPES), broken
-    at = times(frame[named.column("event_time")], about.days.day_first)
+    at, num_unread = _times(frame, named, about)
+    findings.note("{n} with an invalid offset_ms keep their event_time", num_unread)
     users = _ids(frame[named.column("user_id")], "user_id", about, findings)
     value, unread = _values(frame, named)
     table = pl.DataFrame(
@@ -150,7 +155,7 @@ def read_events(
     unread_rows = good.filter(pl.col("unread").is_not_null())
     if unread_rows.height:
         findings.num_unread["value"] = findings.num_unread.get("value", 0) + unread_rows.height
-        what = "{n} with a value that is no number count with the value 1"
+        what = "{n} with an invalid value count with the value 1"
         findings.note(what, unread_rows.height, f"{_example(unread_rows)}, value={unread_rows['unread'][0]}")
     _count_times(good, about)
     return good.select(*EVENT_TYPES), pl.concat([broken, rejected], how="diagonal")
@@ -160,6 +165,11 @@ def note_times(about: EventSurvey, findings: Findings) -> None:
     """Note the times of the whole table: dates without times, or an order that differs from the rows'."""
     if about.num_times and about.num_midnights == about.num_times:
         findings.note("all times are whole days: events of one day keep the order of their rows")
+    findings.note(
+        "{n} times are before 1990: numbers are Unix seconds or finer; write days, minutes and years as dates",
+        about.num_ancient,
+        about.ancient,
+    )
     findings.note(
         "{n} rows are older than a row of the same user above them: events are ordered by time", about.num_back
     )
@@ -172,7 +182,7 @@ def distinct(events: pl.DataFrame, findings: Findings, columns: Sequence[str] = 
     findings.num_duplicates += dropped.height
     findings.note(SAME_NOTE, dropped.height, _example(dropped))
     by_value = kept.filter(~pl.struct([name for name in columns if name != "value"]).is_first_distinct())
-    findings.note("{n} that differ from another row in the value alone are kept", by_value.height, _example(by_value))
+    findings.note("{n} that differ from another row only in the value are kept", by_value.height, _example(by_value))
     return kept
 
 
@@ -218,7 +228,7 @@ def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Fin
         if written.dtype == pl.String
         else 0
     )
-    findings.note(f"{{n}} values of column {name} have blanks around them, which are taken off", num_blank)
+    findings.note(f"{{n}} values of column {name} have blanks around them, which are removed", num_blank)
     findings.note(
         f"{{n}} values of column {name} are words for a missing one",
         int(is_word.sum()),
@@ -247,13 +257,26 @@ def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Fin
     return whole
 
 
+def _times(frame: pl.DataFrame, named: Named, about: EventSurvey) -> tuple[pl.Series, int]:
+    """Return the times, offsets included, and the number of unreadable offsets."""
+    at = times(frame[named.column("event_time")], about.days.day_first)
+    if "offset_ms" not in named.fields:
+        return at, 0
+    written = frame[named.column("offset_ms")]
+    offset = numbers(written)
+    offset = offset.set((offset.abs() > MAX_OFFSET_MS).fill_null(value=False), None)
+    is_unread = offset.is_null() & present(as_text(written))[0].is_not_null()
+    micros = (offset * 1_000).round().cast(pl.Int64).fill_null(0)
+    return times(at + micros.cast(pl.Duration("us"))), int(is_unread.sum())
+
+
 def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
     if "event_type" not in named.fields:
         return pl.Series(["interaction"]).new_from_index(0, frame.height)
     written = as_text(frame[named.column("event_type")])
     words, _ = present(written)
     num_blank = int((written.str.len_bytes() != words.str.len_bytes()).fill_null(value=False).sum())
-    findings.note("{n} values of column event_type have blanks around them, which are taken off", num_blank)
+    findings.note("{n} values of column event_type have blanks around them, which are removed", num_blank)
     return words.fill_null(DEFAULT_TYPE)
 
 
@@ -358,7 +381,7 @@ def _reason(about: EventSurvey, known: pl.Series | None) -> pl.Expr:
     reason = pl.when(is_bad("user_id")).then(pl.lit("user_id")).when(is_bad("item_id")).then(pl.lit("item_id"))
     late = "event_time"
     if about.days.day_first is None and about.days.num_slashed:
-        late = "event_time may have the day first or the month; write 2026-12-31"
+        late = "event_time may start with the day or the month; write 2026-12-31"
     reason = (
         reason.when(pl.col("event_time").is_null())
         .then(pl.lit(late))
@@ -395,9 +418,12 @@ def _as_shown(column: pl.Series) -> pl.Series:
 
 
 def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
-    """Count dates without a time, and rows older than a previous row of the same user."""
+    """Count dates without a time, times before 1990, and rows older than a previous row of the same user."""
     about.num_times += good.height
     about.num_midnights += int(is_day(good["event_time"]).sum())
+    ancient = good.filter(pl.col("event_time") < PLAUSIBLE_TIME)
+    if ancient.height:
+        about.num_ancient, about.ancient = about.num_ancient + ancient.height, about.ancient or _example(ancient)
     rows = good.select(user=pl.col("user_id").hash(), at="event_time").join(
         about.newest, on="user", how="left", maintain_order="left"
     )

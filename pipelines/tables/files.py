@@ -20,6 +20,11 @@ _REFUSED = (
     (b"\xd0\xcf\x11\xe0", "is a spreadsheet; save it as CSV"),
     (b"SQLite format 3", "is an SQLite database; give sqlite:///PATH with --query to `tailrace import`"),
     (b"\x28\xb5\x2f\xfd", "is compressed with zstd; unpack it, or use gzip"),
+    (b"ORC", "is an ORC file; write it as Parquet"),
+    (b"Obj\x01", "is an Avro file; write it as Parquet"),
+    (b"\x89HDF", "is an HDF5 file; write it as Parquet"),
+    (b"\x80\x04", "is a pickle, which may run code; write it as Parquet"),
+    (b"\x80\x05", "is a pickle, which may run code; write it as Parquet"),
     (b"%PDF", "is a PDF; save the table as CSV"),
 )
 

@@ -36,7 +36,7 @@ def read_ids(path: Path, field: str, option: str) -> list[str]:
         raise ConfigError(f"{option}: {error}") from error
     found = whole_form(words, column).drop_nulls().to_list()
     if not found:
-        raise ConfigError(f"{option}: {path} names nobody; give one id a line, or a table with a column {field}")
+        raise ConfigError(f"{option}: {path} holds no ids; give one id per line, or a table with a column {field}")
     return found
 
 

@@ -173,9 +173,7 @@ class _Cells:
         parts = [self._categories_of(column, is_only=len(columns) == 1) for column in columns]
         found = parts[0] if len(parts) == 1 else _joined(parts)
         is_long = (found.list.len() > MAX_TEXTS).fill_null(value=False)
-        self._findings.note(
-            f"{{n}} items have more than {MAX_TEXTS} categories, of which the first stay", int(is_long.sum())
-        )
+        self._findings.note(f"{{n}} items have more than {MAX_TEXTS} categories; the first stay", int(is_long.sum()))
         found = found.list.head(MAX_TEXTS) if is_long.any() else found
         return (
             found.set((found.list.len() == 0).fill_null(value=False), None) if (found.list.len() == 0).any() else found
@@ -195,7 +193,10 @@ class _Cells:
             whole = found.list.len() == 1
             commas = found.list.first().str.contains(",", literal=True) & whole
             if commas.any():
-                what = f"{{n}} values of column {column} hold a comma and are one category each; --list '{column}=,' splits them"
+                what = (
+                    f"{{n}} values of column {column} hold a comma and are one category each; --list '{column}=,' "
+                    "splits them"
+                )
                 self._findings.note(what, int(commas.sum()), str(found.filter(commas.fill_null(value=False))[0][0]))
         texts = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.slice(0, MAX_TEXT_CHARS))
         return texts.list.eval(pl.element().filter(pl.element() != ""))
@@ -225,7 +226,10 @@ class _Cells:
             self._findings.unread(
                 column,
                 int(is_long.sum()),
-                f"one of {words.filter(is_long).str.len_chars()[0]} characters where an attribute has at most {MAX_TEXT_CHARS}",
+                (
+                    f"one of {words.filter(is_long).str.len_chars()[0]} characters where an attribute has at most "
+                    f"{MAX_TEXT_CHARS}"
+                ),
             )
             words = words.set(is_long, None)
         return printable(words, MAX_TEXT_CHARS)[0]

@@ -26,6 +26,8 @@ _INT_DIGITS = 18
 _LOOKAHEAD, _MAX_OBJECT = 1 << 20, 1 << 28
 """Characters read ahead of an object, and the maximal length of an object."""
 _NEXT_OBJECT = re.compile(r"\}\s*,?\s*\{")
+_EXTENDED = frozenset({"$oid", "$date", "$numberLong", "$numberInt", "$numberDouble", "$numberDecimal"})
+"""Keys under which MongoDB's exports give a value its type."""
 _BLANK = re.compile(r"[\s,]*")
 Read = tuple[int, dict[str, Any] | str]
 """The number of a row, and its values or the reason why it has none."""
@@ -135,12 +137,19 @@ def _text(value: Any) -> str | None:
 def _flat(row: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
     """Return the values of nested objects by their path."""
     found: dict[str, Any] = {}
-    for name, value in row.items():
+    for name, typed in row.items():
+        value = _untyped(typed)
         if isinstance(value, dict) and depth < _MAX_DEPTH:
             found |= _flat(value, f"{prefix}{name}.", depth + 1)
         else:
             found[f"{prefix}{name}"] = _text(value) if isinstance(value, dict) else value
     return found
+
+
+def _untyped(value: Any) -> Any:
+    while isinstance(value, dict) and len(value) == 1 and value.keys() <= _EXTENDED:
+        (value,) = value.values()
+    return value
 
 
 def _has_half_pair(value: dict[str, Any]) -> bool:

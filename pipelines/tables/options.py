@@ -58,7 +58,7 @@ def table_options(
 def _pair(option: str, text: str, example: str) -> tuple[str, str]:
     left, separator, right = text.rpartition("=")
     if not (separator and left and right):
-        raise ConfigError(f"{option}: {text!r} is no NAME=VALUE; give for example {option} {example}")
+        raise ConfigError(f"{option}: {text!r} is not NAME=VALUE; give for example {option} {example}")
     return left, right
 
 
@@ -71,5 +71,5 @@ def _header(text: str, kind: str) -> tuple[str, tuple[str, ...]]:
         raise ConfigError(f"--header: {text!r} names no columns; give for example {example}")
     named = [name for name in columns if name != UNNAMED]
     if len(set(named)) < len(named):
-        raise ConfigError(f"--header: {text!r} has a name twice; give each column its own, or {UNNAMED} to skip it")
+        raise ConfigError(f"--header: {text!r} repeats a name; give each column its own, or {UNNAMED} to skip it")
     return kind, columns

@@ -15,6 +15,8 @@ import polars as pl
 UTC_US = pl.Datetime("us", "UTC")
 FIRST_TIME, END_OF_TIMES = datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 """Times outside this range are an error of a clock or column, and the feature table cannot hold later times."""
+PLAUSIBLE_TIME = datetime(1990, 1, 1, tzinfo=UTC)
+"""Earlier events are a sign of numbers in another unit."""
 _SECONDS, _MILLIS, _MICROS, _NANOS = 10**11, 10**14, 10**17, 4_102_444_800 * 10**9
 """Numbers below these are in this unit; the last is the end of times in nanoseconds."""
 _DAY_US = 86_400_000_000

@@ -193,8 +193,8 @@ class Impression:
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
         session: Of a visitor without a user id, a hash of the session by which experiments assign.
-        failure: Error code of a request that got no list although a bundle was assigned to its user; recorded during
-            releases, only canary analysis reads it.
+        failure: Error code, or `shed`, of a request that got no list of the bundle assigned to its user; recorded
+            during releases, only canary analysis reads it.
     """
 
     request_id: str

@@ -44,7 +44,8 @@ local held = redis.call('HMGET', KEYS[1], p..':lease', p..':until_ms', p..':owne
 local left_ms = tonumber(held[2] or 0) - now_ms
 if held[1] and held[1] ~= lease and left_ms > 0 and left_ms <= lease_ms then return {held[3]} end
 redis.call('HSET', KEYS[1], p..':lease', lease, p..':owner', owner, p..':until_ms', now_ms + lease_ms)
-return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':leader_epoch', p..':saved', p..':whole', p..':base', 'base')
+return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':leader_epoch', p..':saved', p..':whole',
+  p..':base', 'base')
 """
 
 _UPDATE = """
@@ -221,7 +222,7 @@ class Partitions:
         """Run the update of each write and return the outcomes."""
         for one in writes:
             if one.partition not in self._positions:
-                raise OwnershipLost(one.partition, "it is not claimed")
+                raise OwnershipLost(one.partition, "not claimed")
         if len(writes) == 1:
             return [_run(self._update, self._key, self._fenced(writes[0]), writes[0].rows)]
         with redis_as_dependency():

@@ -25,7 +25,7 @@ def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
     try:
         yield
     except (ReadOnlyError, MasterDownError) as error:
-        raise ReplicaOnly("features", retry_after_s, "the server is a replica since a failover") from error
+        raise ReplicaOnly("features", retry_after_s, "the server became a replica in a failover") from error
     except (AuthenticationError, NoPermissionError, OutOfMemoryError) as error:
         raise DependencyUnavailable("features", retry_after_s, str(error)) from error
     except (RedisError, OSError) as error:  # a timeout is an OSError

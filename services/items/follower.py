@@ -26,6 +26,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
+from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.kafka_topics import Topic, create_missing
 from services.settings.record_batches import UndecodableBatch
@@ -35,12 +36,8 @@ log = structlog.get_logger()
 
 ITEMS_START_S = 15.0
 """How long a starting process waits for the next records if a broker answers; it reads about 20,000 per second."""
-_FETCH_WAIT_MS = 50
-"""Half of this is added to a change's latency, since the embedded broker does not wake a waiting fetch.
-
-A shorter wait costs each process more.
-"""
-_POLL_MS = 2 * _FETCH_WAIT_MS
+_FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=300)
+_POLL_MS = 300
 _MAX_RECORDS = 500
 """Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
@@ -204,7 +201,7 @@ class ItemFollower:
         admin, consumer = open_reader(
             self._kafka,
             clients,
-            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            fetch_max_wait_ms=_FETCH_WAITS.busy_ms,
             max_poll_records=_MAX_RECORDS,
             reconnect_backoff_max_ms=500,
         )
@@ -221,9 +218,11 @@ class ItemFollower:
         log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
         self._on_unavailable(0)
         checked_s, current = time.monotonic(), self._await_end()
+        pace = FetchPace(consumer, _FETCH_WAITS)
         while not self._stopped.is_set():
             awaited = self._begin_awaiting(consumer, reader.places)
             fetched = reader.poll(_POLL_MS)
+            pace.polled(has_records=bool(fetched or awaited))
             if reader.num_begun_again:
                 reader.num_begun_again, current = 0, self._await_end()
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())

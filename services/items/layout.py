@@ -203,8 +203,10 @@ class ItemLayout:
         for name, kind in self._new_names(state):
             coming.add((name, kind))
             if self.num_names + len(coming) > MAX_NAMES:
-                problem = f"the catalogue has {MAX_NAMES} names of attributes, the most it may"
-                raise InvalidRequest(f"attributes.{name}", problem, "use one of them, or take one from all its items")
+                problem = f"the catalogue holds {MAX_NAMES} attribute names, the maximum"
+                raise InvalidRequest(
+                    f"attributes.{name}", problem, "use an existing name, or remove one from all items"
+                )
 
     def _new_names(self, state: ItemState) -> list[tuple[str, str]]:
         """Return the name and kind of each attribute without a column."""

@@ -81,7 +81,7 @@ def _whole(path: Path) -> pa.Buffer:
         data = file.read_buffer()
     end = data.size - _DIGEST_BYTES
     if end < 0 or _digest(data[:end]) != data[end:].to_pybytes():
-        raise OSError(f"{path} is not as it was written")
+        raise OSError(f"{path}: content differs from what was written")
     return data[:end]
 
 

@@ -82,11 +82,14 @@ class AccessMetrics(_Metrics):
 
     keys_state = _gauge(
         "tailrace_keys_file_state",
-        "API keys: 0 as in the file; 1 as in the last right file, because the present one is refused; 2 none, the file is gone",
+        (
+            "API keys: 0 from the file; 1 from its last valid content, because the file is rejected; 2 none, the "
+            "file is missing"
+        ),
     )
     rate_counts_unavailable = _gauge(
         "tailrace_rate_counts_unavailable",
-        "1 while a gateway counts the calls of each key by itself, because Redis does not answer",
+        "1 while a gateway counts each key's calls locally because Redis is unavailable",
     )
 
 
@@ -95,7 +98,7 @@ class BackgroundMetrics(_Metrics):
 
     failures = _counter(
         "tailrace_background_failures_total",
-        "Errors that a periodic task did not expect, by task; what it keeps fresh is as before until it succeeds",
+        "Unexpected errors of a periodic task, by task; its data stays stale until it succeeds",
         "task",
     )
 
@@ -104,16 +107,19 @@ class ItemsMetrics(_Metrics):
     """Metrics of a process that follows the live catalogue."""
 
     refused = _counter(
-        "tailrace_item_records_refused_total", "Records of the topic of items that a process could not read"
+        "tailrace_item_records_refused_total", "Records of the items topic that a process could not read"
     )
-    unavailable = _gauge("tailrace_items_unavailable", "1 while a process cannot read the topic of items")
+    unavailable = _gauge("tailrace_items_unavailable", "1 while a process cannot read the items topic")
     knowledge = _gauge(
         "tailrace_items_knowledge",
-        "States of items in a process: 0 read to the topic's end once; 1 as of the snapshot; 2 none, so it refuses to recommend",
+        (
+            "Item states in a process: 0 topic read to its end once; 1 from the snapshot; 2 none, so it refuses to "
+            "recommend"
+        ),
     )
     left_out = _counter(
         "tailrace_item_attributes_left_out_total",
-        "Attributes left out of the live catalogue, which has the most names it may",
+        "Attributes that the live catalogue skipped because it holds the maximum number of names",
     )
 
 
@@ -144,11 +150,11 @@ class GatewayMetrics(_Metrics):
     )
     surfaces_state = _gauge(
         "tailrace_surfaces_file_state",
-        "Surfaces: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+        "Surfaces: 0 from the file; 1 from its last valid content, because the file is rejected or missing",
     )
     experiments_state = _gauge(
         "tailrace_experiments_file_state",
-        "Experiments: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+        "Experiments: 0 from the file; 1 from its last valid content, because the file is rejected or missing",
     )
     attributed_events = _counter(
         "tailrace_attributed_events_total",
@@ -157,29 +163,35 @@ class GatewayMetrics(_Metrics):
     )
     agreement = _histogram(
         "tailrace_student_agreement_ratio",
-        "Share of the LLM's ten best items that are among the student's ten, for requests that both ranked",
+        "Fraction of the LLM's ten best items that are in the student's ten, for requests that both ranked",
         SHARE_BUCKETS,
     )
     shadow_samples = _counter(
         "tailrace_shadow_samples_total",
-        "Answers drawn to be ranked again, by whom (candidate, teacher) and outcome: compared, or why they were not",
+        (
+            "Answers sampled for a second ranking, by ranker (candidate, teacher) and outcome: compared, or the "
+            "reason not to"
+        ),
         "by outcome",
     )
     candidate_agreement = _histogram(
         "tailrace_candidate_agreement_ratio",
-        "Rank-biased overlap of an answer with what the candidate of a release would have shown, by the answer's tier and the candidate",
+        (
+            "Rank-biased overlap of an answer with the list of a release's candidate, by the answer's tier and the "
+            "candidate"
+        ),
         SHARE_BUCKETS,
         "name tier version",
     )
     teacher_agreement = _histogram(
         "tailrace_teacher_agreement_ratio",
-        "Rank-biased overlap of another tier's answer with what the LLM would have shown, by that tier and the bundle",
+        "Rank-biased overlap of another tier's answer with the LLM's list, by that tier and the bundle",
         SHARE_BUCKETS,
         "name tier version",
     )
     list_age_seconds = _histogram(
         "tailrace_precomputed_age_seconds",
-        "Age of the precomputed lists that requests found, used or not",
+        "Age of the precomputed lists that requests read, used or not",
         LIST_AGE_BUCKETS_S,
     )
     impressions = _counter("tailrace_impressions_total", "Impressions sent, dropped or failed", "outcome")
@@ -187,7 +199,7 @@ class GatewayMetrics(_Metrics):
     breaker_open = _gauge("tailrace_breaker_open", "1 while the circuit breaker of a name's LLM is open", "name")
     refused = _counter(
         "tailrace_refused_total",
-        "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
+        "Recommendations that a gateway refused under overload: by its strain, or expired in the queue",
         "cause",
     )
     strain = _gauge(
@@ -203,7 +215,7 @@ class GatewayMetrics(_Metrics):
         "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
     )
     bundle_store_lost = _gauge(
-        "tailrace_bundle_store_lost", "1 while the store of bundles does not answer and what is loaded serves on"
+        "tailrace_bundle_store_lost", "1 while the bundle store is unavailable; loaded bundles keep serving"
     )
     name_record_corrupt = _gauge(
         "tailrace_name_record_corrupt",
@@ -227,7 +239,7 @@ class TextMetrics(_Metrics):
         "tailrace_text_token_gap_seconds", "Time between two tokens of a choice", STAGE_BUCKETS_S, "route"
     )
     schema_violations = _counter(
-        "tailrace_text_schema_violations_total", "Finished texts that broke the JSON schema they were written under"
+        "tailrace_text_schema_violations_total", "Finished texts that violate their request's JSON schema"
     )
     tokens = _counter("tailrace_text_tokens_total", "Tokens: prompt, cached (part of prompt), completion", "kind")
     in_flight = _gauge("tailrace_text_in_flight", "Choices being generated", of_node="sum")
@@ -254,40 +266,42 @@ class StreamMetrics(_Metrics):
     """Metrics of the stream worker."""
 
     lag = _gauge(
-        "tailrace_stream_lag_events", "Events in the log that are not applied yet", "partition", of_node="mostrecent"
+        "tailrace_stream_lag_events", "Events in the topic that are not applied yet", "partition", of_node="mostrecent"
     )
     applied = _counter("tailrace_stream_applied_total", "Events applied to features")
     skipped = _counter("tailrace_stream_skipped_total", "Events skipped, by reason", "reason")
     progress_time = _gauge(
         "tailrace_stream_progress_time_seconds",
-        "When a partition last went on, or was seen with nothing left to apply (Unix time)",
+        "When a partition last applied events, or had none left to apply (Unix time)",
         "partition",
         of_node="mostrecent",
     )
     dead_lettered = _counter(
         "tailrace_stream_dead_lettered_total",
-        "Records moved to the dead-letter topic; a batch that cannot be decoded is one",
+        "Records moved to the dead-letter topic; a batch that cannot be decoded counts as one record",
     )
     undecodable = _counter(
         "tailrace_stream_undecodable_batches_total",
         "Batches of records that cannot be decoded, by cause: checksum, codec, format, headers",
         "cause",
     )
-    rerouted = _counter("tailrace_stream_rerouted_total", "Records sent on from a wrong partition to their user's")
+    rerouted = _counter(
+        "tailrace_stream_rerouted_total", "Records forwarded from a wrong partition to their user's partition"
+    )
     impressions_landed = _counter(
         "tailrace_stream_impressions_landed_total", "Impressions in the offline log, and remembered by user"
     )
     changed_logs = _counter(
         "tailrace_stream_changed_logs_total",
-        "Times that a partition's log came back shorter, or with other records, and is read as a new one",
+        "Times that a partition's log came back shorter or with other records and is read as a new log",
     )
     log_failures = _counter(
         "tailrace_stream_log_failures_total",
-        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep, erase",
+        "Failures of the offline log by step: open, append, count (popularity), upkeep, erase",
         "step",
     )
     unreadable_files = _gauge(
-        "tailrace_stream_log_unreadable_files", "Files of the offline log that are left out because they cannot be read"
+        "tailrace_stream_log_unreadable_files", "Files of the offline log that are skipped because they cannot be read"
     )
     visible_seconds = _histogram(
         "tailrace_event_to_visible_seconds",
@@ -300,28 +314,32 @@ class ReleaseMetrics(_Metrics):
     """Metrics of the canary analysis process, by name and the candidate's version."""
 
     share = _gauge(
-        "tailrace_release_share", "Share of users who get a release's candidate; 0 after its end", "name version"
+        "tailrace_release_share", "Fraction of users who get a release's candidate; 0 after its end", "name version"
     )
     guard = _gauge(
         "tailrace_release_guard",
-        "How much worse the candidate is by a guard, as a share of the live version's value, with its interval: worse_by, low, high",
+        "Relative loss of the candidate against the live version in a guard, with its interval: worse_by, low, high",
         "name version guard bound",
     )
     verdict = _gauge(
-        "tailrace_release_verdict", "The last verdict: -1 worse, 0 none yet, 1 no worse, 2 better", "name version"
-    )
-    looks = _counter("tailrace_release_looks_total", "Looks at a release's candidate", "name version")
-    lost_users = _gauge(
-        "tailrace_release_lost_users",
-        "1 while a release stays because users of one version are missing",
+        "tailrace_release_verdict",
+        "Result of the last canary analysis: -1 worse, 0 undecided, 1 no worse, 2 better",
         "name version",
     )
-    look_time = _gauge("tailrace_release_look_time_seconds", "When a name was last looked at (Unix time)", "name")
+    looks = _counter("tailrace_release_looks_total", "Canary analyses of a release's candidate", "name version")
+    lost_users = _gauge(
+        "tailrace_release_lost_users",
+        "1 while a release pauses because users of one version are missing",
+        "name version",
+    )
+    look_time = _gauge(
+        "tailrace_release_look_time_seconds", "Time of a name's last canary analysis (Unix time)", "name"
+    )
     rolled_back = _counter(
-        "tailrace_release_rolled_back_total", "Candidates that were withdrawn because they were worse", "name version"
+        "tailrace_release_rolled_back_total", "Candidates withdrawn because they were worse", "name version"
     )
     refused = _counter(
-        "tailrace_release_refused_records_total", "Records of a topic that could not be read for a verdict", "topic"
+        "tailrace_release_refused_records_total", "Records of a topic that a canary analysis could not read", "topic"
     )
 
 
@@ -331,7 +349,7 @@ class EngineMetrics(_Metrics):
     running = _gauge("vllm:num_requests_running", "Requests in the running batch", "model_name", of_node="sum")
     waiting = _gauge("vllm:num_requests_waiting", "Requests waiting for admission", "model_name", of_node="sum")
     kv_cache_usage = _gauge(
-        "vllm:kv_cache_usage_perc", "Share (0 to 1) of KV blocks held by live requests", "model_name"
+        "vllm:kv_cache_usage_perc", "Fraction (0 to 1) of KV blocks held by live requests", "model_name"
     )
     prefix_queries = _counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up", "model_name")
     prefix_hits = _counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached", "model_name")

@@ -3,8 +3,9 @@
     closed --failures in a row--> open --open_s passed--> half open --one success--> closed
                                    ^------- failure -------'
 
-Pure: time is an argument. Each LLM replica has two, the text writer, the feature store and the Kafka producers one each. Which outcomes count
-as failures is up to the owner: of the LLM, late and refused requests do not, since the predictor and the in-flight bound handle them.
+Pure: time is an argument. Each LLM replica has two, the text writer, the feature store and the Kafka producers one
+each. Which outcomes count as failures is up to the owner: of the LLM, late and refused requests do not, since the
+predictor and the in-flight bound handle them.
 """
 
 from enum import StrEnum

@@ -1,8 +1,8 @@
 """One gateway's view of the LLM tier: which replica a request goes to, and how its requests there end.
 
 A session has an order of replicas that does not change while the replicas do not (highest random weight, Thaler and
-Ravishankar, 1998), so its prompts meet the prefix cache of the first. A replica that hangs or fails, or whose prediction does
-not fit into the request's budget, is passed over for the next one.
+Ravishankar, 1998), so its prompts meet the prefix cache of the first. A replica that hangs or fails, or whose
+prediction does not fit into the request's budget, is passed over for the next one.
 
 Pure: time is an argument. What follows from the view is decided in policy.py.
 """
@@ -24,9 +24,9 @@ _ANY = ("",)
 class LlmView:
     """The LLM tier as the policy sees it, for one request.
 
-    `replicas` are in the order of attempts, the chosen replica first; `breaker_allows` says whether that replica may get a
-    request. `trial` is a silent replica that gets a copy of the request; its answer is discarded. `max_in_flight` is the
-    number of requests that this priority may have in flight over all replicas.
+    `replicas` are in the order of attempts, the chosen replica first; `breaker_allows` says whether that replica may
+    get a request. `trial` is a silent replica that gets a copy of the request; its answer is discarded. `max_in_flight`
+    is the number of requests that this priority may have in flight over all replicas.
     """
 
     replicas: tuple[str, ...]
@@ -96,8 +96,8 @@ class LlmGate:
     def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
         """Return the replica to try first, and its prediction.
 
-        In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent replica that
-        allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
+        In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent
+        replica that allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
         """
         predicted = [(name, self._replicas[name].predict_s(size, now_s)) for name in order]
         able = [(name, predicted_s) for name, predicted_s in predicted if self._replicas[name].allows(now_s)]

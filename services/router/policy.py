@@ -17,8 +17,8 @@ from services.contracts.recommend import Reason, Tier
 class LlmOutcome(StrEnum):
     """How a request to the LLM ended.
 
-    REFUSED: the replica rejected this request as invalid, which predicts nothing for the next request. MISMATCH: the replica
-    serves another bundle, or has not loaded one yet. ABANDONED: the caller disconnected.
+    REFUSED: the replica rejected this request as invalid, which predicts nothing for the next request. MISMATCH: the
+    replica serves another bundle, or has not loaded one yet. ABANDONED: the caller disconnected.
     """
 
     IN_TIME = "in_time"
@@ -54,7 +54,7 @@ ASKED: Mapping[Tier, Reason] = {Tier.SIMILAR: Reason.SIMILAR_ASKED, Tier.POPULAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmRule:
-    """Users for whom the LLM may be called: at least `min_history` known items; with `needs_gain`, only where the bundle shows a gain."""
+    """The LLM needs at least `min_history` known items and, with `needs_gain`, a gain shown by the bundle."""
 
     min_history: int
     needs_gain: bool = True
@@ -64,12 +64,13 @@ class LlmRule:
 class Facts:
     """Everything that the plan depends on.
 
-    `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a history the
-    bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `llm_allowed`, `student_allowed`: the
-    surface has this tier. `is_trained`: the bundle has models, and they know an item that may be shown. `num_allowed` counts
-    items that may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh
-    and covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
-    is the time left for ranking. `asked` is the tier of a list that is about items or popularity, and not the user.
+    `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a
+    history the bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it.
+    `llm_allowed`, `student_allowed`: the surface has this tier. `is_trained`: the bundle has models, and they know an
+    item that may be shown. `num_allowed` counts items that may be shown, `num_allowed_if_seen` the same with seen items
+    allowed again. `list_covers`: the stored list is fresh and covers this request. `is_shed`: admission keeps this
+    request from the features and the tiers that need them. `budget_s` is the time left for ranking. `asked` is the tier
+    of a list that is about items or popularity, and not the user.
     """
 
     num_allowed: int
@@ -139,7 +140,10 @@ def fall_back(decision: RoutingDecision, failure: Reason | None) -> RoutingDecis
 
 
 def list_is_fresh(stored: PrecomputedList, *, row_us: int | None, has_recent_items: bool) -> bool:
-    """Whether a stored list was made from the user's row as it is now. Event times say nothing: late events change it too."""
+    """Whether a stored list was made from the user's row as it is now.
+
+    Event times say nothing: late events change it too.
+    """
     return row_us == stored.made_from_row_us and not has_recent_items
 
 

@@ -1,11 +1,12 @@
 """Predicts the latency of one LLM replica from its own results. Pure: time is an argument.
 
-The prediction is a plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the third
-quartile of the recent errors. One outlier moves neither: a result counts in the fit as at most twice its prediction, and the
-third quartile ignores the largest quarter of the errors. Slow results whose waits overlap have one cause and count once. A
-late answer is cancelled, so only a lower bound of its latency is known. Ridge regression shrinks a slope to 0 while all served
-requests have the same load and work, since such requests cannot refute it. Without observations the prediction decays, so that
-a replica that was too slow gets another trial; each failed trial doubles the half-life.
+The prediction is a plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the
+third quartile of the recent errors. One outlier moves neither: a result counts in the fit as at most twice its
+prediction, and the third quartile ignores the largest quarter of the errors. Slow results whose waits overlap have one
+cause and count once. A late answer is cancelled, so only a lower bound of its latency is known. Ridge regression
+shrinks a slope to 0 while all served requests have the same load and work, since such requests cannot refute it.
+Without observations the prediction decays, so that a replica that was too slow gets another trial; each failed trial
+doubles the half-life.
 
 Does not know deadlines: the policy decides whether a prediction fits.
 """
@@ -68,7 +69,7 @@ class _Moments:
 
 
 class LatencyPredictor:
-    """Predicts seconds from a request's start to its result, from the replica's other requests and the request's own work.
+    """Predicts seconds from a request's start to its result, by the replica's other requests and the request's work.
 
     Args:
         first_s: The prediction before anything was observed.
@@ -88,7 +89,7 @@ class LatencyPredictor:
         self._outlier_at_s = float("-inf")
 
     def predict_s(self, load: float, work: float = 0.0) -> float:
-        """Return a conservative number of seconds for a request of this work that starts with `load` others in the replica."""
+        """Return a conservative number of seconds for a request of this work that starts at this `load`."""
         if self._moments is None:
             return self._first_s
         return self._moments.plane(load, work) + self._margin_s
@@ -106,7 +107,10 @@ class LatencyPredictor:
         self._learn(load, work, seconds, now_s, now_s - seconds)
 
     def gave_up(self, load: float, waited_s: float, now_s: float, work: float = 0.0) -> None:
-        """Learn from a request that had no result after `waited_s`. A wait shorter than the prediction changes nothing."""
+        """Learn from a request that had no result after `waited_s`.
+
+        A wait shorter than the prediction changes nothing.
+        """
         if self._moments is not None and waited_s < self.trial_s(load, now_s, work):
             return
         self._patience_s = min(_MAX_PATIENCE_S, self._patience_s * 2)

@@ -1,10 +1,11 @@
-"""One gateway's view of one LLM replica: requests in flight, predicted latency, two breakers, sessions in its prefix cache.
+"""One gateway's view of an LLM replica: requests in flight, predicted latency, two breakers, sessions in its cache.
 
-Errors open the breaker `failures`. A hung replica returns no error, so two more signs count. If a request is overdue and no
-request was answered since it was due, the next requests are predicted to take four times its wait. If a request was late and no
-request was answered since it started, the breaker `silence` opens, and the prediction is four times that wait. Callers with
-longer deadlines still reach the replica. A trial is allowed after a twentieth of a second, and after twice the previous pause
-when a trial fails. If another replica can answer, the trial is a copy of a request that goes there.
+Errors open the breaker `failures`. A hung replica returns no error, so two more signs count. If a request is overdue
+and no request was answered since it was due, the next requests are predicted to take four times its wait. If a request
+was late and no request was answered since it started, the breaker `silence` opens, and the prediction is four times
+that wait. Callers with longer deadlines still reach the replica. A trial is allowed after a twentieth of a second, and
+after twice the previous pause when a trial fails. If another replica can answer, the trial is a copy of a request that
+goes there.
 
 Pure: time is an argument.
 """
@@ -29,7 +30,8 @@ _MAX_PROMPTS = 10_000
 class RankSize:
     """How much a ranking computes, in tokens, before any prefix cache.
 
-    Requests of one `session` have prompts that begin alike while `window_start`, the history's first item in the prompt, stays.
+    Requests of one `session` have prompts that begin alike while `window_start`, the history's first item in the
+    prompt, stays.
     """
 
     session: str
@@ -40,7 +42,7 @@ class RankSize:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that was sent: its replica, size, load and work at its start, its prediction, its number at each breaker."""
+    """A sent request: its replica, size, load and work at its start, its prediction, its number at each breaker."""
 
     replica: str
     size: RankSize
@@ -90,7 +92,7 @@ class Replica:
         return BreakerState.OPEN in {self.failures.state(now_s), self.silence.state(now_s)}
 
     def predict_s(self, size: RankSize, now_s: float) -> float:
-        """Return the prediction for a request that starts now; for a lone request the decayed one, so that a slow spell can end."""
+        """Return the prediction for a request that starts now; for a lone request it decays, so that it can recover."""
         load, work = self._load(now_s), self._work(size)
         is_lone = not self._in_flight
         learned_s = self.predictor.trial_s(load, now_s, work) if is_lone else self.predictor.predict_s(load, work)
@@ -131,7 +133,10 @@ class Replica:
         self.predictor.gave_up(sent.load, now_s - sent.started_s, now_s, sent.work)
 
     def was_left(self, sent: Sent, now_s: float) -> None:
-        """Record a cancelled request. It counts as silence if it was overdue and the replica answered nothing meanwhile."""
+        """Record a cancelled request.
+
+        It counts as silence if it was overdue and the replica answered nothing meanwhile.
+        """
         self.failures.abandoned(sent.failure_number)
         if now_s >= sent.due_s and self._answered_at_s < sent.started_s:
             self._silent_s = max(self._silent_s, now_s - sent.started_s)
@@ -149,7 +154,7 @@ class Replica:
         self._reported, self._reported_at_s = load, now_s
 
     def _waited_in_vain_s(self, now_s: float) -> float:
-        """The longest that requests have waited without any answer, or did before the next trial; 0 while it answers."""
+        """The longest wait of requests without any answer, or before the next trial; 0 while the replica answers."""
         overdue = (sent for sent in self._in_flight.values() if self._answered_at_s < sent.due_s < now_s)
         silent_s = 0.0 if self.silence.allows(now_s) else self._silent_s
         return max((now_s - sent.started_s for sent in overdue), default=0.0) or silent_s

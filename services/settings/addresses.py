@@ -18,7 +18,7 @@ def read_secret(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"secret file {path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"secret file {path}: no UTF-8 text; write the secret into it") from None
+        raise ConfigError(f"secret file {path}: not UTF-8 text; write the secret into it") from None
     if not secret:
         raise ConfigError(f"secret file {path}: empty; write the secret into it")
     return secret

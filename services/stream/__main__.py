@@ -28,6 +28,7 @@ from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import ItemsMetrics, ProcessMetrics, StreamMetrics
 from services.observability.tracing import open_tracing
+from services.settings.fetch_pace import FetchWaits
 from services.settings.kafka_topics import Topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
@@ -46,7 +47,7 @@ from services.stream.worker import StreamWorker
 _log = structlog.get_logger()
 
 GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
-_IMPRESSIONS_WAIT_MS = 200
+_IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500)
 """Gateways send impressions five times a second, and no caller waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
@@ -204,7 +205,7 @@ def _impression_worker(
         _log_address(settings),
         topic=settings.impressions_topic,
         group=IMPRESSIONS_GROUP,
-        fetch_wait_ms=_IMPRESSIONS_WAIT_MS,
+        fetch_waits=_IMPRESSION_WAITS,
     )
     return ImpressionWorker(
         open_consumer=lambda: PartitionConsumer(address),

@@ -111,9 +111,7 @@ class Misplaced:
     @property
     def too_large(self) -> DeadLetter:
         """The dead letter for a record that is too large for its user's partition."""
-        return DeadLetter(
-            self.record, f"value: too large to be sent on to partition {self.partition}, which is the user's"
-        )
+        return DeadLetter(self.record, f"value: too large to forward to the user's partition {self.partition}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def _partition(record: Record, user_id: str, num_partitions: int) -> int:
     """
     partition = partition_of(user_id, num_partitions)
     if record.is_rerouted and partition != record.position.partition:
-        problem = f"{record.position.partition} is not the user's, though a worker had sent the record on"
+        problem = f"{record.position.partition} is not the user's, although a worker forwarded the record there"
         raise InvalidRequest("partition", problem, "after the topic gained partitions, produce the record again")
     return partition
 

@@ -28,6 +28,7 @@ from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
 from services.settings.broker_log import BrokerLog
+from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import broker_as_dependency, check_described, close_producer, open_client
 from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS, Topic, create_missing
 from services.settings.record_batches import UndecodableBatch, step_over_undecodable
@@ -37,11 +38,7 @@ _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
-_FETCH_WAIT_MS = 30
-"""Half of this is added to an event's latency, since the embedded broker does not wake a waiting fetch.
-
-A shorter wait costs processor time on both sides.
-"""
+_FETCH_WAITS = FetchWaits(busy_ms=25, quiet_ms=75)
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _REROUTED = "rerouted_from"
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -60,7 +57,7 @@ class LogAddress:
     worker_index: int = 0
     num_workers: int = 1
     max_poll_records: int = 1_000
-    fetch_wait_ms: int = _FETCH_WAIT_MS
+    fetch_waits: FetchWaits = _FETCH_WAITS
 
     @property
     def topics(self) -> tuple[Topic, ...]:
@@ -121,6 +118,7 @@ class PartitionConsumer:
         """
         with broker_as_dependency():
             fetched: Mapping[TopicPartition, Sequence[Any]] = self._consumer.poll(wait_ms)
+            self._pace.polled(has_records=bool(fetched))
             if fetched:
                 self.check_topic()
         return [
@@ -196,11 +194,12 @@ class PartitionConsumer:
             enable_auto_commit=False,
             auto_offset_reset="none",
             isolation_level="read_committed",
-            fetch_max_wait_ms=self._address.fetch_wait_ms,
+            fetch_max_wait_ms=self._address.fetch_waits.busy_ms,
             max_poll_records=self._address.max_poll_records,
             allow_auto_create_topics=False,
         )
         step_over_undecodable(self._consumer)
+        self._pace = FetchPace(self._consumer, self._address.fetch_waits)
         self.broker_log = BrokerLog(self._consumer, self._address.topic)
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")

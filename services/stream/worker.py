@@ -180,7 +180,10 @@ class StreamWorker:
             self._touch()
 
     def _stay_alive(self) -> bool:
-        """Call the heartbeat, and renew due leases; return whether a missing partition was claimed. Raises OwnershipLost."""
+        """Call the heartbeat, and renew due leases; return whether a missing partition was claimed.
+
+        Raises OwnershipLost.
+        """
         self._beat()
         if not self._renewal.due():
             return False

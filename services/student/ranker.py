@@ -1,8 +1,8 @@
 """Ranks the catalogue for one history with the distilled student, on ONNX Runtime and numpy: no torch.
 
 It runs in the gateway's process in about a millisecond, and its runtime releases the interpreter lock. It works on item
-indices, and does not know users, bundles or deadlines. For a small catalogue the graph scores all items exactly. For a large
-catalogue the graph returns the history's state, and a table (table.py) finds the best items for that state.
+indices, and does not know users, bundles or deadlines. For a small catalogue the graph scores all items exactly. For a
+large catalogue the graph returns the history's state, and a table (table.py) finds the best items for that state.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,10 @@ class StudentRanker:
     """One loaded student. Safe to call from several threads."""
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
-        """Load the model, and the table in the same folder if it is of that form. Raises BundleCorrupt naming the file that is not one."""
+        """Load the model, and the table in the same folder if it is of that form.
+
+        Raises BundleCorrupt naming the file that is not one.
+        """
         with environment_kept(ORT_DISABLE_TELEMETRY="1"):  # on since 1.29: reports of each session to its maker
             import onnxruntime
 
@@ -45,7 +48,7 @@ class StudentRanker:
             self._max_items = int(self._session.get_modelmeta().custom_metadata_map["max_items"])
             (taken,) = self._session.get_inputs()
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            raise BundleCorrupt(f"{path}: not a student ({error})") from error
+            raise BundleCorrupt(f"{path}: not a student model ({error})") from error
         if taken.name not in _FORMS:
             raise BundleCorrupt(f"{path}: a student that takes {taken.name!r}")
         self._vectors_VD: np.ndarray | None = None
@@ -59,8 +62,8 @@ class StudentRanker:
         """Return at most `k` allowed item indices, best first (ties by index), and their scores.
 
         Scores are logits, or the mixer's logarithms if `added` holds the scores of other sources.
-        `history` holds item indices, oldest first; only the newest `max_items` count, and an empty one ranks the items that
-        most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
+        `history` holds item indices, oldest first; only the newest `max_items` count, and an empty one ranks the items
+        that most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
         With a table most of the best are found, and these in the order of their scores.
         """
         if added is not None:
@@ -89,12 +92,15 @@ class StudentRanker:
         return added.best_ranked(np.concatenate([ranked, named]), logs, allowed, k)
 
     def read_vectors(self, path: Path) -> None:
-        """Read the items' vectors from a file of the weights; a student with a table has them there. Raises BundleCorrupt."""
+        """Read the items' vectors from a file of the weights; a student with a table has them there.
+
+        Raises BundleCorrupt.
+        """
         if self._table is None:
             try:
                 embedding_VD = load_file(path)[_EMBEDDING][START_ROW + 1 :]
             except (OSError, KeyError, SafetensorError) as error:
-                raise BundleCorrupt(f"{path}: no weights of a student ({error})") from error
+                raise BundleCorrupt(f"{path}: not the weights of a student ({error})") from error
             self._vectors_VD = _unit(embedding_VD.astype(np.float32))
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:

@@ -1,19 +1,20 @@
-"""The student's item table of a large catalogue: int8 rows in cells of similar items. A ranking scores the best cells. Numpy only.
+"""The student's item table of a large catalogue: int8 rows in cells of similar items, of which it scores the best.
 
     <bundle>/student_table/rows.npy       (V, D) int8, cell by cell
-                           scales.npy     (V,) float32: row times scale, and its cell's centroid, are the item's embedding
+                           scales.npy     (V,) float32: row times scale, and its cell's centroid, are the item's
+                                          embedding
                            items.npy      (V,) int32: the item of each row
                            starts.npy     (C + 1,) int64: the first row of each cell, and V
                            centroids.npy  (C, D) float32: the mean embedding of each cell
-                           metric.npy     (D, D) float32: distances after this map decide an item's cell; the directions in which
-                                          states differ most are last
+                           metric.npy     (D, D) float32: distances after this map decide an item's cell; the directions
+                                          in which states differ most are last
                            leading.npy    (C, N) float32: the centroids after this map, in the last N directions
                            radii.npy      (C,) float32: how far the farthest row of each cell is from its centroid
                            search.json    how many rows a ranking scores, and its recall of the exact top ten
 
-The arrays are mapped into memory, so the gateways of one machine share them. An item's score does not depend on the other
-scored items: the state is rounded to integers small enough that a float32 holds each product with a row exactly, and each
-product with a centroid is computed separately.
+The arrays are mapped into memory, so the gateways of one machine share them. An item's score does not depend on the
+other scored items: the state is rounded to integers small enough that a float32 holds each product with a row exactly,
+and each product with a centroid is computed separately.
 
 Shape suffixes: V items or rows, D hidden, C cells, N leading directions, L items of a history, R some rows.
 """
@@ -37,11 +38,11 @@ _CHUNK = 2_048
 _CELLS_COMPARED = 4
 """Cells whose full centroid is compared, per cell needed if all cells had equal size."""
 _FEW = 4
-"""If at most this multiple of `num_scored` items is allowed, all of them are scored: cheaper than searching the cells."""
+"""If at most this multiple of `num_scored` items is allowed, all are scored, which is cheaper than a search."""
 _DEVIATIONS = 2.0
 """A cell's best row is assumed to exceed its centroid by this many standard deviations along a random direction."""
 _LIST, _GROWTH = 20, 0.3
-"""`num_scored` suits lists of this length; it grows with this power of a longer list's length, which keeps recall about equal."""
+"""`num_scored` suits lists of this length; for longer lists it grows with this power of the length at equal recall."""
 _KINDS = {
     "rows": ("i1", 2),
     "scales": ("f4", 1),
@@ -57,7 +58,10 @@ _KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class ItemTable:
-    """The embeddings of all items. `num_scored`: rows that a ranking scores, about; `recall`: of the exact top ten at that number."""
+    """The embeddings of all items.
+
+    `num_scored`: rows that a ranking scores, about; `recall`: of the exact top ten at that number.
+    """
 
     rows_VD: np.ndarray
     scales_V: np.ndarray
@@ -104,7 +108,7 @@ class ItemTable:
         return self._score_rows(state_D, self.row_of_V if items is None else self.row_of_V[items])
 
     def best(self, state_D: np.ndarray, allowed_V: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `k` allowed items, best first (ties by index), and their scores; fewer only where fewer are allowed.
+        """Return at most `k` allowed items, best first (ties by index), and their scores; all if fewer are allowed.
 
         Where no more than four times `num_scored` items are allowed, the order is exact.
         """
@@ -226,7 +230,7 @@ def load_table(folder: Path) -> ItemTable:
 
 
 def quantized(own_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int8 rows and their scales (V,), whose products are nearest to these differences of embeddings from centroids."""
+    """Return int8 rows and scales (V,) whose products are nearest to these differences of embeddings from centroids."""
     scales_V = (np.abs(own_VD).max(axis=1) / _ROW_LIMIT).astype(np.float32)
     divisors_V = np.where(scales_V > 0, scales_V, 1)
     return np.rint(own_VD / divisors_V[:, None]).astype(np.int8), scales_V

@@ -79,7 +79,7 @@ def test_a_restart_loses_no_event_no_feature_and_no_line(composed: ComposeStack)
     everything = composed.recommend(user_id, k=1_000, deadline_ms=4_000)
 
     assert answer["newest_event_time_ms"] == last_ms
-    assert not set(CLICKED) & set(rest_items(everything)), "what was clicked is seen, so none of it is shown"
+    assert not set(CLICKED) & set(rest_items(everything)), "clicked items are seen, so the list has other items"
     assert composed.recommend("1")["newest_event_time_ms"] == known["newest_event_time_ms"]
     assert [line["event"] for line in composed.log_lines(request_id=request_id)] == ["recommended"]
     for part, number in num_stopped.items():
@@ -126,7 +126,7 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
 
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
-    """Rerunning the one-shot jobs changes nothing: same key, bundle and containers."""
+    """Rerunning the jobs keeps key, bundle and containers."""
     containers = [composed.container(service) for service in SERVICES.values()]
     version = composed.recommend("1")["bundle_version"]
 

@@ -20,6 +20,9 @@ rug-1,Wool rug,textiles,1790000007000
 rug-2,Cotton rug,textiles,1790000008000
 """
 NEWEST_FIRST = [row.partition(",")[0] for row in SHELF.splitlines()[:0:-1]]
+pytestmark = (
+    pytest.mark.grid
+)  # tests/unit/gateway/test_live_catalogue.py and publication/test_cold_start.py hold its parts
 USER, OTHER = "first-customer", "second-customer"
 
 
@@ -69,7 +72,7 @@ def test_each_step_says_what_it_lacks(shop: Stack, tmp_path: Path) -> None:
     assert "has no models yet; the live log has 0 positive events of 0 users on its items" in said[0]
     assert "a first training needs 4 more of one user" in said[0]
     assert "4 of one user are needed: two to learn from" in said[1]
-    assert "has no models that new items could join: they are among popular ones already; train once" in said[2]
+    assert "has no models that could rank new items, which the popular tier already shows; train once" in said[2]
 
 
 def test_events_count_at_once_and_towards_the_first_training(shop: Stack) -> None:

@@ -206,8 +206,9 @@ def test_the_sliders_set_deadline_and_load(page: Page) -> None:
     assert page.locator("#load-out").inner_text() == "off"
     for chart in ("mix", "latency"):
         inks = page.evaluate(
-            "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-            " return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && (d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
+            "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, "
+            "c.width, c.height).data; return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && "
+            "(d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
             chart,
         )
         assert inks > 10, f"{chart} is blank"
@@ -248,7 +249,7 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
     expect(page.locator("#history-note")).to_contain_text("No events yet")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.grid), "dark"])
 def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> None:
     """Every control has a name; landmarks, heading order and a contrast of 4.5 to 1 hold in both colour schemes."""
     with quiet_page(browser, viewport=WIDE, base_url=address(stack), color_scheme=scheme) as page:
@@ -268,7 +269,7 @@ def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> 
         assert is_dark == (scheme == "dark")
 
 
-@pytest.mark.parametrize("width", [320, 768, 1920])
+@pytest.mark.parametrize("width", [320, *(pytest.param(width, marks=pytest.mark.grid) for width in (768, 1920))])
 def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: int) -> None:
     """The page does not scroll sideways, from a small phone to a wide screen."""
     with quiet_page(browser, viewport={"width": width, "height": 800}, base_url=address(stack)) as page:

@@ -79,7 +79,9 @@ def test_a_new_item_is_found_by_its_category(stack: Stack) -> None:
     assert wait_for(lambda: stack.rest.get("/v1/items/never-trained").status_code == 404, 10.0, "404")
 
 
-@pytest.mark.parametrize("part", ["valkey", "broker", "worker"])
+@pytest.mark.parametrize(
+    "part", ["broker", *(pytest.param(part, marks=pytest.mark.grid) for part in ("valkey", "worker"))]
+)  # tests/integration/items holds gateways apart from the store and the worker
 def test_what_is_hidden_stays_hidden_through_a_fault(stack: Stack, standby: httpx.Client, part: str) -> None:
     """A hidden item stays hidden while store, broker or worker fail, and can be shown again afterwards."""
     if part == "broker" and isinstance(stack, ComposeStack) and not stack.keeps_events():

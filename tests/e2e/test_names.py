@@ -46,6 +46,11 @@ def named(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
     own.close()
 
 
+pytestmark = (
+    pytest.mark.grid
+)  # tests/unit/gateway/test_names.py holds both doors; test_experiments.py the same hash everywhere
+
+
 def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
     """Return the version that answers each user and session, by entry point."""
     standby = httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0)

@@ -211,7 +211,7 @@ def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
 
 
 def test_half_precision_stays_near() -> None:
-    """In bf16 most of the items equal those of fp32."""
+    """Most items in bf16 equal the items in fp32."""
     half = outcomes_of(warm_engine("cuda", LLAMA, SMALL, torch.bfloat16))
     full = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
 

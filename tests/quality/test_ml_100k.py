@@ -1,4 +1,7 @@
-"""The quality of a bundle trained on ml-100k with the default recipe. `make test-grids` runs it: it trains for minutes."""
+"""The quality of a bundle trained on ml-100k with the default recipe.
+
+`make test-grids` runs it: it trains for minutes.
+"""
 
 from typing import Any
 

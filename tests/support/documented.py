@@ -25,7 +25,9 @@ EXEMPT = {
     r"make lock": "resolves every dependency from the network",
     r"make bench|tailrace bench (serve|freshness)": "loads the stack for minutes; its results are on file",
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
-    r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/infra/cli/test_main.py runs it",
+    r"tailrace (promote|rollback)( .*)?": (
+        "would change the bundle under the other tests; tests/unit/infra/cli/test_main.py runs it"
+    ),
     r"source \.venv/bin/activate": "the tests have their programs on the path already",
     r"python -m infra\.(slo|openapi)": "would write into the repository; `--check` is run",
     r"git clone .*|cd tailrace": "the tests run in a clone already",

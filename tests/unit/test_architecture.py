@@ -93,8 +93,8 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: set[str]) -> None:
     """In a fresh interpreter, importing a package or module does not load the heavy packages, even indirectly."""
     script = (
-        "import importlib, sys; heavy = set(sys.argv[1].split(',')); [importlib.import_module(m) for m in sys.argv[2:]]; "
-        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+        "import importlib, sys; heavy = set(sys.argv[1].split(',')); [importlib.import_module(m) for m in "
+        "sys.argv[2:]]; sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
 
     done = python(script, ",".join(heavy), *(modules_below(package) or [package]))
@@ -105,10 +105,12 @@ def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: se
 ALONE_WITH_TORCH = """
 import importlib, sys
 from importlib.metadata import packages_distributions
-import numpy, safetensors.torch, tokenizers, triton, torch._dynamo, torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
+import numpy, safetensors.torch, tokenizers, triton, torch._dynamo
+import torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
 
 class Missing:
-    names = set(packages_distributions()) - {name.partition(".")[0] for name in sys.modules} - set(sys.argv[1].split(","))
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    names = set(packages_distributions()) - loaded - set(sys.argv[1].split(","))
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
@@ -118,7 +120,7 @@ sys.meta_path.insert(0, Missing())
 for module in sys.argv[2:]:
     importlib.import_module(module)
 """
-"""Imports modules where no package is found but our own, and torch, triton, numpy, safetensors and tokenizers with their requirements."""
+"""Imports modules where only our packages and torch, triton, numpy, safetensors and tokenizers are installed."""
 
 
 def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone() -> None:

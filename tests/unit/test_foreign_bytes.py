@@ -190,8 +190,14 @@ CONTEXT = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=NOW_MS / 1_
 MESSAGES = (ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="ho"))
 TEMPLATES = (
     TEMPLATE,
-    "{% for m in messages[::-1] %}{{ loop.index0 * 2 }}{{ m.content | trim | upper }}{% endfor %}{{ strftime_now('%Y') }}",
-    "{% set ns = namespace(n=0) %}{% macro f(x) %}{{ x | tojson(indent=2) }}{% endmacro %}{{ f(messages) }}{{ ns.n + 1 }}",
+    (
+        "{% for m in messages[::-1] %}{{ loop.index0 * 2 }}{{ m.content | trim | upper }}{% endfor %}{{ "
+        "strftime_now('%Y') }}"
+    ),
+    (
+        "{% set ns = namespace(n=0) %}{% macro f(x) %}{{ x | tojson(indent=2) }}{% endmacro %}{{ f(messages) }}{{ "
+        "ns.n + 1 }}"
+    ),
 )
 
 

@@ -14,7 +14,8 @@ USERS = {
     "infra/local/servers/ray_ingress.py": "ray",
 }
 PRIVATE_IMPORT = re.compile(
-    r"^ *(?:from (?!services|models|pipelines|infra|benchmarks|__future__)(?:\S*\._\S* import|\S+ import .*\b_[a-z])|import \S+\._)",
+    r"^ *(?:from (?!services|models|pipelines|infra|benchmarks|__future__)(?:\S*\._\S* import|\S+ import "
+    r".*\b_[a-z])|import \S+\._)",
     re.MULTILINE,
 )
 

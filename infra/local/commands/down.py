@@ -27,7 +27,7 @@ def stop_stack(settings: Settings) -> bool:
             _terminate(supervisor_pid)
         if time.monotonic() > give_up_s:
             raise EnvironmentFault(
-                f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
+                f"a stack runs from {settings.state_dir}, but its record is damaged; end its `tailrace up`"
                 if supervisor_pid is None
                 else f"the supervisor (pid {supervisor_pid}) does not stop; kill -9 it and repeat"
             )

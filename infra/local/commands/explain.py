@@ -35,7 +35,7 @@ class Door:
     def hint(self) -> str:
         """Return what to try if no gateway answers."""
         if self.local_url and self.url.rstrip("/") != self.local_url:
-            return f"this machine's stack has its REST door at {self.local_url}"
+            return f"the REST address of this machine's stack is {self.local_url}"
         return "is the stack up? `tailrace status`"
 
 
@@ -108,7 +108,7 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
 def _refusal(answer: httpx.Response, error: Any, hint: str) -> Exception:
     """Return the error for the gateway's refusal, in one line."""
     if not isinstance(error, dict):
-        return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}; {hint}")
+        return EnvironmentFault(f"{answer.url} is not a Tailrace gateway: status {answer.status_code}; {hint}")
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NotFound(error["message"], error["fix"])
     if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:

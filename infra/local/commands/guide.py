@@ -28,7 +28,7 @@ def describe_stack(settings: Settings, bundle_version: str) -> str:
             f"Redis    {settings.redis_host}:{settings.redis_port}",
             f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
             f"state    {settings.state_dir}",
-            f"logs     {gateway_log(settings)}    (requests; others beside it)",
+            f"logs     {gateway_log(settings)}    (requests; other logs in the same folder)",
             f"Ray      {ray_logs(settings.state_dir)}    (its logs while it runs)",
         ]
     )
@@ -90,7 +90,8 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
         scheme, names, trust = "grpcs", "Client, Tls", f", tls=Tls('{_authority(settings.tls_dir)}')"
     key = ", api_key='$TAILRACE_KEY'" if settings.api_keys_file else ""
     client = f"Client('{scheme}://{settings.grpc_address}'{trust}{key})"
-    return f"""{python} -c "from tailrace_client import {names}; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))\""""
+    code = f"from tailrace_client import {names}; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))"
+    return f'{python} -c "{code}"'
 
 
 def _authority(tls_dir: Path) -> Path:

@@ -202,7 +202,7 @@ def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, 
     edge = edge_folder(settings.state_dir)
     while not (answers_http(settings.inner_host, settings.inner_http_port, "/readyz") and ray_is_up(edge)):
         if time.monotonic() > give_up_s:
-            raise EnvironmentFault(f"no bundle answers; see {settings.state_dir / 'logs' / 'serve.log'}")
+            raise EnvironmentFault(f"no request was answered; see {settings.state_dir / 'logs' / 'serve.log'}")
         supervisor.tick()
 
 

@@ -185,7 +185,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; free the port or set another") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; free the port or set another port"
+        ) from error
     listening.set_inheritable(True)
     return listening
 

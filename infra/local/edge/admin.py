@@ -64,7 +64,7 @@ def use_ray_host(folder: Path, host: str, *, is_used: bool) -> None:
         if row["svname"].startswith(RAY_SERVER) and row["addr"].rpartition(":")[0].strip("[]") == host
     ]
     if not found:
-        raise ConfigError(f"{host}: none of the edge's --ray-host")
+        raise ConfigError(f"{host}: unknown; give one of the edge's --ray-host")
     for server in found:
         send(folder, f"set server {server} state {'ready' if is_used else 'drain'}")
 

@@ -91,7 +91,10 @@ _ONE_READING = _refusal(
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
-_OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} {{ var(txn.others) -m int gt 0 }}"
+_OVER_LIMIT = (
+    "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} "
+    "{{ var(txn.others) -m int gt 0 }}"
+)
 """Matches if more recommendations are in flight through this door than the gateways answer in time.
 
 A limit that is not a number reads as 0, which disables it. A batch with no other call in flight passes: otherwise
@@ -246,12 +249,14 @@ class EdgePlan:
             "http-request set-var(txn.more) var(txn.size),sub(1)",
             f"http-request track-sc0 int({door}) table {IN_FLIGHT_TABLE} if is_ranked",
             *(
-                f"http-request track-sc{1 + bit} int({10 * door + bit}) table {IN_FLIGHT_TABLE} if is_batch {{ var(txn.more),and({1 << bit}) gt 0 }}"
+                f"http-request track-sc{1 + bit} int({10 * door + bit}) table {IN_FLIGHT_TABLE} "
+                f"if is_batch {{ var(txn.more),and({1 << bit}) gt 0 }}"
                 for bit in bits
             ),
             "http-request set-var(txn.in_flight) sc0_conn_cur if is_ranked",
             *(
-                f"http-request set-var(txn.in_flight) int({10 * door + bit}),table_conn_cur({IN_FLIGHT_TABLE}),mul({1 << bit}),add(txn.in_flight) if is_ranked"
+                f"http-request set-var(txn.in_flight) int({10 * door + bit}),table_conn_cur({IN_FLIGHT_TABLE}),"
+                f"mul({1 << bit}),add(txn.in_flight) if is_ranked"
                 for bit in bits
             ),
             "http-request set-var(txn.others) var(txn.in_flight),sub(txn.size)",
@@ -262,7 +267,10 @@ class EdgePlan:
             rules += [
                 f"http-request set-var(txn.share) int({least})",
                 f"http-request set-var(txn.share) req.hdr(x-api-key),{share} if {{ req.hdr(x-api-key) -m found }}",
-                f"http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} if {{ req.hdr(authorization) -m found }}",
+                (
+                    f"http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} "
+                    "if { req.hdr(authorization) -m found }"
+                ),
                 "http-request set-var(txn.in_flight) var(txn.in_flight),mul(100),div(txn.share)",
             ]
         return "\n    ".join(rules)
@@ -304,7 +312,8 @@ class EdgePlan:
     acl is_crowded var(txn.in_flight),sub(txn.usual) -m int gt 0
     http-request set-var(txn.patience) var(txn.deadline),mul({self.node_patience_percent}),div(100)
     acl has_others nbsrv({door}) ge 2
-    http-request set-timeout server var(txn.patience) if is_recommendation has_others !is_short !is_rationale !is_crowded
+    http-request set-timeout server var(txn.patience) \
+if is_recommendation has_others !is_short !is_rationale !is_crowded
 """
 
     def _tls(self, protocols: str) -> str:
@@ -362,7 +371,7 @@ defaults
     mode http
     option http-no-delay
     option abortonclose
-    # how long a request may take is the gateways' decision; these are as long as those of Ray's ingress
+    # the gateways decide how long a request may take; these timeouts equal those of Ray's ingress
     timeout client 3600s
     timeout server 3600s
     timeout http-request 10s
@@ -374,7 +383,7 @@ defaults
     retry-on conn-failure empty-response
 {retryable}    option httpchk GET /healthz
     http-check expect status 200
-    # the limit, also where no caller uses REST; a gateway that announces none sets none
+    # the limit, also where no caller uses REST; without an announcement there is no limit
     http-check unset-var(proc.limit_rest)
     http-check unset-var(proc.limit_grpc)
     http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
@@ -383,21 +392,24 @@ defaults
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
 
 backend {in_flight}
-    # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and those refused
+    # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals
     stick-table type integer size {entries} store conn_cur,gpc0,http_req_rate(1s)
 
 frontend rest
     bind {bind_http}
 {named}{one_reading}    {count_rest}
     http-request sc-inc-gpc0(0) if {over_limit_rest}
-    http-request return status 429 content-type application/json hdr retry-after 1 lf-string '{overloaded}' if {over_limit_rest}
+    http-request return status 429 content-type application/json hdr retry-after 1 \
+lf-string '{overloaded}' if {over_limit_rest}
     {mark}
-    # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
+    # the caller's address replaces its headers' claims, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
-    # a gateway announces how many may be in flight through each door; no caller sees it
-    http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) if {{ res.hdr(x-edge-limit) -m found }}
-    http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) if {{ res.hdr(x-edge-limit) -m found }}
+    # a gateway announces the limit in flight of each door; callers do not see it
+    http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) \
+if {{ res.hdr(x-edge-limit) -m found }}
+    http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) \
+if {{ res.hdr(x-edge-limit) -m found }}
     http-response del-header x-edge-limit
 {readable_id}    default_backend rest
 
@@ -405,7 +417,8 @@ frontend grpc
     bind {bind_grpc}
     {count_grpc}
     http-request sc-inc-gpc0(0) if {over_limit_grpc}
-    http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit_grpc}
+    http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 \
+hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit_grpc}
     {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds

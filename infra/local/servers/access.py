@@ -26,7 +26,7 @@ def check_access(settings: Settings) -> None:
         ("KAFKA_BOOTSTRAP", settings.kafka_bootstrap.rpartition(":")[0], False),
     ):
         if not (is_guarded or is_loopback(host)):
-            raise ConfigError(f"TAILRACE_{key}: everybody could use the embedded server at {host}; set 127.0.0.1")
+            raise ConfigError(f"TAILRACE_{key}: other machines could use the embedded server at {host}; set 127.0.0.1")
     if settings.redis_password_file is not None:
         valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
 
@@ -51,7 +51,8 @@ def valkey_access(username: str, password: str) -> str:
     """Return the user file: one user may do everything, all others nothing. Raises ConfigError."""
     if set(username + password) & set(" \t\r\n'\""):
         raise ConfigError(
-            "TAILRACE_REDIS_PASSWORD_FILE: the embedded store accepts no quotes or blanks in user or password; choose another"
+            "TAILRACE_REDIS_PASSWORD_FILE: the embedded store accepts no quotes or blanks in user or password; "
+            "choose another"
         )
     if not username:
         return f"requirepass {password}\n"

@@ -28,6 +28,7 @@ SERVING_ENVIRONMENT = {
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of the CPU weight of their neighbours
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # default 0.1: half of the controller's processor time at rest
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # default 1,000 in throughput mode: a crash loses tracebacks
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

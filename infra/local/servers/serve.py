@@ -96,7 +96,7 @@ def _end_with(server_pid: int) -> NoReturn:
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
     with suppress(OSError):  # a full disk behind the log
-        sys.stderr.write("one of Ray's servers died\n")
+        sys.stderr.write("a server of Ray died\n")
     os._exit(1)
 
 

@@ -190,7 +190,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
 def _check_apart(ports: list[Port]) -> None:
     """Raise ConfigError with a line for each two parts with the same port."""
     if faults := [
-        f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
+        f"{other.setting}: {other.number} is already the port of {one.setting}; give each its own port"
         for one, other in combinations(ports, 2)
         if one.meets(other)
     ]:

@@ -58,7 +58,7 @@ def why_taken(port: Port) -> str | None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             holder = _holder(port.number)
-            return f"port {port.number} is taken{holder}; stop that, or set {port.setting} to another port"
+            return f"port {port.number} is taken{holder}; stop its owner, or set {port.setting} to another port"
         is_host = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
         setting = port.host_setting if is_host else port.setting
         return f"cannot listen on {port.host}:{port.number} ({error.strerror}); change {setting}"

@@ -66,11 +66,13 @@ class StackFile:
         folder, record = self._run_dir.parent, self.read()
         if record is not None and record.stage == "store":
             return EnvironmentFault(
-                f"`tailrace pipeline` or another offline command (pid {record.supervisor_pid}) runs a feature store from {folder}; "
-                "wait until it ends (`tailrace down` would end it), or set TAILRACE_STATE_DIR to another folder"
+                f"`tailrace pipeline` or another offline command (pid {record.supervisor_pid}) runs a feature store "
+                f"from {folder}; wait until it ends (`tailrace down` would end it), or set TAILRACE_STATE_DIR to "
+                "another folder"
             )
         return EnvironmentFault(
-            f"a stack runs already from {folder}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
+            f"a stack already runs from {folder}; stop it with `tailrace down`, or set TAILRACE_STATE_DIR to another "
+            "folder"
         )
 
     def release(self) -> None:

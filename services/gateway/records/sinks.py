@@ -110,10 +110,21 @@ class Impressions:
         """Send the impression after the answer is sent.
 
         An answer from memory has no impression: it would cost as much as the answer, and all callers get the same
-        items.
+        items. During a release it is recorded as a request without a list of its version.
         """
         if record.routing is not None:
             asyncio.get_running_loop().call_soon(self._offer, record, record.routing)
+        else:
+            self.failed(
+                FailureRecord(
+                    request=record.request,
+                    name=record.name,
+                    version=record.answer.bundle_version,
+                    variant=record.variant,
+                    code=record.answer.reason.value,
+                    now_ms=record.now_ms,
+                )
+            )
 
     def failed(self, record: FailureRecord) -> None:
         """Send a record of a known user's request without a list; only during a release, for canary analysis."""

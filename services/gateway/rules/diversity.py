@@ -1,7 +1,7 @@
 """Diversity: maximal marginal relevance (Carbonell and Goldstein, 1998) over the items' vectors.
 
 The next item maximizes  (1 - d) * relevance - d * max(cosine with the items before it). Relevance is the score scaled
-to 0 to 1 over the candidates; the maximum over no items is 0; ties go to the earlier candidate. An item without a
+to 0 to 1 over the compared candidates; the maximum over no items is 0; ties go to the earlier candidate. An item without a
 vector is similar to no other item.
 """
 
@@ -15,16 +15,19 @@ from services.gateway.rules.slate import Known, Slate
 MAX_PLACES = 100
 """Maximum positions chosen by diversity, also limited to twice the free positions since caps skip some; later
 candidates stay in score order."""
+MAX_COMPARED = 10 * MAX_PLACES
+"""Only this many leading candidates are compared: a list of thousands would hold the event loop for tens of ms."""
 
 
 def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
     """Yield the candidates' ranks in the new order, computed lazily."""
     weight = rules.diversity or 0.0
-    vectors = known.vectors(slate.indices) if len(slate.indices) > 1 and weight else None
+    leading = slate.indices[:MAX_COMPARED]
+    vectors = known.vectors(leading) if len(leading) > 1 and weight else None
     if vectors is None:
         yield from order
         return
-    relevant = ((1.0 - weight) * relevance(slate.scores)).astype(np.float32)
+    relevant = ((1.0 - weight) * relevance(slate.scores[:MAX_COMPARED])).astype(np.float32)
     unlike, best = np.float32(-weight) * vectors, 0
     value, beside = np.full_like(relevant, np.inf), np.empty_like(relevant)
     for _ in range(min(MAX_PLACES, len(relevant), 2 * slate.num_free)):
@@ -34,6 +37,7 @@ def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) ->
         value[best] = -np.inf
         best = int(value.argmax())
     yield from np.flatnonzero(value > -np.inf).tolist()
+    yield from range(len(leading), len(slate.indices))
 
 
 def relevance(scores: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ TABLE_BITS: dict[WeightKind, int | None] = {"model": None, "int8": None, "int8_a
 _MULTIPLIER_BYTES = 1 / 32
 """Additional bits per 4-bit weight for its group's multiplier (`services.llm.engine.cpu.quantise`)."""
 INTERNAL_FIELDS = {
-    "cpu_kernels": "compiled kernels fall back to torch by themselves; torch alone is for comparison in tests and benchmarks",
+    "cpu_kernels": "compiled kernels fall back to torch; only tests and benchmarks choose torch, for comparison",
     "kernel_cache": "one folder per user, shared by all stacks; images carry kernels that were compiled ahead",
     "uses_graphs": "graphs are always faster on CUDA; off is for comparison",
     "is_asynchronous": "follows from the device; set in tests of both ways",

@@ -25,7 +25,7 @@ from models.registry import BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
 from services.items.follower import ITEMS_START_S, ItemFollower
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
@@ -46,6 +46,7 @@ log = structlog.get_logger()
 _CPU_BLOCKS = 4_096
 _MODEL_NAME = "ranker"
 """Name of the ranking model in the metrics, the same for all bundles."""
+_RETRY_AFTER_S = 1.0
 _STEPS_PER_LONGEST = 10
 """A step is planned to take this fraction of the time after which it may count as hung."""
 
@@ -172,7 +173,10 @@ class LlmDeployment:
     async def _rank(self, request: RankRequest) -> Reply:
         try:
             running = self._engines.of(request.bundle_version)
+            if self._items.knowledge is Knowledge.NONE:  # hidden items would be ranked
+                raise DependencyUnavailable("states of items", _RETRY_AFTER_S)
             deadline_s = time.monotonic() + request.budget_ms / 1_000
+            await running.bundle.shown.compile(request.filters, deadline_s)
             ended = await self._run(running, request, deadline_s)
             record_spans(ended)
             if ended.outcome.status is not Status.DONE:

@@ -4,12 +4,17 @@ The engine's cost of a new mask grows with the catalogue, so a mask of all items
 since then are listed separately. Items that are shown again wait for the next mask.
 """
 
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.contracts.recommend import Filters
-from services.items.expression import Expressions
+from services.errors import DeadlineExceeded
+from services.items.expression import Budget, Expressions
 from services.items.layout import ItemLayout
 
 _KEPT_S = 0.5
@@ -26,12 +31,28 @@ class _Kept:
 
 
 class ShownItems:
-    """The masks over the items of one bundle. Not thread-safe."""
+    """The masks over the items of one bundle, for one event loop. Expensive expressions are compiled in a thread."""
 
     def __init__(self, items: ItemLayout) -> None:
         self._items = items
-        self._expressions = Expressions(items)
+        self._expressions = Expressions(items, lock=threading.Lock())
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="filters")
         self._kept = _Kept(None, -1, 0.0)
+
+    async def compile(self, filters: Filters, deadline_s: float) -> None:
+        """Compile the filters' expression for `masks`, within the budget of one call.
+
+        Raises InvalidRequest beyond the budget, DeadlineExceeded past `deadline_s` on the monotonic clock.
+        """
+        if (clause := filters.expression) is None:
+            return
+        Budget().spend(clause, "filters", self._expressions)
+        if self._expressions.compiled_soon([clause]) is None:
+            running = asyncio.get_running_loop().run_in_executor(self._compiling, self._expressions.mask, clause)
+            try:
+                await asyncio.wait_for(running, deadline_s - time.monotonic())
+            except TimeoutError as error:
+                raise DeadlineExceeded("filters") from error
 
     def masks(self, filters: Filters, now_s: float) -> tuple[np.ndarray | None, list[int]]:
         """Return the items that may be shown, (num_known,) bool or None for all, and the indices of items hidden since.

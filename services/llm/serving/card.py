@@ -42,7 +42,7 @@ def open_card(device: str) -> Card | None:
     index, count = torch.device(device).index or 0, torch.cuda.device_count()
     if index >= count:
         raise ConfigError(
-            f"TAILRACE_LLM_DEVICE: {device} is not there, this process sees {count} CUDA devices; set it to "
+            f"TAILRACE_LLM_DEVICE: {device} does not exist, this process sees {count} CUDA devices; set it to "
             + (f"cuda:{count - 1} or lower" if count else "cpu, or give the process a card and its driver")
         )
     properties = torch.cuda.get_device_properties(index)
@@ -62,7 +62,7 @@ def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: Kv
     if dtype == "bfloat16" and card.capability < (8, 0):
         raise ConfigError(
             f"{dtype_setting}: bfloat16 needs compute capability 8.0, and {have}; set it to float32, "
-            f"which runs there for models whose heads have at most {_OLD_HEAD_DIM} numbers"
+            f"which runs there for models whose heads have at most {_OLD_HEAD_DIM} dimensions"
         )
     if kv_kind == "fp8" and card.capability < (8, 9):
         raise ConfigError(f"TAILRACE_KV_KIND: fp8 needs compute capability 8.9, and {have}; set it to int8 or model")
@@ -120,8 +120,9 @@ class KvPoolSize:
             return config
         if self.card.capability < (8, 0) and shape.head_dim > _OLD_HEAD_DIM:
             raise ConfigError(
-                f"TAILRACE_LLM_DEVICE: the model's heads have {shape.head_dim} numbers, and {self.card.device} ({self.card.name}) "
-                f"has shared memory for {_OLD_HEAD_DIM}; set it to cpu, or to a card of compute capability 8.0 or higher"
+                f"TAILRACE_LLM_DEVICE: the model's heads have {shape.head_dim} dimensions, and {self.card.device} "
+                f"({self.card.name}) has shared memory for {_OLD_HEAD_DIM} at most; set it to cpu, or to a card of "
+                "compute capability 8.0 or higher"
             )
         sizes = number_sizes(shape, number_bytes, config.kv_kind)
         block_bytes = config.block_tokens * shape.num_hidden_layers * sizes.kv_token_layer
@@ -133,7 +134,7 @@ class KvPoolSize:
 
     def _refusal(self, wanted: int, most: int, block_bytes: float, free_bytes: int) -> str:
         assert self.card is not None, "only a card refuses"
-        setting, fix = self.setting, f"{max(most, 0)} or less, or leave it out"
+        setting, fix = self.setting, f"{max(most, 0)} or less, or remove it"
         if self.num_blocks is None:
             setting = "TAILRACE_KV_MEMORY_SHARE"
             percent = int(100 * max(most, 0) * block_bytes / self.card.free_bytes)  # rounded down, so that it fits
@@ -142,5 +143,5 @@ class KvPoolSize:
             setting, fix = "TAILRACE_LLM_DEVICE", "a card with more free memory"
         return (
             f"{setting}: {wanted:,} KV blocks take {wanted * block_bytes / _GIB:.1f} GiB, and {self.card.device} "
-            f"({self.card.name}) has {free_bytes / _GIB:.1f} GiB free beside the weights; set it to {fix}"
+            f"({self.card.name}) has {free_bytes / _GIB:.1f} GiB free after the weights; set it to {fix}"
         )

@@ -52,13 +52,13 @@ class ChatTemplate:
             return self._template.render({**(variables or {}), **ours, **self._special_tokens})
         except Exception as error:  # so may rendering
             fix = "send roles in the order that it takes" + (f", and {_FIELD} of its types" if variables else "")
-            raise InvalidRequest("messages", f"the model's chat template refuses them ({error})", fix) from error
+            raise InvalidRequest("messages", f"the model's chat template rejects them ({error})", fix) from error
 
     def _check(self, variables: Mapping[str, Any]) -> None:
         unread = next((name for name in variables if name not in self.variables), None)
         if unread is not None:
             known = ", ".join(sorted(self.variables))
-            fix = f"it reads {known}" if known else f"leave {_FIELD} out: it reads none"
+            fix = f"send only {known}" if known else f"remove {_FIELD}: the template reads no variables"
             raise InvalidRequest(f"{_FIELD}.{unread}", "the model's chat template reads no such variable", fix)
 
 
@@ -105,7 +105,9 @@ def _default_of(given: Any) -> str | None:
         named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
         given = named[0].get("template") if named else None
     if not isinstance(given, str | None):
-        raise CheckpointError("tokenizer_config.json: chat_template is neither a template nor a list of named ones")
+        raise CheckpointError(
+            "tokenizer_config.json: chat_template is neither a template nor a list of named templates"
+        )
     return given
 
 

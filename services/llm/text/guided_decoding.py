@@ -36,11 +36,11 @@ _MAX_EXPONENT = 400
 _FIXES = {
     "oneOf constraints": (
         "oneOf: the alternatives may overlap",
-        "send anyOf, or give them a required constant that differs",
+        "send anyOf, or give each alternative a required constant of its own",
     ),
     "Unimplemented keys": ("", "remove it from the schema, and check it in the answer"),
     "Unknown format": ("", "send a pattern"),
-    "Failed to generate regex": ("", "send bounds nearer to 0, or none"),
+    "Failed to generate regex": ("", "send bounds nearer to 0, or no bounds"),
     'is not a "regex"': ("", "send a pattern without look-around and back-references"),
 }
 """llguidance's problems that need rewording for our callers: the problem (empty: unchanged) and the fix."""

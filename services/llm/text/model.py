@@ -111,7 +111,7 @@ class LoadedText:
 
     def _check(self, request: TextRequest) -> None:
         if request.model not in ("", self.model.name):
-            raise NotFound(f"model {request.model!r} is not served here", f"ask for {self.model.name!r}")
+            raise NotFound(f"model {request.model!r} is not served here", f"send {self.model.name!r}")
         if not 1 <= request.n <= self.limits.max_choices:
             raise InvalidRequest("n", f"{request.n} is out of range", f"send 1 to {self.limits.max_choices}")
 
@@ -188,7 +188,7 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate 
         given = read_optional(folder / name).get("eos_token_id")
         ids = given if isinstance(given, list) else [] if given is None else [given]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
-            raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is no token id")
+            raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is not a token id")
         found |= set(ids)
     eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
     if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:

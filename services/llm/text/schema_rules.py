@@ -7,6 +7,7 @@ r"""Prepares a JSON schema for llguidance: rewrites inexactly supported keywords
     date, time, date-time,    patterns whose texts validators accept: February 29 only in leap years, no second 60,
     email, hostname           bounded labels
     patternProperties         rejected if a pattern matches a declared property
+    const, enum               integers that no float holds are rejected: llguidance would round them
     unbounded recursion       rejected: no finite text satisfies it
 
 A rewritten schema allows the same texts or fewer, never more.
@@ -30,6 +31,7 @@ _DIGITS = 12
 """Significant decimal digits between an exclusive bound and the inclusive bound that replaces it."""
 _MOST_INTEGER = 2**63 - 1024
 """The largest float below 2^63."""
+_MOST_FLOAT = 2**1023
 _SPACE = r"\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _YEAR, _MONTH_DAY = r"[0-9]{4}", r"(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 _LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -66,6 +68,8 @@ def _prepare(schema: Any, path: str, matcher: Matcher) -> Any:
     if not isinstance(schema, dict):
         return schema
     _refuse_overlaps(schema, path, matcher)
+    for name in ("const", "enum"):
+        _refuse_inexact(schema.get(name), f"{path}/{name}")
     made = {**schema, **_bounds(schema, path)}
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
         made.pop(name, None)
@@ -95,6 +99,18 @@ def _refuse_overlaps(schema: Schema, path: str, matcher: Matcher) -> None:
         if name is not None:
             problem = f"{pattern!r:.80} matches the declared property {name!r:.80}"
             raise refusal(f"{path}/patternProperties", problem, "declare the property only, or change the pattern")
+
+
+def _refuse_inexact(value: Any, path: str) -> None:
+    """Reject an integer that llguidance, which computes with floats, would round."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _refuse_inexact(one, path)
+    elif isinstance(value, int) and abs(value) > 2**53:
+        nearest = float(value) if abs(value) < _MOST_FLOAT else 0.0
+        written = int(nearest) if abs(value) < 2**63 else int(Decimal(repr(nearest)))
+        if written != value:
+            raise refusal(path, f"{value!s:.40} cannot be written exactly", "send integers up to 2^53, or text")
 
 
 def _bounds(schema: Schema, path: str) -> Schema:
@@ -188,9 +204,9 @@ class _Finite:
 
     def is_root_finite(self) -> bool:
         """Whether a finite text can satisfy the root."""
-        num_finite = -1
+        progress = (-1, -1)
         while not self._of(self._root):
-            if num_finite == (num_finite := sum(self._is_finite.values())):
+            if progress == (progress := (len(self._is_finite), sum(self._is_finite.values()))):
                 return False
             for reference in reversed(list(self._is_finite)):
                 self._is_finite[reference] = self._is_finite[reference] or self._of(self._target(reference))

@@ -280,7 +280,7 @@ class Eraser:
         if now_s < self._absent_s.get(path, 0.0):
             return False
         self._absent_s[path] = now_s + _LOOK_AGAIN_S
-        problem = "absent, so erasures stay open; mount it, or make the folder if no pipeline ever runs"
+        problem = "missing, so erasures stay open; mount it, or create the folder if no pipeline ever runs"
         raise FileNotFoundError(errno.ENOENT, problem, str(path))
 
     def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:

@@ -135,7 +135,10 @@ def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
     """A step's end also ends its child processes, which would hold the card's memory; other steps still run."""
     locked = tmp_path / "locked"
     locked.touch()
-    child = f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    child = (
+        f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); time.sleep(60)"
+    )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     wanted = [
         script("hangs", parent, 5),
@@ -180,17 +183,6 @@ def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
         assert log is not None
         assert log.read().endswith(b"the end")
     assert (tmp_path / ARCHIVE).stat().st_size < 16 * 2**20
-
-
-def test_an_unknown_part_is_refused_with_the_parts(tmp_path: Path) -> None:
-    """The listed parts include those that run only on request."""
-    command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--part", "beam"]
-
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-
-    assert done.returncode == 2
-    assert "choose from smoke, oracle" in done.stderr
-    assert "kernel-tests" in done.stderr
 
 
 def _can_lock(path: Path) -> bool:

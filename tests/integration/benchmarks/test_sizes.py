@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.capacity.footprint import store_bytes
+from benchmarks.load.footprint import store_bytes
 from services.features.repo import RepoAddress
 from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter

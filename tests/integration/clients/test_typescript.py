@@ -79,7 +79,10 @@ def test_the_compiler_takes_the_client_and_what_callers_may_write(tmp_path: Path
     lines = [
         'import { Client, type Recommendation } from "./client.ts";',
         'const client = new Client("http://host", { apiKey: "key" });',
-        'export const answer: Recommendation = await client.recommend({ user_id: "u", k: 5, filters: { categories: ["a"] } });',
+        (
+            'export const answer: Recommendation = await client.recommend({ user_id: "u", k: 5, filters: { '
+            'categories: ["a"] } });'
+        ),
         "export const score: number | undefined = answer.items[0]?.score;",
         'export const bundle = await client.call("get", "/v1/bundle", {});',
         "export const size: number = bundle.num_items;",
@@ -153,7 +156,10 @@ def test_a_dot_fits_in_no_path(user_id: str) -> None:
     """A path parameter that `fetch` would read as another path, also encoded, is refused before it is sent."""
     given = f'{{ path: {{ user_id: "{user_id}" }} }}'
     with running([OK]) as server:
-        script = f'const call = () => new Client(address).call("delete", "/v1/users/{{user_id}}", {given}); done(await caught(call()));'
+        script = (
+            f'const call = () => new Client(address).call("delete", "/v1/users/{{user_id}}", {given}); done(await '
+            "caught(call()));"
+        )
         outcome = in_node(script, server.address)
         assert (outcome["code"], outcome["field"], list(server.requests)) == ("invalid_request", "user_id", [])
 
@@ -168,7 +174,10 @@ def test_nobody_listens() -> None:
 
 def test_a_callers_signal_ends_the_call() -> None:
     """An aborted call throws the signal's own reason, not a server error."""
-    script = "const signal = AbortSignal.timeout(50); done(await caught(new Client(address).recommend({ user_id: 'u' }, { deadlineMs: 5_000, signal })));"
+    script = (
+        "const signal = AbortSignal.timeout(50); done(await caught(new Client(address).recommend({ user_id: 'u' }, { "
+        "deadlineMs: 5_000, signal })));"
+    )
     with running([Step(200, ANSWER, delay_s=1.0)]) as server:
         outcome = in_node(script, server.address)
 

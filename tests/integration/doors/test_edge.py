@@ -233,7 +233,7 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
 @pytest.mark.parametrize("door", ["rest", "grpc"])
 def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> None:
     """A batch counts by its size: five of six leave room for one request; without a size it counts as 100, and passes
-    only when nothing else is in flight.
+    only without other requests in flight.
     """
     whole = {
         "requests": [{name: value for name, value in LONG.items() if name != "deadline_ms"}] * 5,

@@ -114,5 +114,5 @@ def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
 
     assert (all(answered), sent) == (True, before)
     wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes again")
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.9: none of the edge"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.9: unknown; give one of the edge"):
         use_ray_host(nodes.folder, "10.0.0.9", is_used=True)

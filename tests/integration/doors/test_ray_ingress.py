@@ -29,7 +29,7 @@ from tests.support.wait import until, wait_for
 def write_configuration(
     folder: Path, settings: Settings, http_port: int, grpc_port: int, hosts: tuple[str, ...] = (HOST,)
 ) -> Path:
-    """Write the configuration as Ray Serve does, for a replica on each host and Ray's fallback proxy, which holds requests."""
+    """Write the configuration as Ray Serve does, for a replica on each host and Ray's fallback proxy."""
     from ray.serve._private.common import RequestProtocol
     from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
     from ray.serve.config import HTTPOptions, gRPCOptions

@@ -106,7 +106,8 @@ from services.features.repo import import_feast
 import_feast()
 import kafka  # reads its schemas by a function that is deprecated
 Counter("ours", "made afterwards").inc()
-print(json.dumps({"torch": "torch" in sys.modules, "names": [os.environ.get(name) for name in sys.argv[1:]]}), flush=True)
+names = [os.environ.get(name) for name in sys.argv[1:]]
+print(json.dumps({"torch": "torch" in sys.modules, "names": names}), flush=True)
 os.kill(os.getpid(), 9)
 """
 

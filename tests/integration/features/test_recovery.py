@@ -354,8 +354,8 @@ def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
 
 
 def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> None:
-    """When scaling from one worker to two, the new worker waits for owned partitions and takes them when the old one
-    ends.
+    """When scaling from one worker to two, the new worker waits for owned partitions and takes them when the old
+    worker ends.
     """
     other = Rig(rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2}), rig.features, rig.broker)
     rig.start_worker()

@@ -20,7 +20,7 @@ from tests.unit.pipelines.publication.test_cold_start import ITEMS
 
 
 def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tmp_path: Path) -> None:
-    """A name whose bundle cannot take items, or without a bundle, is reported with the reason; nothing is published."""
+    """A name without a bundle that takes items is reported with the reason, without a publication."""
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address, names="default,mail")
     store = BundleStore.of(settings)
     publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), datetime(2026, 1, 2, tzinfo=UTC), lambda _: None)
@@ -42,7 +42,7 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
     assert "mail: nothing published as mail" in nothing_new[1]
     assert refused[0] == 1
     assert "default: " in refused[1]
-    assert "has no models that new items could join" in refused[1]
+    assert "has no models that could rank new items" in refused[1]
     assert len(store.versions()) == 1
 
 

@@ -247,7 +247,10 @@ def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path
 
 def test_callers_networks_and_namespaces_are_admitted() -> None:
     """Callers are admitted by address, as load balancers need, and by a namespace's name, without a label."""
-    options = "callers.cidrs={10.0.0.0/8},callers.namespaces={shop},callers.metricsNamespaces={obs},callers.operatorNamespaces={ray}"
+    options = (
+        "callers.cidrs={10.0.0.0/8},callers.namespaces={shop},"
+        "callers.metricsNamespaces={obs},callers.operatorNamespaces={ray}"
+    )
     things = templated("--set", options)
     admitted = {
         name: the(things, "NetworkPolicy", f"tailrace-{name}")["spec"]["ingress"][0]["from"][1:]
@@ -385,7 +388,10 @@ def test_the_notes_name_what_to_do_next(tmp_path: Path) -> None:
     """
     copy = shutil.copytree(CHART, tmp_path / "chart")
     notes = copy / "templates/NOTES.txt"
-    body = f'{{{{- define "notes" }}}}\n{notes.read_text()}{{{{- end }}}}\nkind: Notes\ntext: {{{{ include "notes" . | quote }}}}\n'
+    body = (
+        f'{{{{- define "notes" }}}}\n{notes.read_text()}{{{{- end }}}}\nkind: Notes\ntext: {{{{ include "notes" . | '
+        f"quote }}}}\n"
+    )
     notes.with_name("notes.yaml").write_text(body)
     options = ("--namespace", "shop", "--kube-version", OLDEST, "--set", "apiKeys.secret=our-keys")
     done = helm("template", "tailrace", copy, *options, "--set", "ingress.enabled=true,ingress.host=shop.example")

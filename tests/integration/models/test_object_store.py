@@ -211,7 +211,7 @@ def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
             bucket_of(url).put("lock", b"another process")
             super().sweep()
 
-    with pytest.raises(StoreUnavailable, match="lock: another process took it; prune again"):
+    with pytest.raises(StoreUnavailable, match="lock: another process took the lock; prune again"):
         BundleStore(Slow(url, tmp_path / "slow", GIB)).prune(1)
     assert len(objects(url, "versions/")) == 4
     assert bytes(bucket_of(url).get("lock").bytes()) == b"another process"
@@ -414,7 +414,7 @@ def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
 
 def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the store's answer and the address setting; an unsupported URL is refused at once."""
-    with pytest.raises(StoreUnavailable, match=r"no such bucket; .* TAILRACE_BUNDLE_STORE"):
+    with pytest.raises(StoreUnavailable, match=r"bucket does not exist; .* TAILRACE_BUNDLE_STORE"):
         open_at("s3://nowhere/x", tmp_path).live_version()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(StoreUnavailable, match="SignatureDoesNotMatch"):

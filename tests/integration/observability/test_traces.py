@@ -26,6 +26,8 @@ from services.gateway.data_plane import DataPlane, Ports, build_data_plane
 from services.gateway.events.producer import TopicProducer
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
 from services.observability.tracing import open_tracing
@@ -101,6 +103,7 @@ async def scene(rig: Rig, features: RepoAddress, collector: Collector) -> AsyncI
     settings = rig.settings = rig.settings.model_copy(update=traced)
     rig.start_worker()
     publish_bundle(settings.bundle_root, "v1")
+    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
     replica = LlmDeployment(settings)
     reader = FeatureReader(features, settings.topic_partitions)
     plane = build(settings, reader, NearLlm(replica))

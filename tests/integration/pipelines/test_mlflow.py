@@ -86,7 +86,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server for all tests, each of which uses its own run names."""
     if shutil.which("mlflow") is None:
         pytest.skip(
-            "no command `mlflow`: its server is too large for the lock; install it apart, for example by `uv tool install mlflow`"
+            "no command `mlflow`: its server is too large for the lock; install it apart, for example by `uv tool "
+            "install mlflow`"
         )
     one = Server(tmp_path_factory.mktemp("mlflow"))
     one.start()

@@ -16,7 +16,6 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from benchmarks.quality.__main__ import measure
-from benchmarks.quality.nested import measure_nested
 from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
@@ -84,7 +83,7 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert "(training loss)" in shown
     assert bundle.manifest["training"]["memory"]["predicted"].keys() >= {"weights", "gradients", "optimizer"}
     assert "| memory of its steps | " in (bundle.path / "report.md").read_text()
-    assert "refit on 480 events, of which the judged models had learned 400" in " ".join(shown.split())
+    assert "refit on 480 events; the judged models had learned 400" in " ".join(shown.split())
 
 
 def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Places, options: PipelineOptions) -> None:
@@ -205,7 +204,7 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     assert BundleStore(places.bundle_root).live().manifest["repeats"] is True
     assert listed is not None
     assert {f"i{item:02d}" for item in favourites[0]} & {*listed.item_ids}
-    assert "seen items are learned and may be shown again: the bigram's NDCG@10" in shown
+    assert "seen items are learned and may be recommended again: the bigram's NDCG@10" in shown
 
 
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
@@ -254,23 +253,6 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
     assert live.judged_dir == live.path
     assert live.manifest.get("refit") is None
     assert live.catalogue().popularity.sum() == 400
-
-
-def test_the_nested_test_runs_the_whole_flow_without_the_labels(
-    tmp_path: Path, store: Server, options: PipelineOptions
-) -> None:
-    """The nested test learns from eleven of a user's twelve events; published and judged weights rank the same 40
-    labels.
-    """
-    places = places_in(tmp_path, store)
-
-    nested = measure_nested(options, places, quiet())
-
-    assert (nested.refit["num_events"], nested.refit["num_events_judged"]) == (40 * 11, 40 * 9)
-    for model in ("decoder", "student"):
-        assert len(nested.published[model]) == len(nested.unrefitted[model]) == 40
-    assert not np.array_equal(nested.published["decoder"], nested.unrefitted["decoder"])
-    assert not BundleStore(places.bundle_root).versions()
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.grid)])
@@ -369,7 +351,7 @@ def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, opti
 def test_lists_of_own_data_are_not_made_from_the_sample_data(places: Places) -> None:
     """A refresh without tables, which would use MovieLens' users, is refused with the options to give."""
     with pytest.raises(
-        ConfigError, match=r"--events: .* was made from the table 'events' .*; give --events and --items"
+        ConfigError, match=r"--events: .* was trained on the table 'events' .*; give --events and --items"
     ):
         refresh_lists(PipelineOptions(), places, quiet())
 

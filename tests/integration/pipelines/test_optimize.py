@@ -27,6 +27,8 @@ from pipelines.optimize.recipes import chosen
 from pipelines.options import Places
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleMoved, ConfigError, Overloaded
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
 from services.settings.settings import Settings
@@ -56,7 +58,7 @@ def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
 
 
 def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
-    """Children have parent, recipe, report and picture; the table gives reasons for other rows; nothing is promoted
+    """Children have parent, recipe, report and picture; the table gives reasons for other rows; no child is promoted
     unasked.
     """
     store = BundleStore(places.bundle_root)
@@ -159,6 +161,7 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
     store = BundleStore(places.bundle_root)
     parent = store.live()
     settings = Settings(state_dir=places.state_dir, bundle_poll_s=0.05, kv_num_blocks=64, llm_replicas=1)
+    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
     replica = LlmDeployment(settings)
     catalogue = parent.catalogue()
     histories = read_cases(

@@ -159,7 +159,7 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
     page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
     assert BundleStore(places.bundle_root).live_version() == before
     assert "item_knn" in shown.getvalue()
-    assert page.startswith("# Not published: the gate refused these models\n")
+    assert page.startswith("# Not published: the gate rejected these models\n")
     assert "published by force" not in page
     assert found["gate"]["problems"][-1].endswith("(--student-floor)")
     assert any(step.startswith("--student-epochs") for step in found["gate"]["next_steps"])

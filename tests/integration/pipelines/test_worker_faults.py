@@ -33,6 +33,7 @@ from tests.support.training.teams import LONG, TWO, Undisturbed, pids_of, saved_
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER
 
 
+@pytest.mark.grid  # tests/unit/pipelines/training/fit/test_checkpoints.py flips bytes of shards
 def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:
     """A damaged checkpoint of either rank falls back to the previous one, also with one process; the log names it."""
     stop_after(5, data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel="fsdp"))
@@ -70,7 +71,8 @@ def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_bef
 
 
 @pytest.mark.parametrize(
-    ("num_kills", "parallel"), [(2, "auto"), pytest.param(5, "auto", marks=pytest.mark.grid), (1, "pp2")]
+    ("num_kills", "parallel"),
+    [(2, "auto"), pytest.param(5, "auto", marks=pytest.mark.grid), pytest.param(1, "pp2", marks=pytest.mark.grid)],
 )
 def test_a_killed_rank_does_not_change_the_result(
     num_kills: int, parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
@@ -146,6 +148,7 @@ def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iter
         watching.join()
 
 
+@pytest.mark.grid  # test_attempts.py holds the smaller parts, test_parallel.py how such a rank ends
 def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(tmp_path: Path) -> None:
     """With memory for less than a whole batch, the warning has the planner's sizes, and the losses are unchanged."""
     ingested, tokens = write_ingested(tmp_path / "ingest", 400), tmp_path / "tokens"

@@ -37,7 +37,7 @@ RAY_ENVIRONMENT = {
 @pytest.mark.parametrize(
     ("tokens", "options"),
     [
-        ("weighted", SAMPLED),
+        pytest.param("weighted", SAMPLED, marks=pytest.mark.grid),  # the layouts below hold these options
         ("weighted-deep", replace(DROPPED_DECODER, teacher_weight=0.5)),
         pytest.param(
             "tokens", replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, num_parts=3)), marks=pytest.mark.grid
@@ -88,6 +88,7 @@ def test_a_divided_model_learns_what_a_whole_one_does(
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.grid  # the layout pp2 above, test_pipelined.py and test_recompute.py hold the parts
 def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_path: Path) -> None:
     """Pipeline stages with several code levels, micro-batches and dropout give the losses of one process."""
     options = replace(DROPPED_DECODER, teacher_weight=0.5, fit=replace(DROPPED_DECODER.fit, num_parts=2))
@@ -155,7 +156,7 @@ def test_a_refusal_on_a_rank_is_raised_as_it_was(team: Team, option: str, data: 
 def test_ray_train_starts_the_same_fit(
     data: Path, undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a temporary Ray cluster the weights equal, bit for bit, those of two local workers."""
+    """A temporary Ray cluster and two local workers train the same weights, bit for bit."""
     for name, value in RAY_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     here, expected = undisturbed("tokens", DROPPED_DECODER, TWO)
@@ -167,6 +168,7 @@ def test_ray_train_starts_the_same_fit(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.grid  # each layout above continues in one process; test_checkpoints.py holds both forms of files
 def test_the_number_of_workers_may_change_between_checkpoints(
     data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -236,7 +238,7 @@ def changed_file(tokens: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("what", ["a changed file", "another seed"])
+@pytest.mark.parametrize("what", ["a changed file", pytest.param("another seed", marks=pytest.mark.grid)])
 def test_a_rank_that_learns_from_something_else_is_found_at_that_step(what: str, data: Path, tmp_path: Path) -> None:
     """Before any weight changes, the error names the rank, the step and the difference. It is not retried."""
     other = {"tokens": changed_file(data / "tokens", tmp_path / "changed")} if what == "a changed file" else {"seed": 1}

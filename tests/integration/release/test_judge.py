@@ -102,7 +102,7 @@ def scene(tmp_path: Path, broker: Server) -> Iterator[Scene]:
 
 
 def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> None:
-    """Each stage begins a lead time after its record, uses its own impressions, and the last one promotes the
+    """Each stage begins a lead time after its record, uses its own impressions, and the last stage promotes the
     candidate.
     """
     canary = scene.release((Stage(0.3, 1.0), Stage(0.5, 1.0)), budgets=LENIENT)
@@ -142,7 +142,7 @@ def test_a_failing_candidate_is_rolled_back_with_the_reason(scene: Scene) -> Non
 
 
 def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Scene) -> None:
-    """After SIGKILL between looks, repeated records and late clicks, the counts equal those of one pass."""
+    """After SIGKILL between looks, repeated records and late clicks, the counts equal the counts of one pass."""
     canary = scene.release((Stage(0.5, 10_000.0),), budgets={"clicks": 0.9})
     lists, clicks = recorded(Traffic(seconds=600, click_factor=0.7), canary, "old", seed=1)
     send(scene.settings, lists, clicks[: len(clicks) // 2])
@@ -228,5 +228,5 @@ def test_a_release_that_nobody_saw_stays_and_says_what_it_lacks(scene: Scene) ->
     scene.release()
     scene.start()
 
-    assert "nobody was shown a list of it yet" in scene.reported().reason
+    assert "no user has received a list of it yet" in scene.reported().reason
     assert scene.store.record().canary is not None

@@ -25,6 +25,8 @@ from services.errors import (
     Overloaded,
     TailraceError,
 )
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.settings.settings import Settings
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.training.bundles import publish_bundle
@@ -55,7 +57,9 @@ def replica_pids() -> list[int]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings for a folder of this test."""
-    return Settings(state_dir=tmp_path, bundle_poll_s=0.1, kv_num_blocks=64)
+    settings = Settings(state_dir=tmp_path, bundle_poll_s=0.1, kv_num_blocks=64)
+    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
+    return settings
 
 
 @pytest.fixture

@@ -25,13 +25,17 @@ built = build_app(
     call_builder(import_attr(config.import_path), config.args), name=config.name, make_deployment_handle=lambda *_: None
 )
 infos = {
-    one.name: DeploymentInfo(deployment_config=one._deployment_config, replica_config=one._replica_config, start_time_ms=0, deployer_job_id="0")
-    for one in built.deployments
+    part.name: DeploymentInfo(
+        deployment_config=part._deployment_config, replica_config=part._replica_config,
+        start_time_ms=0, deployer_job_id="0",
+    )
+    for part in built.deployments
 }
 found = {}
 for name, info in override_deployment_info(infos, config).items():
     scaling, actor = info.deployment_config.autoscaling_config, info.replica_config.ray_actor_options
-    found[name] = {"cpus": actor.get("num_cpus"), "gpus": actor.get("num_gpus", 0), "env": actor["runtime_env"]["env_vars"],
+    found[name] = {"cpus": actor.get("num_cpus"), "gpus": actor.get("num_gpus", 0),
+                   "env": actor["runtime_env"]["env_vars"],
                    "min": scaling.min_replicas, "max": scaling.max_replicas, "policy": scaling.policy.policy_function,
                    "target": scaling.target_ongoing_requests, "ongoing": info.deployment_config.max_ongoing_requests,
                    "queued": info.deployment_config.max_queued_requests}

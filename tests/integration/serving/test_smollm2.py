@@ -91,7 +91,7 @@ def test_logits_are_transformers_logits(ours: Path, theirs) -> None:
 
 
 def test_a_chat_is_transformers_chat(ours: Path, theirs) -> None:
-    """The chat prompt and its greedy answer equal those of transformers' generate, token for token."""
+    """The chat prompt and its greedy answer equal transformers', token for token."""
     model, tokenizer = theirs
     prompt = load_chat_template(ours).render([ChatMessage(role="user", content=QUESTION)])
     token_ids = load_tokenizer(ours).encode(prompt, with_special_tokens=False)

@@ -227,7 +227,7 @@ def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back
     )
 
 
-@pytest.mark.parametrize("num_lives", [3, pytest.param(6, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("num_lives", [2, pytest.param(6, marks=pytest.mark.grid)])
 def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, rig: Rig) -> None:
     """With many users' erasures and killed workers, row and log hold exactly the events after each last erasure."""
     draw, sent = random.Random(5), list[Interaction | Erasure]()
@@ -275,6 +275,10 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
     assert all(one.user_id is None for one in tombstones)
 
 
+NUM_BY_FILE = BATCH_USERS + 1_200
+"""More users than the command sends at once."""
+
+
 def run_erase(rig: Rig, users: Path, out: Path) -> "subprocess.CompletedProcess[str]":
     """Run `tailrace erase`."""
     return subprocess.run(
@@ -289,7 +293,7 @@ def run_erase(rig: Rig, users: Path, out: Path) -> "subprocess.CompletedProcess[
 
 def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path) -> None:
     """After a kill behind the first batch the command resumes; finally all are erased, and a last run sends nothing."""
-    user_ids = [f"user, {number}" for number in range(4_200)]
+    user_ids = [f"user, {number}" for number in range(NUM_BY_FILE)]
     users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
     users.write_text("\n".join([*user_ids, user_ids[0]]))
     rig.send(*(click(number, user_id) for number, user_id in enumerate(user_ids[-50:])), click(99, OTHER))
@@ -309,16 +313,19 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     done = wait_for(
-        lambda: last if "4200 from everywhere" in (last := run_erase(rig, users, out)).stdout else None, 180.0
+        lambda: last if f"{NUM_BY_FILE} from everywhere" in (last := run_erase(rig, users, out)).stdout else None, 180.0
     )
 
     assert resumed.returncode == 0, resumed.stderr
-    assert f"4200 users accepted ({num_before} before this run)" in resumed.stdout
+    assert f"{NUM_BY_FILE} users accepted ({num_before} before this run)" in resumed.stdout
     assert sorted(row["user_id"] for row in rows) == sorted(user_ids)
-    assert "4200 users accepted (4200 before this run)\n4200 are gone from what requests read" in done.stdout
+    assert (
+        f"{NUM_BY_FILE} users accepted ({NUM_BY_FILE} before this run)\n{NUM_BY_FILE} are gone from what requests read"
+        in done.stdout
+    )
     assert rig.rows(*user_ids[-50:], OTHER).keys() == {OTHER}
     sent = [one for _, one in read_topic(rig.broker, "interactions") if b"erasure_id" in (one.value or b"")]
-    assert 4_200 <= len(sent) <= 4_200 + BATCH_USERS
+    assert NUM_BY_FILE <= len(sent) <= NUM_BY_FILE + BATCH_USERS
 
 
 def test_a_file_of_users_with_what_is_no_id_erases_nobody(rig: Rig, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def prompt_of(seed: int) -> list[int]:
 
 
 class Play:
-    """Runs a script on one engine and records the requests, their outcomes, the tokens of texts, and the sizes of the steps."""
+    """Runs a script on one engine and records requests, outcomes, the tokens of texts, and the sizes of steps."""
 
     def __init__(self, world: World, engine: Engine) -> None:
         self.world = world

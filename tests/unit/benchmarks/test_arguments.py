@@ -39,8 +39,6 @@ def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tup
         ("faults", "--nodes 3 --fault store-hang", "no fault with --nodes"),
         ("quality", "--sequences shop --items i.csv", "--sequences: not together with --events and --items; leave"),
         ("quality", "--seeds 0", "argument --seeds: '0' is not a whole number from 1 on"),
-        ("variants", "", "one of the arguments --sequences --version is required"),
-        ("variants", "--sequences a --version b", "--version: not allowed with argument --sequences"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(

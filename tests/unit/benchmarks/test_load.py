@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.faults.rows import door_of
 from benchmarks.load.audience import TIERS, Audience
+from benchmarks.load.clients import path_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
@@ -115,3 +116,8 @@ def test_the_mix_asks_either_door_for_every_tier() -> None:
         {"recent_item_ids": ["i"], "k": 10},
         {"user_id": "nobody-0", "k": 10},
     ]
+
+
+def test_an_id_is_encoded_in_a_path() -> None:
+    """Slashes, spaces and letters outside ASCII of an ID stay within its segment of the path."""
+    assert path_of("items", "a/b c?ü") == b"/v1/items/a%2Fb%20c%3F%C3%BC"

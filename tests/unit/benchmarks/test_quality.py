@@ -9,20 +9,16 @@ import polars as pl
 import pytest
 
 from benchmarks.quality.graph import TransitionGraph
-from benchmarks.quality.nested import NestedRun, hold_out, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
-from pipelines.data.roles import with_labels
 from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.scoring.metrics import Ranks
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import EventTable, ItemTable
-from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError
 from services.settings.settings import Settings
-from tests.support.training.synthetic import ratings, raw_items, write_arrivals
 
 SHORT, LONG = "history 0-9", "history 10-49"
 SLICES = {"all": np.ones(80, dtype=bool), SHORT: np.arange(80) < 40, LONG: np.arange(80) >= 40}
@@ -202,7 +198,10 @@ def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path
     [
         (
             {},
-            r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a line such",
+            (
+                r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a "
+                r"line such"
+            ),
         ),
         (
             {"items.jsonl": '{"item_id": 1}\n{"title": "x"}'},
@@ -232,37 +231,3 @@ def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
     assert own.state_dir == tmp_path / "quality"
     assert (own.redis_host, own.redis_tls_ca_file) == ("127.0.0.1", None)
     assert own.redis_port != settings.redis_port
-
-
-def test_the_nested_test_holds_each_last_label_and_all_after_it_out(tmp_path: Path) -> None:
-    """Each user's last label and all later events are held out; users with fewer than three labels are excluded."""
-    events = ratings(*[("ann", item) for item in "abcd"], ("bob", "a"), ("bob", "b"))
-    kinds = pl.Series(["rating", "rating", "rating", "view", "rating", "rating"])
-    raw = events.with_columns(event_type=kinds)
-    roles = parse_event_roles("[types.view]\nrole = 'weak'")
-    with_labels(raw, roles).write_parquet(tmp_path / "events.parquet")
-    raw_items(4).write_parquet(tmp_path / "items.parquet")
-    write_arrivals(raw, tmp_path)
-
-    kept, items, labels = hold_out(tmp_path, tmp_path / "out", "shop")
-
-    assert pl.read_parquet(kept).select("user_id", "item_id", "event_type").rows() == [
-        ("ann", "a", "rating"), ("ann", "b", "rating"), ("bob", "a", "rating"), ("bob", "b", "rating")
-    ]  # fmt: skip
-    assert labels == {"ann": "c"}
-    assert pl.read_parquet(items).equals(raw_items(4))
-
-
-def test_published_and_judged_are_compared_by_user_over_the_seeds() -> None:
-    """The ratio is that of the means over seeds, and the interval of the difference is paired by user."""
-    first = np.array([1.0, 1.0, 0.0, 0.0])
-    runs = [
-        NestedRun(seed=seed, dataset="shop", published={"decoder": np.ones(4)}, unrefitted={"decoder": old}, refit={})
-        for seed, old in ((0, first), (1, 1 - first))
-    ]
-
-    found = summarise_nested(runs)["nested"]
-
-    means = {"ndcg10": 1.0, "unrefitted_ndcg10": 0.5, "ratio": 2.0, "low": 0.5, "high": 0.5}
-    about = {"ratio_by_seed": [2.0, 2.0], "num_seeds": 2, "num_users": 4}
-    assert found == [{"model": "decoder", **means, **about}]

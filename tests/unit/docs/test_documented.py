@@ -103,7 +103,7 @@ def test_every_decision_is_dated_and_short() -> None:
         ("true && tailrace statu | cat", "tailrace has no statu"),
         ("make PYTHON=python3.11 nothing", "no make target nothing"),
         ("python -m benchmarks.nothing", "no module benchmarks.nothing"),
-        ("python -m benchmarks.quality nested --epoch 1 --json x.json", "benchmarks.quality has no --epoch"),
+        ("python -m benchmarks.quality warm-start --epoch 1 --json x.json", "benchmarks.quality has no --epoch"),
         ("tailrace bench serve overload --seconds 1 --speed 2", "benchmarks.serve has no --speed"),
         ("tailrace bench nothing", "tailrace bench has no nothing"),
         ("tailrace chaos --fault x --faults y", "benchmarks.faults has no --faults"),

@@ -9,6 +9,7 @@ import pytest
 
 from models.canary import Stage
 from models.registry import BundleStore
+from services.contracts.access import Priority
 from services.contracts.events import decode_impression
 from services.contracts.experiments import place_of
 from services.gateway.tiers.popular import rank_by_popularity
@@ -163,20 +164,24 @@ async def test_a_batch_reads_the_users_of_each_version_together(world: World, do
 async def test_a_request_without_a_list_is_on_record_with_its_assignment(
     world: World, door: Door, store: BundleStore
 ) -> None:
-    """During a release, failed requests of each version's users are recorded; without a release they are not."""
+    """During a release, failed and shed requests of each version's users are recorded; without one they are not."""
     users = {version: units(store, canary=version == "v2")[0] for version in ("v1", "v2")}
     body = {"k": 1, "filters": {"categories": ["no such category"]}}
 
     for user_id in users.values():
         await door.recommend({"user_id": user_id, **body})
     await door.recommend(body)
+    world.strain(2)
+    await world.recommend(users["v2"], priority=Priority.LOW)
     store.end_canary("v2")
     await world.plane.names.first.refresh()
+    await world.recommend(users["v2"], priority=Priority.LOW)
     await door.recommend({"user_id": users["v2"], **body})
 
     recorded = [decode_impression(value) for _, value in world.impressions.records]
     assert [(one.user_id, one.bundle_version, one.failure) for one in recorded] == [
-        (user_id, version, "invalid_request") for version, user_id in users.items()
+        *((user_id, version, "invalid_request") for version, user_id in users.items()),
+        (users["v2"], "v2", "shed"),
     ]
 
 

@@ -40,9 +40,9 @@ def test_the_request_has_the_whole_id_and_the_key() -> None:
         (404, "not_found", NotFound, "no such record; ask sooner"),
         (401, "unauthenticated", EnvironmentFault, "scope admin by --key-file"),
         (503, "unavailable", EnvironmentFault, "no such record"),
-        (200, "<html>", EnvironmentFault, "no Tailrace gateway"),
-        (404, "<html>", EnvironmentFault, "no Tailrace gateway"),
-        (500, '{"error": "text"}', EnvironmentFault, "no Tailrace gateway"),
+        (200, "<html>", EnvironmentFault, "not a Tailrace gateway"),
+        (404, "<html>", EnvironmentFault, "not a Tailrace gateway"),
+        (500, '{"error": "text"}', EnvironmentFault, "not a Tailrace gateway"),
     ],
 )
 def test_a_refusal_is_one_line_with_the_fix(status: int, body: str, error: type[Exception], words: str) -> None:
@@ -60,7 +60,7 @@ def test_where_nobody_answers_the_stack_of_this_machine_is_named() -> None:
 
     with pytest.raises(EnvironmentFault, match=f"no gateway answers at {url} .*`tailrace status`"):
         ask(Door(url=url, local_url=url), "r")
-    with pytest.raises(EnvironmentFault, match="this machine's stack has its REST door at http://other"):
+    with pytest.raises(EnvironmentFault, match="the REST address of this machine's stack is http://other"):
         ask(Door(url=url, local_url="http://other"), "r")
 
 

@@ -44,5 +44,5 @@ def test_a_stage_that_is_none_is_refused(stage: int) -> None:
     """The error lists the valid stages."""
     canary = Canary(version="v", salt="s", stages=(Stage(0.1, 0.0), Stage(1.0, 0.0)), by="b", at="now")
 
-    with pytest.raises(InvalidRequest, match=rf"stage: there is no stage {stage}; give 0 to 1"):
+    with pytest.raises(InvalidRequest, match=rf"stage: {stage} is out of range; give 0 to 1"):
         canary.moved(stage, 0)

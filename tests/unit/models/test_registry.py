@@ -248,7 +248,7 @@ def test_rollback_goes_to_any_kept_version(store: BundleStore, root: Path) -> No
     promote(store, "v1", "v2", "v3")
 
     assert store.rollback(to="v1") == "v1"
-    for to, words in (("v1", "v1 is live already"), ("v22", r"no bundle v22 .*; nearest to it are v2, ")):
+    for to, words in (("v1", "v1 is already live"), ("v22", r"no bundle v22 .*; nearest to it are v2, ")):
         with pytest.raises(BundleNotFound, match=words):
             store.rollback(to=to)
     assert list(store.withdrawals()) == ["v3"]
@@ -408,7 +408,7 @@ def test_names_of_one_store_move_apart(store: BundleStore, root: Path) -> None:
         ("rollback", "v2", "ann"),
     ]
     for name in ("", "../mail", "Mail", "a" * 64):
-        with pytest.raises(InvalidRequest, match="is no name"):
+        with pytest.raises(InvalidRequest, match="is not a name"):
             BundleStore(root, name)
 
 
@@ -467,7 +467,7 @@ def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store
         with pytest.raises(error, match=words):
             other.set_reference(version, "bob")
     other.rollback("a")
-    with pytest.raises(BundleWithdrawn, match=r"d was withdrawn by .*: it is no reference"):
+    with pytest.raises(BundleWithdrawn, match=r"d was withdrawn by .*: it cannot be the reference"):
         other.set_reference("d", "bob")
     assert other.reference() == found
 
@@ -758,10 +758,10 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
     """A live or withdrawn version, a name without a live version, and invalid stages cannot be released."""
     releasing.withdraw("v3")
     before = releasing.record()
-    for version, wrong in (("v2", "is live already"), ("v3", "was withdrawn")):
+    for version, wrong in (("v2", "is already live"), ("v3", "was withdrawn")):
         with pytest.raises(BundleError, match=wrong):
             releasing.release(version, [Stage(0.1, 0.0)], since_ms=0)
-    with pytest.raises(CanaryError, match="nothing is live yet"):
+    with pytest.raises(CanaryError, match="no version is live yet"):
         releasing.named("mail").release("v1", [Stage(0.1, 0.0)], since_ms=0)
     for stages in ([Stage(1.0, 0.0)], [Stage(0.2, 0.0), Stage(0.1, 0.0)]):
         with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):

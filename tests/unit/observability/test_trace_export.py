@@ -70,7 +70,8 @@ def test_switched_off_the_sdk_is_not_even_imported() -> None:
         "tracing = open_tracing('', 1.0, 'x')\n"
         "tracing.stop()\n"
         "assert tracing.is_off\n"
-        "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'grpc'))) or 0)"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', "
+        "'opentelemetry.exporter', 'grpc'))) or 0)"
     )
 
     ended = subprocess.run(

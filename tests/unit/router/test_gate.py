@@ -50,7 +50,7 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
-def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
+def test_failures_and_silence_open_the_gate(outcome: LlmOutcome) -> None:
     """Failures open the breaker, silence raises the prediction, and otherwise only answers train the predictor."""
     gate = new_gate()
     for _ in range(20):

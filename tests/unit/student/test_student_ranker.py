@@ -121,7 +121,10 @@ def test_a_process_that_ranks_keeps_no_telemetry(student: StudentModel, tmp_path
     home, path = tmp_path / "home", tmp_path / "student.onnx"
     home.mkdir()
     onnx.save(student_graph(student), path)
-    code = "import sys; from pathlib import Path; from services.student.ranker import StudentRanker; StudentRanker(Path(sys.argv[1])).score([])"
+    code = (
+        "import sys; from pathlib import Path; from services.student.ranker import StudentRanker; "
+        "StudentRanker(Path(sys.argv[1])).score([])"
+    )
     # without the variables of CI and pytest, which silence the library
     bare = {"HOME": str(home), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     bare["PYTHONPATH"] = ":".join(filter(None, sys.path))

@@ -53,6 +53,7 @@ OMP_NUM_THREADS: '1'
 RAY_INGRESS_OPTIONS: --standby tailrace-standby.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }} 18001 19001
 RAY_ROTATION_BACKUP_COUNT: '1'
 RAY_ROTATION_MAX_BYTES: '20971520'
+RAY_SERVE_CONTROL_LOOP_INTERVAL_S: '0.3'
 RAY_SERVE_ENABLE_HA_PROXY: '1'
 RAY_SERVE_GRPC_MAX_MESSAGE_SIZE: {{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}
 RAY_SERVE_HAPROXY_BINARY_PATH: /app/infra/local/servers/ray_ingress.sh

@@ -89,7 +89,8 @@ def check_shape(config: DecoderConfig, weight_kind: WeightKind) -> None:
     for name, width in widths.items():
         if MATRIX_BITS[weight_kind] is not None and width > _MAX_INPUTS:
             raise ConfigError(
-                f"weight_kind: {weight_kind} sums at most {_MAX_INPUTS:,} products, and this decoder's {name} is {width:,}; set it to model"
+                f"weight_kind: {weight_kind} sums at most {_MAX_INPUTS:,} products, and this decoder's {name} is "
+                f"{width:,}; set it to model"
             )
 
 

@@ -212,9 +212,8 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     mass_RV = logits_RV.double().softmax(-1).cumsum(-1)
     total_R1 = mass_RV[:, -1:].contiguous()
     target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * total_R1
-    last_R1 = torch.searchsorted(
-        mass_RV, total_R1
-    )  # the last token of nonzero probability: a uniform number may round up to one
+    # The last token of nonzero probability bounds the draw: a uniform number may round up to one.
+    last_R1 = torch.searchsorted(mass_RV, total_R1)
     found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
     last_token = mass_RV.shape[-1] - 1  # both indices are beyond it if all logits are NaN
     return torch.minimum(found_R1, last_R1).clamp_max_(last_token).squeeze(-1)

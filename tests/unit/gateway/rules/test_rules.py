@@ -212,6 +212,15 @@ def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float
     assert found[k:] == [index for index in row if index in found[k:]]
 
 
+def test_diversity_compares_the_leading_candidates_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates after the compared ones keep their places, whatever they are like."""
+    row, rules = list(range(NUM_ITEMS)), Rules(diversity=0.9)
+    compared = chosen(run(row[:6], rules, 6))
+    monkeypatch.setattr("services.gateway.rules.diversity.MAX_COMPARED", 6)
+
+    assert chosen(run(row, rules, NUM_ITEMS)) == [*compared, *row[6:]]
+
+
 @given(ROWS, CLAUSES, st.floats(0.01, 100), st.floats(0.01, 1), SHOWN)
 def test_weights_are_factors_of_likelihood(
     row: list[int], where: Condition, factor: float, share: float, shown: dict[str, int]

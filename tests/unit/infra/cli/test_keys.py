@@ -142,7 +142,8 @@ def test_keys_need_no_more_than_a_few_small_packages(path: Path) -> None:
         "sys.argv = ['keys', 'new', '--id', 'a', '--scope', 'recommend']\n"
         "try: runpy.run_module('infra.cli.keys', run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "sys.stderr.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))\n"
+        "sys.stderr.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules} - "
+        "set(sys.stdlib_module_names)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stderr.splitlines()[-1].split() if not name.startswith("_")}

@@ -190,7 +190,7 @@ def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_pat
     assert f"note: v2 is the reference, set by {user_name()} at 2" in listed.out
     assert (unknown.code, "nearest to it are v2" in unknown.err) == (1, True)
     assert "v2 was the reference: now v1 is; `tailrace bundles reference VERSION` sets another" in back.out
-    assert (refused.code, "it is no reference; name another" in refused.err) == (1, True)
+    assert (refused.code, "it cannot be the reference; name another" in refused.err) == (1, True)
     audit = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [one["act"] for one in audit if one.get("version") == "v2"][:1] == ["reference"]
 

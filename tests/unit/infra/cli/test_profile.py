@@ -35,9 +35,14 @@ def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str
     printed = run("train", "--trace", traces[0], "--json", str(out))
 
     found = json.loads(out.read_text())
-    assert {name: found[name] for name in ("span_us", "compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us")} == {
-        "span_us": 10_000, "compute_us": 5_000, "communication_exposed_us": 4_000, "copy_exposed_us": 1_000, "idle_us": 0,
-    }  # fmt: skip
+    parts = {
+        "span_us": 10_000,
+        "compute_us": 5_000,
+        "communication_exposed_us": 4_000,
+        "copy_exposed_us": 1_000,
+        "idle_us": 0,
+    }
+    assert {name: found[name] for name in parts} == parts
     assert found["bottleneck"] == "communication"
     assert printed.splitlines()[-1] == found["sentence"]
     assert printed.count("%") >= 8

@@ -47,8 +47,12 @@ def test_stages_have_a_share_and_a_time() -> None:
         ("", "0.05", "--share: '0.05' is no percentage; give above 0% to 100%, such as 5%"),
         ("", "0%", "--share: '0%' is no percentage"),
         ("5%:10", "", "--stages: '10' is no duration; give for example 90s, 10m, 1h or 2d"),
-        ("5%:1h,5%:1h", "", r"--stages: stages\[1\].share: 0.05 is not above the stage before; shares must grow"),
-        ("100%", "", r"--stages: stages\[0\].share: all users at once leaves nobody to compare with"),
+        (
+            "5%:1h,5%:1h",
+            "",
+            r"--stages: stages\[1\].share: 0.05 is not above the previous stage's; give shares that grow",
+        ),
+        ("100%", "", r"--stages: stages\[0\].share: 100% of users leaves no users to compare with"),
         ("5%:1h", "5%", "--share: --stages is given too; give one of them"),
     ],
 )
@@ -64,7 +68,7 @@ def test_budgets_are_of_guards() -> None:
     for text, message in (
         ("latency", "names no share"),
         ("latency=ten", "no percentage"),
-        ("speed=10%", "--budget speed: there is no such guard; the guards are errors, "),
+        ("speed=10%", "--budget speed: unknown guard; give one of errors, "),
         ("latency=100%", "give 0% to below 100%"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -101,7 +105,7 @@ def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
     ("words", "message"),
     [
         (("nwe", "--no-lists"), "no bundle nwe .*nearest to it are"),
-        (("old", "--no-lists"), "old is live already"),
+        (("old", "--no-lists"), "old is already live"),
         (("new", "--next"), "leave VERSION out"),
         (("new", "--name", "mail", "--lists"), "--lists: stored lists are the default name's"),
         (("--next",), "no release is under way as default"),

@@ -46,7 +46,7 @@ def test_health_probes_by_word(tmp_path: Path) -> None:
     assert not probe_of(f"beat:{beat}")()
     beat.touch()
     assert probe_of(f"beat:{beat}")()
-    with pytest.raises(ValueError, match="none of"):
+    with pytest.raises(ValueError, match="unknown; give"):
         probe_of("ping:1")
 
 

@@ -36,7 +36,7 @@ def test_a_value_whose_places_differ_is_refused() -> None:
     pods = "*/workerGroupSpecs/*/minReplicas"
     for pattern in (pods, "Deployment/none"):
         value = Value("pods", "", "count", (Place(pattern),), None)
-        with pytest.raises(LookupError, match="pods: its places hold"):
+        with pytest.raises(LookupError, match="pods: its fields hold"):
             value.default_in(render("prod"))
 
 

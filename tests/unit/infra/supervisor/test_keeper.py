@@ -83,7 +83,8 @@ def test_the_death_of_the_parent_ends_the_family(tmp_path: Path) -> None:
     """After SIGKILL of the keeper's parent, no process of the family remains."""
     parent_script = (
         "import os, subprocess, sys, time; from infra.local.supervisor.keeper import keeper_command; "
-        "subprocess.Popen(keeper_command(os.getpid(), 1.0, tuple(sys.argv[1:])), start_new_session=True); time.sleep(1000)"
+        "subprocess.Popen(keeper_command(os.getpid(), 1.0, tuple(sys.argv[1:])), start_new_session=True); "
+        "time.sleep(1000)"
     )
     command = (sys.executable, "-c", FAMILY, str(tmp_path / "pids"))
     parent = subprocess.Popen([sys.executable, "-c", parent_script, *command])

@@ -37,9 +37,12 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        ({"grpc_port": 8000}, "TAILRACE_GRPC_PORT: 8000 is TAILRACE_HTTP_PORT's already"),
-        ({"metrics_port": 6379}, "TAILRACE_METRICS_PORT: 6379 is TAILRACE_REDIS_PORT's already"),
-        ({"http_host": "0.0.0.0", "http_port": 9092}, "TAILRACE_HTTP_PORT: 9092 is TAILRACE_KAFKA_BOOTSTRAP's already"),
+        ({"grpc_port": 8000}, "TAILRACE_GRPC_PORT: 8000 is already the port of TAILRACE_HTTP_PORT"),
+        ({"metrics_port": 6379}, "TAILRACE_METRICS_PORT: 6379 is already the port of TAILRACE_REDIS_PORT"),
+        (
+            {"http_host": "0.0.0.0", "http_port": 9092},
+            "TAILRACE_HTTP_PORT: 9092 is already the port of TAILRACE_KAFKA_BOOTSTRAP",
+        ),
         ({"kafka_tls_ca_file": Path("ca.pem")}, "embedded broker"),
         ({"kafka_username": "u", "kafka_password_file": Path("p")}, "embedded broker"),
         *(
@@ -113,8 +116,8 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
         ({"tls_dir": Path("/missing")}, "TAILRACE_TLS_DIR"),
         ({"redis_tls_ca_file": Path("/missing")}, "TAILRACE_REDIS_TLS_CA_FILE"),
         ({"redis_password_file": Path("/missing")}, "/missing"),
-        ({"redis_host": "0.0.0.0"}, "TAILRACE_REDIS_HOST: everybody"),
-        ({"kafka_bootstrap": "0.0.0.0:1"}, "TAILRACE_KAFKA_BOOTSTRAP: everybody"),
+        ({"redis_host": "0.0.0.0"}, "TAILRACE_REDIS_HOST: other machines"),
+        ({"kafka_bootstrap": "0.0.0.0:1"}, "TAILRACE_KAFKA_BOOTSTRAP: other machines"),
     ],
 )
 def test_what_access_lacks_is_refused_before_the_start(

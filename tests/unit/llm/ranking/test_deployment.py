@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 from models.canary import Canary, Stage
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
+from services.items.live_items import Knowledge, LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
@@ -43,6 +45,7 @@ limits_measured_once = cache(limits_of)
 def replica(settings, monkeypatch):
     """A replica without a bundle; the machine's limits are measured once for all tests."""
     monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
+    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
     replica = LlmDeployment(settings)
     yield replica
     replica.__del__()
@@ -174,6 +177,17 @@ async def test_refusals_have_their_kinds(replica, settings) -> None:
     assert late == Refusal(RefusalKind.LATE)
     assert {reply.kind for reply in replies if isinstance(reply, Refusal)} == {RefusalKind.OVERLOADED}
     assert any(isinstance(reply, RankResult) for reply in replies)
+
+
+async def test_a_replica_without_item_states_refuses(live) -> None:
+    """A replica that read neither topic nor snapshot ranks nothing: hidden items are unknown to it."""
+    live._items.knowledge = Knowledge.NONE
+    refused = await live.rank(build_request("v1"))
+    live._items.knowledge = Knowledge.SNAPSHOT
+
+    assert refused == Refusal(RefusalKind.BROKEN)
+    assert isinstance(await live.rank(build_request("v1")), RankResult)
+    live.check_health()
 
 
 async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:

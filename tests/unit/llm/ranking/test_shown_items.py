@@ -1,9 +1,15 @@
 """A replica's masks follow the live catalogue without a new mask for every change."""
 
-import numpy as np
+import time
 
+import numpy as np
+import pytest
+
+from services.contracts.filters import Condition, Expression, Range
 from services.contracts.items import ItemState
 from services.contracts.recommend import Filters
+from services.errors import DeadlineExceeded, InvalidRequest
+from services.items.expression import FEW_TESTS, MAX_TESTS
 from services.items.live_items import LiveItems
 from services.llm.ranking.shown_items import ShownItems
 from tests.unit.gateway.world import catalogue_of
@@ -51,3 +57,29 @@ def test_filters_meet_the_live_catalogue() -> None:
 
     assert mask is not None
     assert (len(mask), np.flatnonzero(mask).tolist(), hidden) == (NUM_ITEMS, [0, 3, 4, 6, 8], [])
+
+
+def priced(num_tests: int) -> Filters:
+    """Return filters of this many tests, which match every item with a price."""
+    return Filters(
+        expression=Expression.of(must=[Condition.of("price", Range(gt=-n)) for n in range(1, num_tests + 1)])
+    )
+
+
+async def test_expensive_expressions_are_compiled_in_time_and_within_a_budget() -> None:
+    """More tests than a call may have are refused by field; a permitted expression is compiled before `masks`."""
+    items = LiveItems()
+    shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
+    items.apply([("i03", ItemState(item_id="i03", attributes={"price": 2.0}))])
+    expensive = priced(FEW_TESTS + 1)
+
+    with pytest.raises(InvalidRequest) as refused:
+        await shown.compile(priced(MAX_TESTS + 1), time.monotonic() + 30)
+    with pytest.raises(DeadlineExceeded):
+        await shown.compile(expensive, time.monotonic() - 1)
+    await shown.compile(expensive, time.monotonic() + 30)
+    mask, _ = shown.masks(expensive, 0.0)
+
+    assert refused.value.field == "filters"
+    assert mask is not None
+    assert np.flatnonzero(mask).tolist() == [3]

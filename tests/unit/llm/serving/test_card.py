@@ -71,7 +71,7 @@ def test_what_the_limits_took_of_a_card_is_free_again(monkeypatch: pytest.Monkey
 
 def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
     """The error for a missing device states the visible devices; a CPU keeps the configured blocks."""
-    absent = r"TAILRACE_LLM_DEVICE: cuda:99 is not there, this process sees \d+ CUDA devices"
+    absent = r"TAILRACE_LLM_DEVICE: cuda:99 does not exist, this process sees \d+ CUDA devices"
     with pytest.raises(ConfigError, match=absent):
         ranking_pool(Settings(llm_device="cuda:99"))
 
@@ -110,7 +110,7 @@ def test_the_next_bundle_takes_the_running_pool_though_no_second_one_fits(monkey
 @pytest.mark.parametrize(
     ("num_blocks", "share", "free_gib", "refused"),
     [
-        (65_536, 0.4, 74, "KV_NUM_BLOCKS: 65,536 KV .* set it to 41.* or less, or leave it out"),
+        (65_536, 0.4, 74, "KV_NUM_BLOCKS: 65,536 KV .* set it to 41.* or less, or remove it"),
         (None, 0.7, 50, "KV_MEMORY_SHARE: .* 54.6 GiB, .* 50.0 GiB free .* set it to 0.59 or less"),
         (None, 0.4, 2, "LLM_DEVICE: .* set it to a card with more free memory"),
     ],

@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
     [
         *(("generation_config.json", broken, r"generation_config\.json") for broken in (b"{", b"[]", b"\xff")),
         *(("tokenizer_config.json", broken, r"tokenizer_config\.json") for broken in (b"{", b"[]", b"\xff")),
-        ("generation_config.json", b'{"eos_token_id": "<|end|>"}', r"eos_token_id .* is no token id"),
-        ("generation_config.json", b'{"eos_token_id": [1.5]}', r"eos_token_id .* is no token id"),
-        ("generation_config.json", b'{"eos_token_id": [[1]]}', r"eos_token_id .* is no token id"),
+        ("generation_config.json", b'{"eos_token_id": "<|end|>"}', r"eos_token_id .* is not a token id"),
+        ("generation_config.json", b'{"eos_token_id": [1.5]}', r"eos_token_id .* is not a token id"),
+        ("generation_config.json", b'{"eos_token_id": [[1]]}', r"eos_token_id .* is not a token id"),
         ("generation_config.json", b'{"eos_token_id": 1000000}', r"do not fit together .*1000000"),
     ],
 )

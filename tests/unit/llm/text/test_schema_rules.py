@@ -79,6 +79,8 @@ def number(kind: str = "number", **bounds: float) -> dict[str, Any]:
         {"type": "string", "format": "date", "pattern": "^20"},
         {**OBJECT, "patternProperties": {"^a": {"type": "null"}}, "minProperties": 1},
         {"$defs": {"n": NODE}, "$ref": "#/$defs/n"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/c"}, "c": number()}, "$ref": "#/$defs/a"},
+        {"enum": [2**53, 10**16, 123456789012345680000]},
     ],
     ids=json.dumps,
 )
@@ -111,6 +113,12 @@ def test_white_space_in_a_pattern_is_ecmas(guide: JsonGuide) -> None:
             },
             "/anyOf/1/properties/a/patternProperties: '' matches",
         ),
+        ({"enum": [1, 2**53 + 1]}, "/enum: 9007199254740993 cannot be written exactly"),
+        (
+            {"properties": {"a": {"const": {"b": [2**63]}}}},
+            "/properties/a/const: 9223372036854775808 cannot be written exactly",
+        ),
+        ({"const": 10**400}, "cannot be written exactly"),
         (number("integer", minimum=10**19), "/minimum: 10000000000000000000 is beyond 64 bits"),
         (number(exclusiveMinimum=1, maximum=1), "Unsatisfiable"),
         ({"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}, "recursive without end"),

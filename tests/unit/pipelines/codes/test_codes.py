@@ -107,7 +107,7 @@ def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
     second = place(levels, items[20:], first)
 
     assert len(np.unique(np.concatenate([first, second]), axis=0)) == 27
-    with pytest.raises(StageFailed, match="no code path is left"):
+    with pytest.raises(StageFailed, match="all code paths of an item are taken"):
         place(levels, items[:1], np.concatenate([first, second]))
 
 
@@ -168,7 +168,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
     names = dict.fromkeys(("items_added_to", "weights_of", "training"), "first")
     assert live.manifest["lineage"] == {"seed": 0, **names}
-    assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
+    assert (live.path / CARD).read_text().startswith("This bundle adds 1 items to first without training.")
     assert np.array_equal(now.codes[rows], before.codes)
     assert live.prefix_version == prefixes  # the decoder's cached prefixes remain valid
     assert lists_version(live.manifest, live.version) == "first"
@@ -177,7 +177,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert np.isfinite(beams[now.index_of["a-new"]])
     assert widened[now.index_of["a-new"]] > widened[rows].min()
     assert append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT) == (live, 0)
-    with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
+    with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; remove it"):
         append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT, lift=1.5)
 
 

@@ -23,7 +23,8 @@ from services.stream.aggregate import history_limits
 from tests.support.training.synthetic import histories_from, write_events
 
 ROLES = parse_event_roles(
-    "[types.view]\nrole = 'weak'\n[types.hide]\nrole = 'negative'\nweight = 3\n[types.skip]\nrole = 'negative'\nweight = 0"
+    "[types.view]\nrole = 'weak'\n[types.hide]\nrole = 'negative'\nweight = 3\n[types.skip]\nrole = 'negative'\n"
+    "weight = 0"
 )
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS = st.sampled_from(["click", "click", "view", "dislike", "hide", "skip", "impression"])

@@ -58,8 +58,8 @@ def test_what_a_user_dislikes_in_the_end_is_no_label() -> None:
     """A negative event removes the item's labels, a later positive event restores them; weights follow the rules."""
     roles = parse_event_roles("[types.buy]\nweight = 5\n[types.view]\nrole = 'weak'\nweight = 0.5")
     rows = [
-        ("ann", "a", "buy"), ("ann", "b", "click"), ("bob", "a", "click"), ("ann", "a", "dislike"), ("ann", "b", "hide"),
-        ("ann", "b", "buy"), ("ann", "a", "view"), ("cid", "c", "view"),
+        ("ann", "a", "buy"), ("ann", "b", "click"), ("bob", "a", "click"), ("ann", "a", "dislike"),
+        ("ann", "b", "hide"), ("ann", "b", "buy"), ("ann", "a", "view"), ("cid", "c", "view"),
     ]  # fmt: skip
     events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_type"], orient="row")
 

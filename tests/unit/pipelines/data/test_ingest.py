@@ -108,7 +108,7 @@ def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path
     _, summary = run(whole, tmp_path)
 
     assert summary["num_live_events"] == 1
-    assert f"live log: 1 files cannot be read and are left out, such as {bad}" in describe_found(tmp_path / "out")
+    assert f"live log: 1 files cannot be read and are skipped, such as {bad}" in describe_found(tmp_path / "out")
     assert key(whole) != key_before
     bad.write_bytes(right)
     assert key(whole) == key_before
@@ -129,7 +129,9 @@ def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, even
 
     assert (summary["num_events"], summary["num_live_events"]) == (14, 2)
     assert found.tail(2)["item_id"].to_list() == ["i01", "i02"]
-    assert "events: 2 are in the live log too and count once, where they arrived" in describe_found(tmp_path / "out")
+    assert "events: 2 are also in the live log and count once, in their order of arrival" in describe_found(
+        tmp_path / "out"
+    )
 
 
 def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
     events = raw_events(3, 5, 4).with_columns(event_type=pl.Series(["Buy"] + ["buy"] * 10 + ["Dislike"]))
     run(Source(*own_tables(tmp_path, events), ()), tmp_path)
 
-    alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ in case" in sentence]
+    alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ only in case" in sentence]
 
     assert [sentence.partition(" differ")[0] for sentence in alike] == [
         "events: types 'Buy' (1 positive) and 'buy' (10 positive)",
@@ -208,7 +210,7 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
     ("events", "items", "words"),
     [
         (raw_events(3, 5, 3), raw_items(5), "of 9 positive events that can be used, no user has more than 3; 4 of one"),
-        (raw_events(3, 1, 4), raw_items(1), "1 items that can be used leave nothing to choose from; give at least 2"),
+        (raw_events(3, 1, 4), raw_items(1), "1 items that can be used are too few for a choice; give at least 2"),
         (
             raw_events(3, 5, 4),
             raw_items(5).with_columns(pl.col("item_id") + ".0"),

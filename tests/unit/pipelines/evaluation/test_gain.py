@@ -70,7 +70,8 @@ def test_the_llm_pays_for_histories_that_validation_chose_and_test_shows() -> No
     """A slice needs enough cases and gains on validation and test; the last history length is open-ended."""
     names = list(HISTORIES)
     rows = rows_of(
-        (names[0], 29, 0.1, 0.01, 0.1), (names[1], 40, 0.1, 0.01, -0.1), (names[2], 40, 0.1, 0.02, 0.1), (names[3], 40, 0.1, 0.01, 0.1)
+        (names[0], 29, 0.1, 0.01, 0.1), (names[1], 40, 0.1, 0.01, -0.1),
+        (names[2], 40, 0.1, 0.02, 0.1), (names[3], 40, 0.1, 0.01, 0.1),
     )  # fmt: skip
 
     assert llm_pays(rows, 0.001) == [(50, 199), (200, None)]

@@ -91,9 +91,12 @@ def test_bad_models_are_stopped_with_the_reason(found, compared, options, compla
             metrics(0.08, 0.085),
             Compared(),
             [
-                "item_knn won: its ndcg@10 of 0.0900 is 0.0100 above the decoder's 0.0800; for data like this so simple",
+                (
+                    "item_knn won: its ndcg@10 of 0.0900 is 0.0100 above the decoder's 0.0800; for data like this so "
+                    "simple"
+                ),
                 "more data: these are 480 events of 40 users on 30 items",
-                "--baseline bigram asks for less: both models beat popularity and bigram",
+                "--baseline bigram is a lower bar: both models beat popularity and bigram",
                 "--epochs trains the decoder longer, --decoder-floor",
                 "--student-epochs trains the student longer, --student-floor",
             ],

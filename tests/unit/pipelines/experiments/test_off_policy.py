@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.experiments.policies import World, best_list, coverage, plackett_luce, run
 from pipelines.experiments.off_policy import Logged, estimate, read_logged
 from services.errors import DataError
 from tests.support.joined_table import write_table
+from tests.support.policies import World, best_list, coverage, plackett_luce, run
 
 BY_HAND = Logged(
     user=np.repeat(np.arange(200), 2),

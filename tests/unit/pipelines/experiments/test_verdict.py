@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.release import found_after_s
-from benchmarks.experiments.traffic import Traffic, looks
+from benchmarks.release.simulated import found_after_s
+from benchmarks.release.traffic import Traffic, looks
 from pipelines.experiments.user_sums import UserSums, difference_variance
 from pipelines.experiments.verdict import Affected, Guard, Means, Outcome, State, verdict
 from services.errors import ConfigError
@@ -65,7 +65,7 @@ def test_no_verdict_in_time_says_what_it_lacks() -> None:
     assert "times the users" in found.reason
     assert "users, a mean needs 100" in judge(0.1, num=50).reason
     few = verdict((ERRORS,), {"errors": Affected(1, 0)}, share=0.5, elapsed_s=1)
-    assert "1 users of the candidate and 0 of the other" in few.reason
+    assert "1 users of the candidate and 0 of the control" in few.reason
 
 
 def test_errors_count_users_by_their_share() -> None:
@@ -81,7 +81,7 @@ def test_a_guard_without_sense_is_refused_by_field(field: str) -> None:
     """Negative fields, a guard without counts and an invalid fraction are rejected by name."""
     with pytest.raises(ConfigError, match=f"guard clicks: {field}"):
         replace(CLICKS, **{field: -1.0})
-    with pytest.raises(ConfigError, match="guard errors: there are no counts"):
+    with pytest.raises(ConfigError, match="guard errors: no counts"):
         verdict((ERRORS,), {}, share=0.5, elapsed_s=1)
     with pytest.raises(ConfigError, match="share"):
         verdict((), {}, share=1.0, elapsed_s=1)

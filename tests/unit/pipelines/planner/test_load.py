@@ -127,7 +127,7 @@ def test_a_mix_names_tiers() -> None:
     [
         [],
         {"benchmark": "serve"},
-        {"benchmark": "capacity"},
+        {"benchmark": "plan capacity"},
         MEASURED | {"store": {"by_kind": {"user_id": {"mean_bytes": 1}}}},
         MEASURED | {"bundle": {**MEASURED["bundle"], "num_items": 0}},
         MEASURED | {"memory_mb": "large"},
@@ -141,5 +141,5 @@ def test_another_file_is_not_a_basis(tmp_path: Path, content: object) -> None:
     if content is not None:
         path.write_text(json.dumps(content))
 
-    with pytest.raises(ConfigError, match=r"--basis: .*benchmarks\.capacity"):
+    with pytest.raises(ConfigError, match=r"--basis: .*benchmarks\.plan capacity"):
         read_basis(path)

@@ -71,7 +71,6 @@ QUICK = {
     "ours",
     "ours, checkpointed",
     "ours in fp32",
-    "ours in fp32, checkpointed",
     "one long row, queries and keys normalised",
 }
 

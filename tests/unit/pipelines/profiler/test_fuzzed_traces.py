@@ -131,7 +131,10 @@ def a_damaged_report(draw: random.Random, template: Path, path: Path) -> None:
 
 
 def is_read(path: Path, *, judges: bool) -> bool:
-    """Read a file, optionally analyse and print it; return whether it was read. Only InvalidRequest is caught."""
+    """Read a file, optionally analyse and print it; return whether it was read. Only InvalidRequest is caught.
+
+    Parts add up to the span, and shares to 1.
+    """
     try:
         traces = read_traces([path])
     except InvalidRequest:
@@ -139,7 +142,10 @@ def is_read(path: Path, *, judges: bool) -> bool:
     if not judges:
         return True
     profiles = [profile_of(trace) for trace in traces]
-    json.dumps(as_json(profiles))
+    for row in json.loads(json.dumps(as_json(profiles)))["ranks"]:
+        parts = (row[f"{name}_us"] for name in ("compute", "communication_exposed", "copy_exposed", "idle"))
+        assert sum(parts) == pytest.approx(row["span_us"], rel=1e-6, abs=1e-6)
+        assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-6)
     assert "\n".join(as_lines(profiles)).encode()
     assert as_html(profiles).encode()
     return True

@@ -77,7 +77,7 @@ def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -
     assert sorted(trace.notes) == [
         "1 events were skipped: a duration is negative",
         "2 events were skipped: no object",
-        "4 events were skipped: a time is missing or no number",
+        "4 events were skipped: a time is missing or not a number",
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: fl
     [
         (None, "does not exist"),
         (b"", "is empty"),
-        (b"<html>", "is no JSON at line 1"),
+        (b"<html>", "is not JSON at line 1"),
         (b"{}", "without a list of traceEvents"),
         (b'{"traceEvents": []}', "neither a device's activity nor an operation"),
         (b"SQLite format 3\x00 and then nothing of it", "damaged SQLite file"),

@@ -54,7 +54,7 @@ def test_its_models_are_missing_by_name(store: BundleStore) -> None:
 
     assert not bundle.is_trained
     for wanted in ("decoder_dir", "student_path"):
-        with pytest.raises(BundleUntrained, match="made of items alone"):
+        with pytest.raises(BundleUntrained, match="made of items only"):
             getattr(bundle, wanted)
     assert store.reference() is None
 

@@ -86,7 +86,7 @@ def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(b
         assert row["newest_loss"] < row["newest_loss_judged"]
         assert row["newest_ndcg_judged"] == pytest.approx(metrics[name]["ndcg@10"])
         assert row["in_common"] > 0.5
-    assert describe(found).startswith("refit on 480 events, of which the judged models had learned 400: the decoder's")
+    assert describe(found).startswith("refit on 480 events; the judged models had learned 400: the decoder's")
 
 
 def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built, refitted, tmp_path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.traffic import Traffic, looks
+from benchmarks.release.traffic import Traffic, looks
 from models.canary import Canary, Stage
 from models.release_report import ReleaseReport
 from pipelines.experiments.user_sums import UserSums
@@ -131,7 +131,7 @@ def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
     ("changes", "now_ms", "lacking"),
     [
         ({"num": 60}, LATER_MS, "a mean needs 100"),
-        ({"num_lists": (0, 10)}, LATER_MS, "nobody was shown a list of it yet"),
+        ({"num_lists": (0, 10)}, LATER_MS, "no user has received a list of it yet"),
         ({"stray_share": 0.4}, LATER_MS, "the live version made 40% of its users' lists"),
         ({}, CANARY.since_ms + 500_000, "the stage lasts 100 s more"),
         ({"errors": rare(60, 50, 1_000)}, LATER_MS, "errors: happened to 60 users of the candidate and 50"),
@@ -199,7 +199,7 @@ def test_budgets_name_guards() -> None:
     """Guards other than those by tier accept budgets; unknown guards are rejected with the list."""
     check_budgets(dict.fromkeys(MEANINGS, 0.5))
     assert {guard.name.partition(":")[0] for guard in GUARDS} == set(MEANINGS)
-    with pytest.raises(ConfigError, match="the guards are errors, refusals, missing, deadline_misses"):
+    with pytest.raises(ConfigError, match="give one of errors, refusals, missing, deadline_misses"):
         check_budgets({"speed": 0.1})
     with pytest.raises(ConfigError, match="give 0% to below 100%"):
         check_budgets({"latency": 1.0})

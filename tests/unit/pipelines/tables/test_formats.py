@@ -91,6 +91,7 @@ def test_what_is_ignored_is_named_with_the_option_that_reads_it(tmp_path: Path) 
         "recbole.item": "--column movie_title=title",
         "retailrocket-events.csv": "--column event=event_type",
         "personalize-interactions.csv": "--column EVENT_VALUE=value",
+        "diginetica-train-item-views.csv": "--column timeframe=offset_ms",
         "shopify-products.csv": "--column 'Body (HTML)=text'",
         "predictionio-events.json": "--column event=event_type",
     }

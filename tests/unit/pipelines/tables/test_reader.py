@@ -244,9 +244,9 @@ EVENTS = {
     "an unquoted separator": Case(GOOD + "w,a,b,1780000002,buy,1\n", [U, V], {"6 fields where the header has 5": [4]}),
     "a short row": Case(GOOD + "w,a\n", [U, V], {"2 fields where the header has 5": [4]}),
     "separators behind": Case(GOOD.replace("buy,1\n", "buy,1,,\n"), [U, V]),
-    "a NUL byte": Case(GOOD.replace("v,a,1780000001", "v\0,a,1780000001"), [U], {"bytes that are no text": [3]}),
+    "a NUL byte": Case(GOOD.replace("v,a,1780000001", "v\0,a,1780000001"), [U], {"bytes that are not text": [3]}),
     "half a surrogate pair": Case(
-        GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are no text": [3]}
+        GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are not text": [3]}
     ),
     "an open quote": Case(HEADER + '"u,a,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [('"u', *U[1:]), U, V]),
     "an open quote and a separator": Case(
@@ -259,6 +259,25 @@ EVENTS = {
     ),
     "days": Case(
         "user_id,item_id,event_time\nu,a,20260528\n", [("u", "a", DAY, "interaction", 1.0)], notes=("whole days",)
+    ),
+    "times within a session": Case(
+        "user_id,item_id,event_time,timeframe\nu,a,2026-05-28,3000\nu,b,2026-05-28,1000\nu,c,2026-05-28,NA\nu,d,2026-05-28,soon\n",
+        [
+            ("u", item, DAY + timedelta(seconds=seconds), "interaction", 1.0)
+            for item, seconds in (("c", 0), ("d", 0), ("b", 1), ("a", 3))
+        ],
+        notes=("1 with an invalid offset_ms", "events are ordered by time"),
+        options=table_options(["timeframe=offset_ms"]),
+    ),
+    "days as numbers": Case(
+        "user_id,item_id,event_time\nu,a,43831.5\n",
+        [("u", "a", datetime(1970, 1, 1, 12, 10, 31, 500_000, UTC), "interaction", 1.0)],
+        notes=("1 times are before 1990",),
+    ),
+    "MongoDB's types": Case(
+        lines({"user_id": {"$numberLong": "7"}, "event_time": {"$date": {"$numberLong": "1780000000000"}}}),
+        [("7", *WITHOUT_TYPE[0][1:])],
+        name="e.json",
     ),
     "ignored columns": Case(
         HEADER.replace("event_type,value", "event,EVENT_VALUE") + "u,a,1780000000,buy,3\n",
@@ -305,7 +324,7 @@ EVENTS = {
             {"event_time": float("nan")},
         ).replace('"X"', LONG),
         WITHOUT_TYPE[:1],
-        {"bytes that are no text": [3], "no JSON object": [4], "no JSON": [5], "user_id": [2], "event_time": [6]},
+        {"bytes that are not text": [3], "no JSON object": [4], "no JSON": [5], "user_id": [2], "event_time": [6]},
         name="e.jsonl",
     ),
     "categorical ids": Case(parquet(user_id=pa.array(["u", "v"]).dictionary_encode()), WITHOUT_TYPE, name="e.parquet"),
@@ -377,8 +396,9 @@ CATEGORIES = {
     "A, B": ["A, B"],
     "A > B": ["A > B"],
     "R&amp;B": ["R&amp;B"],
+    "R&amp;B; A": ["R&amp;B", "A"],
     "(Live)": ["(Live)"],
-    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|")},
+    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|", "(no genres listed)")},
 }
 
 
@@ -467,7 +487,7 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
 
 def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
     """Missing prices, long texts and reserved names are counted, and the items are kept."""
-    rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,no\n"
+    rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,out_of_stock\n"
     states, findings = states_of(f"item_id,price,popularity,description,available\n{rows}", tmp_path, number=["price"])
 
     assert {name: one.attributes.get("price") for name, one in states.items()} == {
@@ -488,6 +508,19 @@ REFUSED = {
         {},
         "--column visitorid=user_id --column product=item_id --column ts=event_time",
     ),
+    "single quotes": (
+        GOOD.replace("user_id,item_id", "'user_id','item_id'").replace(
+            "event_time,event_type,value", "'event_time','event_type','value'"
+        ),
+        {},
+        "single quotes",
+    ),
+    "a nested name": (
+        "user_id,properties.product_id,event_time\nu,a,1780000000\n",
+        {},
+        "--column properties.product_id=item_id",
+    ),
+    "ORC": ("ORC\nu,a\n", {}, "is an ORC file"),
     "a first line of data": (
         "1::1193::5::978300760\n1::661::3::978302109\n",
         {},
@@ -500,7 +533,7 @@ REFUSED = {
     ),
     "an unknown column": (GOOD, {"column": ["sku=item_id"]}, "--column sku=item_id: no column sku"),
     "a turned option": (GOOD.replace("item_id", "sku"), {"column": ["item_id=sku"]}, "--column sku=item_id"),
-    "an unknown field": (GOOD, {"column": ["value=price"]}, "price is no field of events"),
+    "an unknown field": (GOOD, {"column": ["value=price"]}, "price is not a field of events"),
     "an unknown column to skip": (GOOD, {"skip": ["colour"]}, "--skip colour: no column colour"),
     "two columns of one name": (
         GOOD.replace("event_type", "User_ID").replace("user_id", "USER_ID"),

@@ -153,7 +153,7 @@ async def test_an_error_before_any_text_has_its_status(
         (403, [b'{"error": "not for you"}'], "403: not for you"),
     ],
 )
-async def test_a_malformed_chunk_is_a_unavailable(
+async def test_a_malformed_chunk_makes_the_server_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int, parts: list[bytes], cause: str
 ) -> None:
     """Callers see only `unavailable`; the log has the cause, including a rejected key."""
@@ -186,7 +186,7 @@ async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, r
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_an_error_of_the_model_list_is_a_unavailable(
+async def test_an_error_of_the_model_list_makes_the_server_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int
 ) -> None:
     """Any error status, including a 404 for a URL without /v1, is `unavailable`; the log has the status."""

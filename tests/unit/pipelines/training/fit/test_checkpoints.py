@@ -70,17 +70,18 @@ def test_a_run_goes_on_whatever_form_was_left(tmp_path: Path, before: str, now: 
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("form", ["file", "shards"])
-def test_the_checkpoint_that_is_used_is_the_one_that_is_named(tmp_path: Path, form: str) -> None:
-    """Loading and naming both skip a corrupt newest checkpoint, and ignore foreign files."""
+@pytest.mark.parametrize(("form", "part"), [("file", ""), ("shards", "state.json"), ("shards", "__0_0.distcp")])
+def test_the_checkpoint_that_is_used_is_the_one_that_is_named(tmp_path: Path, form: str, part: str) -> None:
+    """Loading and naming both skip a newest checkpoint with a flipped byte, and ignore foreign files."""
     write(tmp_path, form, 1.0)
     write(tmp_path, form, 2.0)
     saved = checkpoints_in(tmp_path)
     (tmp_path / "notes.safetensors").write_text("mine")
     older, newest = sorted(path for path in tmp_path.iterdir() if path.stem.isdigit())
     assert saved.newest_whole_name() == newest.name
-    harmed = newest if newest.is_file() else newest / "state.json"
-    harmed.write_bytes(harmed.read_bytes()[:-9])
+    harmed = newest / part
+    content = harmed.read_bytes()
+    harmed.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
 
     found = saved.newest()
     assert found is not None

@@ -263,7 +263,7 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
         "items: 1 values of merged rows differ from those that stay, such as title 1",
         "items: 1 without a title are kept under their id, such as item_id=7",
         "items: 1 set aside (item_id), such as item_id=, title=No id; row 8",
-        "items: 6 are in the bundle already and stay as they are, such as item_id=i00, i01, i02, i03, i04",
+        "items: 6 are already in the bundle and stay unchanged, such as item_id=i00, i01, i02, i03, i04",
     ]
 
 

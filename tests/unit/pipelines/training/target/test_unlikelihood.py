@@ -154,9 +154,13 @@ def test_dislikes_without_weight_change_no_bit() -> None:
 def disliking(*rows: tuple[list[int], list[tuple[int, int, float]]]) -> list[Weighted]:
     """Build windows of labelled items with (item, place, weight) of each dislike."""
     return [
-        Weighted(np.array(items), np.ones(len(items), dtype=np.float32), Dislikes(*map(np.array, zip(*dislikes, strict=True))))
+        Weighted(
+            np.array(items),
+            np.ones(len(items), dtype=np.float32),
+            Dislikes(*map(np.array, zip(*dislikes, strict=True))),
+        )
         for items, dislikes in rows
-    ]  # fmt: skip
+    ]
 
 
 def test_an_items_path_is_disliked_by_its_score_in_exhaustive_search() -> None:

@@ -1,4 +1,6 @@
-"""Memory, start and cost of a request with many item states: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
+"""Memory, start and cost of a request with many item states.
+
+    python -m benchmarks.scale item-states --json OUT [--items 1000000]
 
 The parent starts a broker, writes the states of all items to a snapshot, and changes some items in the topic
 afterwards. A separate process then starts as a gateway does: catalogue, snapshot, the topic's tail. Its cost above the
@@ -19,6 +21,7 @@ import numpy as np
 import psutil
 from kafka import KafkaAdminClient, KafkaProducer
 
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.scale import servers
 from benchmarks.scale.row import catalogue_of, print_fields
 from models.catalogue import load_catalogue
@@ -39,13 +42,21 @@ _NUM_REQUESTS = 200
 _HIDDEN_SHARE = 50
 
 
-def measure_size(num_items: int) -> dict[str, Any]:
+def main() -> None:
+    """Measure, print a line, write the JSON."""
+    parser = report_parser(__doc__ or "")
+    parser.add_argument("--items", type=at_least_one, default=1_000_000, help="items with a state (1000000)")
+    options = parser.parse_args()
+    write_report(options.json, about_run("scale item-states") | _measure(options.items))
+
+
+def _measure(num_items: int) -> dict[str, Any]:
     """Return the cost of this many items for a process."""
     with tempfile.TemporaryDirectory() as folder, servers.broker(settings := servers.settings_in(Path(folder))):
         broker = settings.kafka_bootstrap
         catalogue_of(1_000).save(Path(folder) / "catalogue.parquet")
         _state(num_items, broker, Path(folder) / "snapshot.parquet")
-        command = [sys.executable, "-m", "benchmarks.catalogue.size", str(num_items), broker, folder]
+        command = [sys.executable, "-m", "benchmarks.scale.item_states", str(num_items), broker, folder]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = {"num_items": num_items, "num_tail": _NUM_TAIL, **json.loads(done.stdout.splitlines()[-1])}
     print(f"{num_items} items: {found['memory_mb']} MB, start {found['start_s']} s")
@@ -87,9 +98,8 @@ def _state_of(number: int) -> ItemState:
     )
 
 
-def main() -> None:
+def start(num_items: int, broker: str, folder: Path) -> None:
     """Start as a gateway does and print the cost."""
-    num_items, broker, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     load_catalogue(folder / "catalogue.parquet")  # a gateway has one before; a small catalogue adds little memory
     catalogue = catalogue_of(num_items)
     catalogue.index_of  # noqa: B018 - fills the cached property
@@ -129,4 +139,4 @@ def _request_ms(layout: ItemLayout) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    start(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,6 +1,6 @@
 """An example log for reports, of an experiment with known truth.
 
-    python -m benchmarks.experiments.example FOLDER
+    python -m benchmarks.release.example_log FOLDER
 
 Writes `experiments.toml`, a week of `impressions` and `interactions` as the worker writes them, and `policy.parquet`.
 Of 6,000 users half see the variant fresh, which draws 15 % fewer clicks. The first position is drawn from the four best

@@ -1,4 +1,17 @@
-"""Hides items of a running stack one after another, and looks at every answer meanwhile."""
+"""Time until a hidden item disappears from every answer of every gateway and tier.
+
+    python -m benchmarks.freshness hides --json OUT [--changes 1000] [--faults 100] [--rate 50] [--up]
+
+    hide                  one item after another is hidden, under `--rate` recommendations a second at both doors
+    hide_redis_kill       the same with `--faults` changes, the store killed at the first
+    hide_worker_takeover  the same, the worker killed at the first
+
+Time counts from the acknowledgement. Three callers ask: at both doors through the edge, and at the standby. A change
+ends when the first answer of their final run without the item is sent. `num_shown_after_1s` counts answers, background
+included, that were requested a second or more after the acknowledgement and contain the item. The callers ask for users
+of each tier in turn, and the item is the first of that user's answer. Uses the running stack; `--up` starts a stack,
+which the faults need.
+"""
 
 import asyncio
 import json
@@ -14,10 +27,12 @@ from typing import Any
 
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.load.audience import TIERS, Audience, find_audience
-from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient
+from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient, path_of
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
-from benchmarks.load.own_stack import require_ready
-from services.settings.settings import Settings
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from infra.local.supervisor.ports import of_running_stack
+from services.settings.settings import Settings, load_settings
 
 _K = 20
 _DEADLINE_MS = 1_000
@@ -31,6 +46,27 @@ _HIDDEN_S = 5.0
 _LATE_S = 1.0
 Ask = Callable[[RequestFields], Awaitable[set[str] | None]]
 """Calls a door, and returns the items of its answer, None for a refusal."""
+
+
+def main() -> None:
+    """Measure, print lines, write the JSON."""
+    settings = load_settings()
+    parser = report_parser(__doc__ or "")
+    parser.add_argument("--changes", type=at_least_one, default=1_000, help="items hidden one after another")
+    parser.add_argument("--faults", type=int, default=100, help="items hidden around each fault; 0: no faults")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="background recommendations a second")
+    add_stack_options(parser, settings)
+    options = parser.parse_args()
+    if options.faults and not options.up:
+        sys.exit("error: faults kill parts of the stack; give --up for one of your own, or --faults 0")
+    report = about_run("freshness hides") | {"background_rps": options.rate}
+    parts = {"hide_redis_kill": "store", "hide_worker_takeover": "worker"} if options.faults else {}
+    with stack_for(settings, is_started=options.up):
+        settings = of_running_stack(settings)
+        report["hide"] = asyncio.run(measure_hides(settings, options.url, options.changes, options.rate))
+        for name, part in parts.items():
+            report[name] = asyncio.run(measure_hides(settings, options.url, options.faults, options.rate, part))
+    write_report(options.json, report)
 
 
 @dataclass(slots=True)
@@ -138,7 +174,7 @@ async def _put(rest: RestClient, item_id: str, fields: dict[str, Any]) -> float:
     """Put an item's state until it is accepted; return the time of the acknowledgement."""
     deadline_s = time.perf_counter() + _GIVE_UP_S
     while time.perf_counter() < deadline_s:
-        status, _ = await rest.call(b"PUT", f"/v1/items/{item_id}".encode(), json.dumps(fields).encode())
+        status, _ = await rest.call(b"PUT", path_of("items", item_id), json.dumps(fields).encode())
         if status == 200:
             return time.perf_counter()
         await asyncio.sleep(_PAUSE_S)

@@ -3,9 +3,9 @@
     python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--url HOST:PORT] [--up]
 
 Each event belongs to a new user: POST the event, then request recommendations until the answer's `newest_event_time_ms`
-is the event's. Time counts from the acknowledgement. The background load is open-loop:
-recommendations for known users at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one
-and stops it afterwards.
+is the event's. Time counts from the acknowledgement. The background load is open-loop: recommendations for known users
+at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one and stops it afterwards.
+`python -m benchmarks.freshness erasures` and `hides` measure erased users and hidden items.
 """
 
 import argparse
@@ -14,18 +14,15 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
-from benchmarks.load.audience import Audience, find_audience
+from benchmarks.freshness.answers import answered, background_load
+from benchmarks.load.audience import find_audience
 from benchmarks.load.clients import RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
+from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import load_settings
-
-_PAUSE_S = 0.002
-_GIVE_UP_S = 60.0
 
 
 def main() -> None:
@@ -66,36 +63,5 @@ async def _sight(rest: RestClient, item_id: str) -> float:
     return await answered(rest, user_id, lambda newest_ms: newest_ms == event_time_ms) - acknowledged_s
 
 
-async def answered(rest: RestClient, user_id: str, is_enough: Callable[[int | None], bool]) -> float:
-    """Request recommendations until an answer's newest event is as expected; return the time. Exits after a minute."""
-    began_s, ask = time.perf_counter(), json.dumps({"user_id": user_id, "k": 1}).encode()
-    while time.perf_counter() - began_s < _GIVE_UP_S:
-        status, body = await rest.call(b"POST", b"/v1/recommendations", ask)
-        seen_s = time.perf_counter()
-        if status == 200:
-            answer = json.loads(body)
-            is_read = answer["reason"] not in {"features_unavailable", "shed"}
-            if is_read and is_enough(answer["newest_event_time_ms"]):
-                return seen_s
-        await asyncio.sleep(_PAUSE_S)
-    sys.exit(f"error: the answers to {user_id} did not change within {_GIVE_UP_S:g} s")
-
-
-async def background_load(rest: RestClient, audience: Audience, rate_rps: float) -> None:
-    """Request for known users at a fixed rate, with a click for every second one, until cancelled."""
-    users = audience.known_user_ids or ("nobody",)
-
-    async def send(number: int) -> RequestOutcome:
-        user_id = users[number % len(users)]
-        if number % 2:
-            now_ms = time.time_ns() // 1_000_000
-            click = {"user_id": user_id, "item_id": audience.item_ids[0], "event_time_ms": now_ms}
-            await rest.call(b"POST", b"/v1/events", json.dumps(click).encode())
-        return await rest.recommend({"user_id": user_id, "k": 10})
-
-    while True:
-        await run_load(send, rate_rps, num_requests=1_000)
-
-
 if __name__ == "__main__":
-    main()
+    run_named({name: f"benchmarks.freshness.{name}" for name in ("erasures", "hides")}, main)

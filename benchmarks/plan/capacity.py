@@ -1,6 +1,6 @@
 """The cost of a request: CPU time by tier and process, memory by process, bytes per user, on the running stack.
 
-    python -m benchmarks.capacity --json OUT [--rate 25] [--seconds 15]
+    python -m benchmarks.plan capacity --json OUT [--rate 25] [--seconds 15]
 
 The kernel counts CPU time per process, so other work on the same cores changes it little, unlike latencies. The idle
 consumption is measured first and subtracted. `tailrace plan load` computes from this file.
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.capacity.footprint import Usage, find_groups, log_bytes_per_event, memory_mb, store_bytes, used_by
 from benchmarks.load.audience import TIERS, find_audience
 from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
+from benchmarks.load.footprint import Usage, find_groups, log_bytes_per_event, memory_mb, store_bytes, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load
 from benchmarks.load.own_stack import require_ready
 from models.decoder.config import read_config
@@ -70,7 +70,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         events = await _cost(state_dir, lambda n: _click(rest, n), options, idle)
         print(f"{'event':12} {_shown(events)}")
     return {
-        **about_run("capacity"),
+        **about_run("plan capacity"),
         "load_average_1m": round(os.getloadavg()[0], 1),
         "rate": options.rate,
         "bundle": _bundle(settings),
@@ -136,7 +136,3 @@ def _bundle(settings: Settings) -> dict[str, Any]:
 
 def _shown(costs: dict[str, float]) -> str:
     return "  ".join(f"{name} {ms:.2f}" for name, ms in costs.items()) + "  ms of CPU"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Measures how soon an erasure takes effect: one user at a time under load, and many users at once.
 
-    python -m benchmarks.erasure --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
+    python -m benchmarks.freshness erasures --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
 
     one    a new user's event is visible, the user is erased, and answers are requested until an answer has no event of
            the user
@@ -8,7 +8,7 @@
            are done online, and done in every store
 
 Times count from the acknowledgement of the erasure, for `many` of the last erasure. The background load is
-benchmarks.freshness'. Uses the running stack; `--up` starts one and stops it afterwards.
+that of benchmarks.freshness. Uses the running stack; `--up` starts one and stops it afterwards.
 """
 
 import argparse
@@ -20,9 +20,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from benchmarks.freshness import answered, background_load
+from benchmarks.freshness.answers import answered, background_load
 from benchmarks.load.audience import find_audience
-from benchmarks.load.clients import RestClient
+from benchmarks.load.clients import RestClient, path_of
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
@@ -61,7 +61,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             background.cancel()
     print(f"{options.many} users: {many}")
     found = {"one": {"num_erasures": options.erasures, **one}, "many": {"num_users": options.many, **many}}
-    return about_run("erasure") | {"background_rps": options.rate} | found
+    return about_run("freshness erasures") | {"background_rps": options.rate} | found
 
 
 async def _erase_one(rest: RestClient, item_id: str) -> float:
@@ -105,7 +105,7 @@ async def _record(rest: RestClient, user_ids: list[str], item_id: str) -> None:
 async def _erase(rest: RestClient, user_id: str) -> str:
     """Erase a user and return the erasure's id; retried while the gateway refuses."""
     for _ in range(50):
-        status, body = await rest.call(b"DELETE", f"/v1/users/{user_id}".encode(), b"")
+        status, body = await rest.call(b"DELETE", path_of("users", user_id), b"")
         if status == 202:
             return str(json.loads(body)["erasure_id"])
         await asyncio.sleep(0.1)
@@ -127,7 +127,3 @@ async def _side_by_side(ids: Iterable[str], call: Callable[[str], Awaitable[Any]
             return await call(found)
 
     return await asyncio.gather(*(one(found) for found in ids))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,0 @@
-"""The cost of one request and one event."""

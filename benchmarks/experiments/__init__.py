@@ -1,1 +1,0 @@
-"""Correctness of analysis results, intervals and estimates, on data with known truth."""

@@ -1,1 +1,0 @@
-"""Variants of one decoder against the engine's own int8."""
