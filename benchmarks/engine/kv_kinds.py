@@ -19,8 +19,9 @@ from rich.progress import track
 from benchmarks.load.command import about_run, newest_tokens, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_tokens
+from models.prompt import prompt_of
 from models.registry import BundleStore
+from models.search import search_of
 from pipelines.data.examples import Split, read_cases
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
@@ -46,11 +47,9 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
     bundle = BundleStore(path.absolute().parent).open(path.name)
     catalogue, cases = bundle.catalogue(), read_cases(tokenized, Split.TEST)
     decoder = load_decoder(bundle.decoder_dir, torch.float32, "cpu")
-    window = bundle.manifest["prompt"]
-    prompts = [
-        prompt_tokens(catalogue, past.tolist(), window["max_items"], window["stride"]) for past in cases.histories
-    ]
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    prompt = prompt_of(bundle.manifest, bundle.decoder_dir)
+    prompts = [prompt.tokens(catalogue, past.tolist()) for past in cases.histories]
+    items = ItemCodes.of(catalogue, search_of(bundle.manifest))
     tops = {kind: _tops(decoder, items, kind, prompts, cases.histories) for kind in KINDS}
     return [
         {"kv_kind": kind, "users": len(cases), "depth": catalogue.depth}

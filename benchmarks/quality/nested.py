@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks.quality.summary import POOLING
 from models.bundle import Bundle, learned_repeats
 from models.catalogue import Catalogue
+from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE, Cases
 from pipelines.evaluation.pair import load_pair
@@ -109,6 +110,6 @@ def _cases(labels: Mapping[str, str], features: Path, catalogue: Catalogue) -> C
 
 def _ndcg(pair: Path, bundle: Bundle, cases: Cases) -> dict[str, np.ndarray]:
     """Rank the labels with both models of this folder."""
-    scorers = load_pair(pair, torch.device("cpu")).scorers(bundle.catalogue(), **bundle.manifest["prompt"])
+    scorers = load_pair(pair, torch.device("cpu")).scorers(bundle.catalogue(), prompt_of(bundle.manifest))
     repeats = learned_repeats(bundle.manifest)
     return {name: gains(rank_labels(scorer, cases).as_served(repeats=repeats), 10) for name, scorer in scorers.items()}

@@ -73,12 +73,12 @@ def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
 def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, options: GateOptions) -> list[str]:
     """Return what is beyond its bound, a clause each: what lost against what, with numbers."""
     baseline = _baseline(metrics, options)
-    floor = metrics[baseline][METRIC]
     return [
         *(
-            f"the {name}'s {METRIC} of {metrics[name][METRIC]:.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
+            f"the {name}'s {METRIC} of {own:.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
             f"{options.floor(name):.0%} of {baseline}'s {floor:.4f} (--{name}-floor)"
             for name in _below_floor(metrics, options)
+            for own, floor in [_against(metrics, baseline, name)]
         ),
         *(
             f"{_worse(row)} that of the live bundle {_other(row)}: by more than {options.max_loss:.0%} (--max-loss), and beyond the "
@@ -144,8 +144,20 @@ def _baseline(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) ->
 
 def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> list[str]:
     """Return the names of the models that are not above their floors."""
-    floor = metrics[_baseline(metrics, options)][METRIC]
-    return [name for name in MODELS if metrics[name][METRIC] <= options.floor(name) * floor]
+    baseline, below = _baseline(metrics, options), []
+    for name in MODELS:
+        own, floor = _against(metrics, baseline, name)
+        if own <= options.floor(name) * floor and not metrics[name].get("may_have_seen_labels"):
+            below.append(name)
+    return below
+
+
+def _against(metrics: Mapping[str, Mapping[str, Any]], baseline: str, name: str) -> tuple[float, float]:
+    """Return a model's NDCG and the baseline's on the same labels: those that an imported decoder cannot have seen."""
+    judged = metrics[name].get("judged_ndcg@10")
+    if judged is None:
+        return float(metrics[name][METRIC]), float(metrics[baseline][METRIC])
+    return float(judged[name]), float(judged[baseline])
 
 
 def _lost_to_live(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:

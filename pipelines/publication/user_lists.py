@@ -22,7 +22,6 @@ import numpy as np
 import polars as pl
 
 from models.files import file_sha256, rename_durably
-from models.prompt import prompt_tokens
 from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
 from pipelines.runner.stage import Progress
 from pipelines.tables.id_files import read_ids
@@ -147,7 +146,7 @@ class _Lists:
         ranked: dict[str, tuple[list[int], list[float]]] = {}
         for user_id, row in rows.items():
             if history := self._catalogue.indices(row.item_ids):
-                prompt = prompt_tokens(self._catalogue, history, self._ranker.max_items, self._ranker.stride)
+                prompt = self._ranker.prompt.tokens(self._catalogue, history)
                 self._engine.add_rank(user_id, prompt, k=self._k, allowed=self._shown, excluded=self._unwanted(row))
         for outcome in outcomes_of(self._engine):
             ranked[outcome.request_id] = outcome.item_indices.tolist(), outcome.scores.tolist()

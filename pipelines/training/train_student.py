@@ -38,6 +38,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, StudentModel, read_student, save_student
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.foreign.stage import imported_beside
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval, ndcg, rank_labels
 from pipelines.scoring.student import StudentScorer
@@ -213,7 +214,10 @@ def fit_and_save(
     elif decoder_dir is not None:
         teacher = load_decoder(decoder_dir, torch.float32, device)
     student = new_student(catalogue, teacher, options).to(device)
-    targets = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
+    imported = None if decoder_dir is None else imported_beside(decoder_dir)
+    targets = new_targets(
+        teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen, imported=imported
+    )
     begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
     if begun is not None:
         valid = sample_cases(valid, NUM_CASES)
