@@ -131,8 +131,12 @@ def prompt_of(manifest: Mapping[str, Any], decoder_dir: Path | None = None) -> P
     given = manifest.get("prompt", {})
     limits = int(given.get("max_items", 200)), int(given.get("stride", STRIDE_ITEMS))
     if (text := given.get("text")) is None:
-        parts = {name: tuple(given[name]) for name in ("head", "between", "tail") if given.get(name) is not None}
-        return Prompt(*limits, **parts)
+        own = Prompt()
+        head, between, tail = (
+            tuple(given[name]) if given.get(name) is not None else getattr(own, name)
+            for name in ("head", "between", "tail")
+        )
+        return Prompt(*limits, head, between, tail)
     fields = {name: text[name] for name in PromptText.__slots__}
     template = PromptText(**{**fields, "pieces": tuple(text["pieces"])})
     if decoder_dir is None:

@@ -10,12 +10,12 @@ Shape suffixes: P parents, C children, S codes of the level.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.catalogue import Catalogue
 from models.search import OWN_SEARCH, Scores, Search
 
 _DENSE_SHARE = 2
@@ -24,6 +24,30 @@ _DENSE_ENTRIES = 1 << 20
 """... and has at most this many entries of 4 bytes."""
 _EXACT_WIDTHS = 4_096
 """The bound on the number of children is exact for up to this many beams."""
+
+
+class CodedItems(Protocol):
+    """The part of `models.catalogue.Catalogue` that a search reads; the engine imports no table reader."""
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Codes (num_items, depth) int."""
+        ...
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Number of codes of each level."""
+        ...
+
+    @property
+    def token_offsets(self) -> tuple[int, ...]:
+        """First token of each level."""
+        ...
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """Training events of each item (num_items,)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +65,7 @@ class ItemCodes:
     tie_ranks: np.ndarray | None = None
 
     @classmethod
-    def of(cls, catalogue: Catalogue, search: Search = OWN_SEARCH) -> "ItemCodes":
+    def of(cls, catalogue: CodedItems, search: Search = OWN_SEARCH) -> "ItemCodes":
         """Return a catalogue's codes as a bundle searches them; closing tokens are levels of size 1."""
         num_items, num_closing = len(catalogue.codes), len(search.close)
         ranks = None

@@ -79,19 +79,23 @@ def broken(made: Recommender, tmp_path: Path) -> Broken:
 
 
 def no_weights(one: Broken) -> None:
+    """Keep the weights as pickle."""
     (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
 
 
 def an_extra_head(one: Broken) -> None:
+    """Add a head that ranks candidates."""
     path = one.folder / "model.safetensors"
     save_file(load_file(path) | {"ctr_head.weight": torch.zeros(1, 4)}, path)
 
 
 def a_pickled_index(one: Broken) -> None:
+    """Give the index as a tensor file."""
     one.options = replace(one.options, index=one.options.index.rename(one.root / "item-sid-mapping.pt"))
 
 
 def a_row_of_another_format(one: Broken) -> None:
+    """Give two rows of different text."""
     rows = [{"prompt": f"seen: {one.made.text_of(0)} next:"}, {"prompt": f"saw: {one.made.text_of(1)} next:"}]
     path = one.root / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -99,15 +103,18 @@ def a_row_of_another_format(one: Broken) -> None:
 
 
 def a_slow_tokenizer(one: Broken) -> None:
+    """Keep the SentencePiece model only."""
     (one.folder / "tokenizer.json").rename(one.folder / "tokenizer.model")
 
 
 def an_adapter_without_its_base(one: Broken) -> None:
+    """Name a base that is no folder."""
     (one.folder / "model.safetensors").unlink()
     (one.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
 
 
 def a_joining_token(one: Broken) -> None:
+    """Let a SID token join the blanks before it."""
     path = one.folder / "tokenizer.json"
     raw = json.loads(path.read_text())
     next(token for token in raw["added_tokens"] if token["content"] == one.made.sids["i000"][0])["lstrip"] = True
