@@ -70,7 +70,7 @@ def tokenize(
 ) -> None:
     """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are.
 
-    With `given` codes, items without a code are left out.
+    With `given` codes, items without a code are excluded.
 
     Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
     """
@@ -336,7 +336,7 @@ def describe_left_out(tokenized: Path) -> list[str]:
     left = json.loads(path.read_text())
     return [
         (
-            f"{left['items_without_code']} items without a code are left out ({left['events_without_code']:.1%} of events); "
+            f"{left['items_without_code']} items without a code are excluded ({left['events_without_code']:.1%} of events); "
             f"{left['codes_without_item']} codes without an item stay out of the catalogue"
         )
     ]

@@ -116,14 +116,14 @@ def _check(folder: Path) -> DecoderConfig:
 
 
 def _refuse_heads(folder: Path, config: DecoderConfig) -> None:
-    """Reject tensors that are no part of a language model. Raises Refused."""
+    """Reject tensors outside the language model. Raises Refused."""
     known = {f"{module}.{kind}" for module in checkpoint_names(config).values() for kind in ("weight", "bias")}
     known.add("lm_head.weight")
     names = [name for path in weight_files(folder) for name in _names_in(path)]
     extra = sorted(name for name in names if name not in known and not name.endswith(".rotary_emb.inv_freq"))
     if extra:
         shown = ", ".join(extra[:3])
-        fix = "save the language model alone; a head that ranks candidates again is not served"
+        fix = "save only the language model; a second ranking head is not served"
         raise Refused("model.safetensors", f"tensor {extra[0]}", f"{len(extra)} unknown tensors ({shown})", fix)
 
 
@@ -149,9 +149,7 @@ def _base_of(adapter: Path, base: Path | None) -> Path:
     named = str(about.get("base_model_name_or_path", ""))
     found = base or next((path for path in (Path(named), adapter / named) if named and path.is_dir()), None)
     if found is None or not found.is_dir():
-        raise Refused(
-            _ADAPTER, "base_model_name_or_path", f"{named!r} is no folder here", "give its folder with --base"
-        )
+        raise Refused(_ADAPTER, "base_model_name_or_path", f"folder {named!r} not found", "give its folder with --base")
     return found
 
 

@@ -180,7 +180,7 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
 
 
 def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
-    """Return a SID and what it holds: a list, or text of tokens or of numbers separated by commas."""
+    """Return a SID and its kind. The value is a list, or text of tokens or of numbers separated by commas."""
     if isinstance(value, str):
         names = _TOKEN.findall(value) or [part for part in re.split(r"[\s,]+", value.strip("[]() ")) if part]
     else:
@@ -205,7 +205,9 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
     tables = sorted(manifest.parent.glob("item_to_sid*")) + sorted(manifest.parent.glob("item_to_sid/*"))
     files = [path for path in tables if path.suffix in (".parquet", ".csv")]
     if not files:
-        raise Refused(str(manifest), "", "no item_to_sid table beside it", "export item_to_sid as Parquet or CSV")
+        raise Refused(
+            str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
+        )
     readers: Mapping[str, Callable[[Path], pl.DataFrame]] = {
         ".parquet": pl.read_parquet,
         ".csv": lambda path: pl.read_csv(path, infer_schema=False),

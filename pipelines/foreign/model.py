@@ -2,7 +2,7 @@
 
     decoder/         the checkpoint with its tokenizer
     codes.parquet    item_id and code
-    import.json      framework, levels, prompt, search, measurements, and what a person should know
+    import.json      framework, levels, prompt, search, and measurements
 
 `tailrace pipeline --decoder NAME` uses the folder in place of training.
 """
@@ -49,12 +49,12 @@ class ImportOptions:
     Args:
         checkpoint: Folder in Hugging Face layout, or of a LoRA adapter.
         index: The items' SIDs.
-        examples: The framework's own test rows, from which the prompt is derived.
+        examples: The framework's own test rows; the prompt is derived from them.
         prompt: A prompt file, instead of examples.
         name: Name of the import; None: the checkpoint folder's name.
         beam_width: None: the framework's.
         scores: None: vocabulary, as the frameworks do.
-        seen_until: Date up to which the checkpoint may have learned from events.
+        seen_until: Date of the newest event that the checkpoint may have learned.
         base: Folder of a LoRA adapter's base.
         count_close: Whether closing tokens count as in the framework's evaluation.
         max_measured: Test rows on which scores and strides are compared.
@@ -80,7 +80,7 @@ class ImportOptions:
             raise Refused("--beam-width", "", f"{self.beam_width} is out of range", "give 1 or more")
         if not is_version(self.import_name):
             fix = "give --as with letters, digits, '.', '_' and '-'"
-            raise Refused("--as", "", f"{self.import_name!r} is no name", fix)
+            raise Refused("--as", "", f"{self.import_name!r} is invalid", fix)
 
     @property
     def import_name(self) -> str:
@@ -112,7 +112,7 @@ class ImportedModel:
 
     @property
     def seen_until(self) -> date | None:
-        """Date up to which the decoder may have seen labels; None: unknown."""
+        """Date of the newest label that the decoder may have seen; None: unknown."""
         given = self.about["imported"]["seen_until"]
         return None if given is None else date.fromisoformat(given)
 
@@ -238,7 +238,7 @@ def _close(
         ids = [found] if found is not None else tokenizer.encode(text, add_special_tokens=False).ids
         if not ids or (text == EOS and found is None):
             fix = "name eos_token in tokenizer_config.json, or give --no-count-close"
-            raise Refused("tokenizer_config.json", "eos_token", f"{text} is no token", fix)
+            raise Refused("tokenizer_config.json", "eos_token", f"{text} not found", fix)
         tokens += ids
     return tuple(tokens)
 

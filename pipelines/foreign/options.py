@@ -35,9 +35,11 @@ class ForeignOptions:
             return
         option = "--decoder" if self.decoder else "--index"
         if code_depth is not None:
-            raise ConfigError(f"--code-depth: {option} has its own codes; leave it out")
+            raise ConfigError(f"--code-depth: {option} has its own codes; remove one of them")
         if warm_start:
-            raise ConfigError(f"--warm-start: not with {option}, whose codes replace the live bundle's; leave it out")
+            raise ConfigError(
+                f"--warm-start: not with {option}, whose codes replace the live bundle's; remove one of them"
+            )
 
 
 def parse_scores(given: str | None) -> Scores | None:

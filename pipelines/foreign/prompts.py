@@ -147,7 +147,7 @@ def _label_of(codes: Codes, tokenizer: Tokenizer, example: Example) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A prompt file: text pieces with `{history}`, the text of an item, and what the file says of the search."""
+    """A prompt file: text pieces with `{history}`, the text of an item, and search options."""
 
     pieces: tuple[str, ...]
     item: str

@@ -84,7 +84,7 @@ def codes_of_new(folder: Path, catalogue: Catalogue, index: ItemIndex, item_ids:
     """Return the codes (N, depth) of new items of a bundle whose codes came from an index. Raises Refused."""
     missing = next((item_id for item_id in item_ids if item_id not in index.sids), None)
     if missing is not None:
-        raise Refused(index.file, f"item {missing}", "no SID", "add it to the index, or leave it out of the items")
+        raise Refused(index.file, f"item {missing}", "no SID", "add it to the index, or remove it from the items")
     new = replace(index, sids={item_id: index.sids[item_id] for item_id in item_ids})
     if new.depth != catalogue.depth:
         problem = f"{new.depth} tokens, the bundle's codes have {catalogue.depth}"
@@ -101,7 +101,7 @@ def codes_of_new(folder: Path, catalogue: Catalogue, index: ItemIndex, item_ids:
     unknown = np.argwhere(codes_ID < 0)
     if len(unknown):
         row, level = unknown[0]
-        problem = f"{new.sids[item_ids[row]][level]} is no code of level {level + 1} of the bundle"
+        problem = f"{new.sids[item_ids[row]][level]} is unknown at level {level + 1} of the bundle"
         raise Refused(index.file, f"item {item_ids[row]}", problem, "train with the new index, or give a known code")
     return codes_ID.astype(np.int32)
 
@@ -164,7 +164,7 @@ def _token(
             raise Refused(index.file, f"item {item_id}", f"{name} is {pieces} tokens", fix)
         nearest = (difflib.get_close_matches(name, similar, n=1, cutoff=0.0) or similar)[0]
         fix = f"the nearest is {nearest}: give the index of this checkpoint"
-        raise Refused(index.file, f"item {item_id}", f"{name} is no token of tokenizer.json", fix)
+        raise Refused(index.file, f"item {item_id}", f"{name} is missing in tokenizer.json", fix)
     about: Any = added.get(token)
     if about is not None and (about.lstrip or about.rstrip or about.single_word):
         fix = "add it without lstrip, rstrip and single_word; prompts would differ from training"

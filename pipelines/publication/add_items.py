@@ -86,7 +86,7 @@ def append_items(
         raise ConfigError(
             f"--index: the codes of {live.version} came from an index; give the index of the new items"
             if needs_index
-            else f"--index: the codes of {live.version} are its own; leave it out"
+            else f"--index: the codes of {live.version} are its own; remove the option"
         )
     if kept is None and not needs_index and load_item_text(live.path) is None:
         raise ConfigError(
