@@ -51,8 +51,10 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
 
 def save_pair(trained: Trained, folder: Path) -> None:
     """Copy decoder, student and catalogue, and the decoder's teacher and text rows if present, into a folder with a bundle's layout."""
-    copy = shutil.copytree if trained.imported is None else copy_linked
-    copy(trained.decoder_dir, folder / "decoder")
+    if trained.imported is None:
+        shutil.copytree(trained.decoder_dir, folder / "decoder")
+    else:
+        copy_linked(trained.decoder_dir, folder / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", folder / "catalogue.parquet")
     shutil.copyfile(trained.students_dir / "student.safetensors", folder / "student.safetensors")
     beside = trained.decoder_dir.parent
