@@ -63,7 +63,8 @@ class Codes:
 
     def split(self, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the codes of a token list in order, and the tokens before, between and after them."""
-        codes, gaps, gap, position = [], [], [], 0
+        codes, gaps, position = [], [], 0
+        gap: list[int] = []
         while position < len(tokens):
             window = tuple(tokens[position : position + self.depth])
             if self.is_code(window):

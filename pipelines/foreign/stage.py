@@ -32,9 +32,10 @@ def import_stage(model: ImportedModel, tokenized: Path, cases: Labelled, distil_
     if about["measured"] is None and len(cases.labels):
         decoder = load_decoder(model.decoder_dir, torch.float32, "cpu")
         catalogue = load_catalogue(tokenized / "catalogue.parquet")
-        about["measured"] = compare(decoder, catalogue, model.prompt, model.search, cases)
+        measured = compare(decoder, catalogue, model.prompt, model.search, cases)
+        about["measured"] = measured
         if not about.get("stride_given"):
-            about["prompt"] = {**about["prompt"], "stride": about["measured"]["stride"]}
+            about["prompt"] = {**about["prompt"], "stride": measured["stride"]}
     (out / ABOUT).write_text(json.dumps(about, indent=1))
     training = {"num_parameters": about["num_parameters"], "num_tokens": 0, "started_from": None}
     (out / "training.json").write_text(json.dumps(training))

@@ -103,7 +103,8 @@ def codes_of_new(folder: Path, catalogue: Catalogue, index: ItemIndex, item_ids:
         row, level = unknown[0]
         problem = f"{new.sids[item_ids[row]][level]} is unknown at level {level + 1} of the bundle"
         raise Refused(index.file, f"item {item_ids[row]}", problem, "train with the new index, or give a known code")
-    return codes_ID.astype(np.int32)
+    found: np.ndarray = codes_ID.astype(np.int32)
+    return found
 
 
 def describe_shared(codes: np.ndarray) -> str:
@@ -136,9 +137,11 @@ def _names(index: ItemIndex, tokenizer: Tokenizer) -> Mapping[str, tuple[str, ..
     size = index.size or 1 + max(int(code) for sid in index.sids.values() for code in sid)
     first = next(iter(index.sids.values()))
     for pattern in _PATTERNS:
-        if all(tokenizer.token_to_id(pattern(level, int(code), size)) is not None for level, code in enumerate(first)):
+        if all(
+            tokenizer.token_to_id(pattern(level, int(str(code)), size)) is not None for level, code in enumerate(first)
+        ):
             return {
-                item_id: tuple(pattern(level, int(code), size) for level, code in enumerate(sid))
+                item_id: tuple(pattern(level, int(str(code)), size) for level, code in enumerate(sid))
                 for item_id, sid in index.sids.items()
             }
     known = ", ".join(pattern(0, 0, size) for pattern in _PATTERNS)
