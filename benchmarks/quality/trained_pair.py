@@ -50,7 +50,7 @@ def scorers_of(out: Path, recipe: Recipe) -> dict[str, Scorer]:
     """Return rankers for the `decoder` and `student` that `fit_pair` wrote."""
     catalogue, decoder = load_catalogue(out / "catalogue.parquet"), load_decoder(out / "decoder", torch.float32, "cpu")
     return {
-        "decoder": decoder_scorer(decoder, catalogue, Prompt(**recipe.prompt)),
+        "decoder": decoder_scorer(decoder, catalogue, Prompt(recipe.train.max_items, recipe.train.stride)),
         "student": StudentScorer(read_student(out / "student.safetensors")),
     }
 
