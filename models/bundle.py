@@ -74,7 +74,14 @@ class Bundle:
     @property
     def is_whole_training(self) -> bool:
         """Whether the bundle was trained from scratch, without added items or optimisation since."""
+        if self.is_imported:
+            return False
         return self.is_trained and self.started_from is None and made_from(self.lineage) is None
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the decoder was trained elsewhere."""
+        return self.manifest.get("imported") is not None
 
     @property
     def prefix_version(self) -> str:

@@ -2,12 +2,12 @@
 
 Numpy only; pyarrow for files; no torch. An item's *index* (0 to n-1, by item id order in the catalogue file) is
 internal; its *id* is the caller's string. A code of depth L is L integers; the integer of level l is in [0,
-level_sizes[l]). The decoder's token for code c at level l is `token_offset[l] + c`; token 0 is the beginning of a
-history.
+level_sizes[l]). The decoder's token for code c at level l is `token_offsets[l] + c`. In our own decoders, token 0 is
+the beginning of a history and the levels follow; a decoder that was trained elsewhere has explicit `first_tokens`.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
@@ -35,6 +35,8 @@ class Catalogue:
     codes: np.ndarray
     level_sizes: tuple[int, ...]
     popularity: np.ndarray
+    first_tokens: tuple[int, ...] | None = None
+    """First token of each level, in the vocabulary of a decoder that was trained elsewhere."""
 
     @property
     def depth(self) -> int:
@@ -43,12 +45,14 @@ class Catalogue:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens of the decoder: special tokens and the codes of every level."""
-        return NUM_SPECIAL_TOKENS + sum(self.level_sizes)
+        """Minimum number of tokens of the decoder. Our own: special tokens and the codes of every level."""
+        return max(first + size for first, size in zip(self.token_offsets, self.level_sizes, strict=True))
 
     @cached_property
     def token_offsets(self) -> tuple[int, ...]:
         """First token of each level."""
+        if self.first_tokens is not None:
+            return self.first_tokens
         return tuple(NUM_SPECIAL_TOKENS + sum(self.level_sizes[:level]) for level in range(self.depth))
 
     @cached_property
@@ -156,8 +160,9 @@ class Catalogue:
                 "popularity": pa.array(self.popularity),
             }
         )
-        sizes = ",".join(str(size) for size in self.level_sizes)
-        pq.write_table(table.replace_schema_metadata({"level_sizes": sizes}), path)
+        levels = {"level_sizes": self.level_sizes, "first_tokens": self.first_tokens}
+        metadata = {name: ",".join(map(str, values)) for name, values in levels.items() if values is not None}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
 
 
 def _pairs(name: str) -> frozenset[str]:
@@ -172,17 +177,31 @@ def load_catalogue(path: Path) -> Catalogue:
 
     try:
         table = pq.read_table(path)
-        sizes = (table.schema.metadata or {})[b"level_sizes"].decode()
+        sizes, first_tokens = _levels_of(table.schema.metadata or {})
         return Catalogue(
             item_ids=tuple(table["item_id"].to_pylist()),
             titles=tuple(table["title"].to_pylist()),
             categories=tuple(tuple(names) for names in table["categories"].to_pylist()),
             codes=np.array(table["code"].to_pylist(), dtype=np.int32),
-            level_sizes=tuple(int(size) for size in sizes.split(",")),
+            level_sizes=sizes,
             popularity=table["popularity"].to_numpy(),
+            first_tokens=first_tokens,
         )
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
+
+
+def _levels_of(metadata: Mapping[bytes, bytes]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the level sizes, and the explicit first tokens if any. Raises KeyError or ValueError."""
+    sizes, first_tokens = (
+        tuple(int(value) for value in metadata[name].decode().split(",")) if name in metadata else None
+        for name in (b"level_sizes", b"first_tokens")
+    )
+    if sizes is None:
+        raise KeyError("level_sizes")
+    if first_tokens is not None and (len(first_tokens) != len(sizes) or min(first_tokens) < 0):
+        raise ValueError(f"first_tokens: {first_tokens} for {len(sizes)} levels")
+    return sizes, first_tokens
 
 
 def load_item_ids(path: Path) -> tuple[str, ...]:

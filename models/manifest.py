@@ -11,11 +11,14 @@ from pydantic import AfterValidator, Field, StringConstraints
 from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode
 from models.errors import BundleCorrupt
 from models.mixer import MODEL
+from models.search import Scores
 
 MANIFEST = "manifest.json"
 _MAX_FILES = 100_000
 _MAX_PROMPT_ITEMS = 1_000_000
 _MAX_WEIGHT = 1e6
+_Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""A token, or a number of tokens."""
 
 
 def _file_name(name: str) -> str:
@@ -79,9 +82,37 @@ class _Serving(Schema):
     weight_kind: str = "model"
 
 
+class _PromptText(Schema):
+    pieces: Annotated[list[str], Field(min_length=1, max_length=100)]
+    item: str
+    between: str
+    special_tokens: bool
+    fixed_tokens: _Tokens
+    tokens_per_item: _Tokens
+
+
 class _Prompt(Schema):
     max_items: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 200
     stride: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 50
+    head: list[_Tokens] | None = None
+    between: list[_Tokens] | None = None
+    tail: list[_Tokens] | None = None
+    text: _PromptText | None = None
+
+
+class _Search(Schema):
+    beam_width: Annotated[int | None, Field(ge=1, le=65_536)] = None
+    scores: Scores = "catalogue"
+    close: Annotated[list[_Tokens], Field(max_length=16)] = Field(default_factory=list)
+    popular_first: bool = False
+
+
+class _Imported(Schema):
+    """A decoder that was trained elsewhere: its framework, and the date up to which it may have seen labels."""
+
+    framework: str = ""
+    source_sha256: str = ""
+    seen_until: str | None = None
 
 
 class _Reading(Schema):
@@ -124,6 +155,8 @@ class Manifest(Schema):
     metrics: dict[str, _Numbers] = Field(default_factory=dict)
     decoder_ms: _Numbers = Field(default_factory=dict)
     prompt: _Prompt = _Prompt()
+    search: _Search | None = None
+    imported: _Imported | None = None
     llm_pays: list[tuple[Count, Count | None]] | None = None
     llm_price_ndcg_per_ms: Finite | None = None
     mixer: Annotated[_Mixer, AfterValidator(_mixer)] | None = None

@@ -10,6 +10,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
+from pipelines.foreign.options import ForeignOptions
 from pipelines.tables.options import PLAIN, TableOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.fit.parallel import BUCKET_MB
@@ -23,7 +24,7 @@ from services.features.repo import RepoAddress
 from services.settings.settings import Settings
 
 STAGE_NAMES = (
-    *("ingest", "features", "tokenize", "train", "distill", "sources", "evaluate", "gate"),
+    *("ingest", "features", "tokenize", "import", "train", "distill", "sources", "evaluate", "gate"),
     *("refit", "similar", "assemble", "precompute", "publish"),
 )
 _AFTER_GATE = ("refit", "similar", "assemble", "precompute")
@@ -89,6 +90,7 @@ class PipelineOptions:
     checkpoint_every_s: float = 60.0
     """Interval at which a fit saves its state; a killed run resumes from there."""
     codes: CodesOptions = field(default_factory=CodesOptions)
+    foreign: ForeignOptions = field(default_factory=ForeignOptions)
     recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
     """Training recipes by the size of the data."""
     checks: CheckOptions = field(default_factory=CheckOptions)
@@ -130,6 +132,7 @@ class PipelineOptions:
             raise ConfigError(
                 f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
             )
+        self.foreign.check_training(warm_start=self.warm_start, code_depth=self.codes.depth)
         self._check_workers()
         refuse_unreportable(self.reporting, choose_device(self.device))
 

@@ -18,6 +18,8 @@ from pipelines.codes import tokenize
 from pipelines.data import ingest
 from pipelines.evaluation import code_depth, evaluate
 from pipelines.evaluation.gain import describe_gain
+from pipelines.foreign import measure
+from pipelines.foreign.model import read_about
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
@@ -101,6 +103,11 @@ def _show(run: ModelRun, console: Console) -> None:
         for sentence in (*tokenize.describe_split(folders["tokenize"]), tokenize.describe_codes(folders["tokenize"])):
             console.print(sentence, markup=False)
         console.print(recipes.describe(run.recipe, run.size), markup=False)
+    for sentence in tokenize.describe_left_out(folders["tokenize"]) if "tokenize" in folders else ():
+        console.print(sentence, markup=False)
+    if "import" in folders and (measured := read_about(folders["import"])["measured"]) is not None:
+        for sentence in measure.describe(measured):
+            console.print(sentence, markup=False)
     if "train" in folders:
         trained = train_decoder.read_training(folders["train"])
         console.print(curves.as_text(trained), markup=False)

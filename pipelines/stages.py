@@ -1,7 +1,7 @@
 """The stages of the offline flow, in order: the inputs of each stage, and its output. `STAGES` is the flow.
 
-    ingest -> features -> (depth) -> tokenize -> train -> distill -> sources -> evaluate -> gate -> (refit) -> similar
-    -> assemble -> precompute -> publish
+    ingest -> features -> (depth) -> tokenize -> train | import -> distill -> sources -> evaluate -> gate -> (refit)
+    -> similar -> assemble -> precompute -> publish
 
 A stage is a function of the run so far. It is skipped if its output for these inputs exists. Effects outside of its
 folder (the online store, the live pointer) always run, because they are cheap and the store may have been emptied in
@@ -30,10 +30,16 @@ from models.registry import BundleStore
 from pipelines.codes import reuse, tokenize
 from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest
-from pipelines.data.examples import SplitKind
+from pipelines.data.examples import Split, SplitKind, read_cases
 from pipelines.evaluation import code_depth, evaluate, gate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
+from pipelines.foreign import stage as foreign_stage
+from pipelines.foreign.index import read_index
+from pipelines.foreign.measure import Labelled
+from pipelines.foreign.model import ImportedModel, read_imported
+from pipelines.foreign.stage import imported_beside
+from pipelines.foreign.tokens import ItemCodeTable, own_codes
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
 from pipelines.publication.live import live_of
@@ -85,9 +91,30 @@ class ModelRun:
         return choose_device(self.options.device)
 
     @cached_property
+    def imported(self) -> ImportedModel | None:
+        """The import that replaces training, if any."""
+        name = self.options.foreign.decoder
+        return read_imported(self.places.state_dir, name) if name else None
+
+    @cached_property
+    def given_codes(self) -> ItemCodeTable | None:
+        """The codes of an import or of an index, if any."""
+        if self.imported is not None:
+            return self.imported.codes()
+        index = self.options.foreign.index
+        return own_codes(read_index(index)) if index is not None else None
+
+    @property
+    def decoder_stage(self) -> StageOutput:
+        """The stage that made the decoder. Ready after `train` or `import`."""
+        return self.made["import"] if self.imported is not None else self.made["train"]
+
+    @cached_property
     def codes(self) -> CodesOptions:
         """The codes' options with their depth, if a comparison or the live bundle decides it. Ready after `depth`."""
         options = self.options.codes
+        if self.given_codes is not None:
+            return options
         if "depth" in self.made:
             chosen = code_depth.read_comparison(self.made["depth"].path)["depth"]
             return replace(options, depth=chosen, is_compared=True)
@@ -97,6 +124,8 @@ class ModelRun:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """The candidate depths of codes, between which validation decides. A warm start keeps its start's depth."""
+        if self.given_codes is not None:
+            return (self.given_codes.codes.shape[1],)
         if self.live_before is not None and self.options.codes.depth is None:
             return (load_catalogue(self.live_before.path / "catalogue.parquet").depth,)
         widest = max(recipe.train.hidden_size for recipe in self.options.recipes)
@@ -123,10 +152,11 @@ class ModelRun:
         """The pair that the gate judges. Ready after `distill`."""
         return evaluate.Trained(
             self.made["tokenize"].path,
-            self.made["train"].path / "decoder",
+            self.decoder_stage.path / "decoder",
             self.made["distill"].path,
             repeats=self.size.repeats,
             device=self.device,
+            imported=imported_beside(self.decoder_stage.path / "decoder"),
             **self.recipe.prompt,
         )
 
@@ -168,6 +198,7 @@ class ModelRun:
             options=self.options,
             command=self.command,
             code=content_key({}, [], [sys.modules[__name__]]),
+            imported=self.judged.imported,
         )
         return {"model_name": self.store.name} | manifest.manifest_of(origin)
 
@@ -226,11 +257,28 @@ def _tokenize_by(run: ModelRun, codes: CodesOptions) -> StageOutput:
     ingested, max_items = run.made["ingest"], run.places.history_max_items
     histories = partial(point_in_time.histories_as_of, run.places.feature_repo)
     kept = reuse.kept_codes(run.live_before.path) if run.live_before else None  # even if its weights are not used
+    given = run.given_codes
     parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": run.split} | asdict(codes)
+    if given is not None:
+        parameters |= {"given": given.key}
     return run.cache.run(
         "tokenize",
         content_key(parameters, [ingested.key, run.made["features"].key], [tokenize, point_in_time]),
-        lambda out: tokenize.tokenize(ingested.path, histories, max_items, out, codes, kept, run.split),
+        lambda out: tokenize.tokenize(ingested.path, histories, max_items, out, codes, kept, run.split, given),
+    )
+
+
+def _import(run: ModelRun, _: Progress) -> StageOutput:
+    """Take an imported decoder in place of training."""
+    assert run.imported is not None
+    model, tokenized, positions = run.imported, run.made["tokenize"], run.options.foreign.distil_positions
+    cases = read_cases(tokenized.path, Split.VALID)
+    labelled = Labelled(histories=cases.histories, labels=cases.targets)
+    about = {"about": model.about, "distil_positions": positions}
+    return run.cache.run(
+        "import",
+        content_key(about, [tokenized.key], [foreign_stage]),
+        lambda out: foreign_stage.import_stage(model, tokenized.path, labelled, positions, out),
     )
 
 
@@ -259,7 +307,7 @@ def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, pro
 
 def _distill(run: ModelRun, progress: Progress) -> StageOutput:
     """Train the student with the decoder's targets, and its twin without; the better one on validation serves."""
-    tokenized, trained, options = run.made["tokenize"].path, run.made["train"], run.recipe.distill
+    tokenized, trained, options = run.made["tokenize"].path, run.decoder_stage, run.recipe.distill
     key = content_key(asdict(options) | {"precision": run.options.precision}, [trained.key], [train_student])
     saved, decoder_dir = run.checkpoints("distill", key), trained.path / "decoder"
     return run.cache.run(
@@ -277,7 +325,9 @@ def _sources(run: ModelRun, progress: Progress) -> StageOutput:
 
     def make(out: Path) -> None:
         models = evaluate.model_probabilities(judged)
-        sources.make_sources(judged.tokenized, judged.students_dir, models, out, progress, repeats=repeats)
+        sources.make_sources(
+            judged.tokenized, judged.students_dir, models, out, progress, repeats=repeats, judged=judged.judged
+        )
 
     return run.cache.run("sources", content_key({"repeats": repeats}, [run.made["distill"].key], [sources]), make)
 
@@ -348,7 +398,7 @@ def _assemble(run: ModelRun, _: Progress) -> StageOutput:
     assert run.judgement is not None
     serving, similar = run.serving, run.made["similar"]
     beside = run.judged if run.options.refit else None
-    parameters = run.recipe.prompt | run.judgement.key() | {"llm_price": run.options.llm_price_ndcg_per_ms}
+    parameters = run.judged.prompt.record() | run.judgement.key() | {"llm_price": run.options.llm_price_ndcg_per_ms}
     evaluated, now = run.made["evaluate"].path, datetime.now(UTC)
     return run.cache.run(
         "assemble",
@@ -366,14 +416,13 @@ def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
     if not run.options.force:
         run.store.refuse_withdrawn(version, folder)
     catalogue, repeats = load_catalogue(folder / "catalogue.parquet"), run.size.repeats
-    shape = run.recipe.train
     ranker = precompute.BatchRanker(
         folder / "decoder",
         catalogue,
         version,
-        shape.max_items,
-        shape.stride,
+        run.judged.prompt,
         repeats=repeats,
+        search=run.judged.search,
         mixer=read_mixer(run.made["similar"].path, len(catalogue.item_ids)),
     )
     return store_lists(run.cache, run.options, run.places, run.made["ingest"], ranker, progress)
@@ -417,7 +466,8 @@ STAGES = (
     Stage("features", _features),
     Stage("depth", _depth, lambda run: len(run.depths) > 1),
     Stage("tokenize", _tokenize),
-    Stage("train", _train),
+    Stage("import", _import, lambda run: run.imported is not None),
+    Stage("train", _train, lambda run: run.imported is None),
     Stage("distill", _distill),
     Stage("sources", _sources),
     Stage("evaluate", _evaluate),

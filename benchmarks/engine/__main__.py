@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
+from benchmarks.engine.cases import Case, ShapeCases, foreign_cases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
 from benchmarks.engine.report import agreements, case_rows, has_failed, lines, roofline_rows
 from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
     )
     if options.model:
-        comparison.compare(_folder(options.model), text_cases())
+        comparison.compare(_folder(options.model), _compared(options))
         yield _report(options, comparison)
     for group in _alone(options):
         comparison.run_alone(group)
@@ -93,10 +93,17 @@ def _options() -> argparse.Namespace:
     if options.model is None and options.device == "cpu" and not options.tiny:
         options.model = _MODEL
     alone = [case for group in _alone(options) for case in group.cases]
-    known = [case.name for case in (*(text_cases() if options.model else ()), *alone)]
+    known = [case.name for case in (*((*text_cases(), *foreign_cases()) if options.model else ()), *alone)]
     if unknown := [name for name in options.case if name not in known]:
         parser.error(f"argument --case: {unknown[0]!r} is not a case of this run; choose from {', '.join(known)}")
+    if "foreign" in options.case:
+        options.case.append("foreign-catalogue")
     return options
+
+
+def _compared(options: argparse.Namespace) -> tuple[Case, ...]:
+    """Return the cases of all engines; those of imported recommenders only by name."""
+    return (*text_cases(), *(foreign_cases() if options.case else ()))
 
 
 def _peers(text: str) -> tuple[str, ...]:

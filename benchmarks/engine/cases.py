@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from models.search import Scores
+
 NUM_LEVELS = 3
 NUM_BEST = 10
 _MAX_LEVEL_SIZE = 1_024
@@ -20,7 +22,8 @@ _MAX_ITEMS = 100_000
 class Case:
     """A timed case: `num_new` tokens each after `batch` prompts, or beams of `width` over codes of three levels.
 
-    `lengths`, if given, are the pairs of prompt length and number of new tokens.
+    `lengths`, if given, are the pairs of prompt length and number of new tokens. `scores` are the tokens among which
+    beams are normalised.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Case:
     num_new: int = 0
     width: int = 0
     temperature: float = 0.0
+    scores: Scores = "catalogue"
     lengths: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -56,7 +60,9 @@ class Case:
     def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Return the request to an engine process."""
         if self.width:
-            return {"do": "rank", "prompts": prompts, "width": self.width, "num_best": min(NUM_BEST, self.width)}
+            best = min(NUM_BEST, self.width)
+            about = {"width": self.width, "num_best": best, "scores": self.scores}
+            return {"do": "rank", "prompts": prompts} | about
         return {"do": "write", "prompts": prompts, "num_new": self.new_tokens, "temperature": self.temperature}
 
 
@@ -91,6 +97,12 @@ def text_cases() -> tuple[Case, ...]:
             for width in (8, 32, 128)
         ),
     )
+
+
+def foreign_cases() -> tuple[Case, ...]:
+    """Return the cases of a recommender that was trained elsewhere: 50 beams, by both kinds of scores."""
+    shape: dict[str, Any] = {"unit": "requests/s", "batch": 1, "prompt_len": 128, "width": 50}
+    return Case(name="foreign", scores="vocabulary", **shape), Case(name="foreign-catalogue", **shape)
 
 
 PRODUCT = {

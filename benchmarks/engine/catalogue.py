@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.cases import CodeTable
+from models.search import Scores
 
 
 class CodeTrie:
@@ -46,11 +47,15 @@ class CodeTrie:
         return codes
 
 
-def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Return the engine's log-probabilities over the level's codes that lead to an item; -inf for all other codes."""
+def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor, scores: Scores = "catalogue") -> Tensor:
+    """Return log-probabilities over the level's codes that lead to an item; -inf for all other codes.
+
+    With vocabulary scores the given log-probabilities stay as they are.
+    """
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)
     masked_BV = torch.full_like(scores_BV, -torch.inf)
-    masked_BV[:, codes] = scores_BV[:, codes].masked_fill(~allowed_BS, -torch.inf).log_softmax(-1)
+    of_codes_BS = scores_BV[:, codes].masked_fill(~allowed_BS, -torch.inf)
+    masked_BV[:, codes] = of_codes_BS.log_softmax(-1) if scores == "catalogue" else of_codes_BS
     return masked_BV

@@ -27,6 +27,7 @@ from benchmarks.engine.shapes import random_decoder
 from benchmarks.engine.worker import Reply, Request, serve
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
+from models.search import Scores
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import StepCost, StepKind
@@ -45,18 +46,27 @@ class TailraceEngine:
         torch.set_num_threads(options["threads"])
         self._device = torch.device(options["device"])
         self._dtype = getattr(torch, options["dtype"])
-        decoder = _load(options["model"], self._dtype, self._device)
-        self._codes = code_table(decoder.config.vocab_size)
-        config = EngineConfig(**options.get("config", {}))
-        self._engine = Engine(
-            decoder,
-            config,
-            items=item_codes(self._codes) if options.get("has_catalogue", True) else None,
-            bundle_version="benchmark",
-        )
-        self._engine.warm_up()
-        gc.collect()
-        gc.freeze()  # as the deployments do
+        self._options = options
+        self._engines: dict[Scores, Engine] = {}
+        self._use("catalogue")
+
+    def _use(self, scores: Scores) -> None:
+        """Use the engine of this kind of scores; it is built on first use."""
+        if scores not in self._engines:
+            decoder = _load(self._options["model"], self._dtype, self._device)
+            self._codes = code_table(decoder.config.vocab_size)
+            has_catalogue = self._options.get("has_catalogue", True)
+            engine = Engine(
+                decoder,
+                EngineConfig(**self._options.get("config", {})),
+                items=item_codes(self._codes, scores) if has_catalogue else None,
+                bundle_version="benchmark",
+            )
+            engine.warm_up()
+            self._engines[scores] = engine
+            gc.collect()
+            gc.freeze()  # as the deployments do
+        self._engine = self._engines[scores]
 
     def describe(self) -> Reply:
         """Return versions and the device."""
@@ -78,6 +88,7 @@ class TailraceEngine:
             raise
 
     def _run(self, ask: Request) -> Reply:
+        self._use(ask.get("scores", "catalogue"))
         began_s = time.perf_counter()
         for number, prompt in enumerate(ask["prompts"]):
             self._add(str(number), prompt, ask, number)
@@ -124,10 +135,10 @@ def _load(model: str, dtype: torch.dtype, device: torch.device) -> Decoder:
     return load_decoder(Path(model), dtype, device)
 
 
-def item_codes(table: CodeTable) -> ItemCodes:
+def item_codes(table: CodeTable, scores: Scores = "catalogue") -> ItemCodes:
     """Return the benchmark's catalogue in the engine's form."""
     sizes = (table.level_size,) * len(table.token_offsets)
-    return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets)
+    return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets, scores=scores)
 
 
 class Clock:

@@ -12,6 +12,7 @@ from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
 from benchmarks.engine.worker import BenchmarkEngine, Reply, Request, serve
 from models.decoder.weights import load_decoder
+from models.search import Scores
 from pipelines.scoring.dense import hidden_states
 
 
@@ -47,7 +48,7 @@ class TransformersEngine:
         if ask["do"] == "write":
             return {"generation_config": _greedy(max_new_tokens=ask["num_new"][0])}
         beams = {"num_beams": ask["width"], "num_return_sequences": ask["num_best"], "length_penalty": 0.0}
-        processors = LogitsProcessorList([_CatalogueProcessor(self._trie, num_prompt)])
+        processors = LogitsProcessorList([_CatalogueProcessor(self._trie, num_prompt, ask["scores"])])
         return {"generation_config": _greedy(max_new_tokens=NUM_LEVELS, **beams), "logits_processor": processors}
 
 
@@ -60,13 +61,14 @@ def _greedy(**settings: Any) -> Any:
 class _CatalogueProcessor(LogitsProcessor):
     """Constrains beams of prompts of equal length to the catalogue."""
 
-    def __init__(self, trie: CodeTrie, num_prompt: int) -> None:
+    def __init__(self, trie: CodeTrie, num_prompt: int, scores: Scores) -> None:
         self._trie = trie
         self._num_prompt = num_prompt
+        self._scores: Scores = scores
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask the scores (beams, vocabulary) of the beams `input_ids`."""
-        return mask_scores(self._trie, input_ids[:, self._num_prompt :].cpu().numpy(), scores)
+        return mask_scores(self._trie, input_ids[:, self._num_prompt :].cpu().numpy(), scores, self._scores)
 
 
 class Reference:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from models.student import read_student
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
@@ -49,7 +50,7 @@ def scorers_of(out: Path, recipe: Recipe) -> dict[str, Scorer]:
     """Return rankers for the `decoder` and `student` that `fit_pair` wrote."""
     catalogue, decoder = load_catalogue(out / "catalogue.parquet"), load_decoder(out / "decoder", torch.float32, "cpu")
     return {
-        "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),
+        "decoder": decoder_scorer(decoder, catalogue, Prompt(recipe.train.max_items, recipe.train.stride)),
         "student": StudentScorer(read_student(out / "student.safetensors")),
     }
 

@@ -17,6 +17,7 @@ from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.erase import erase
 from infra.cli.experiment import experiment_app
+from infra.cli.import_model import model as import_model
 from infra.cli.imports import import_app
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
@@ -40,6 +41,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
 app.add_typer(experiment_app, name="experiment")
+import_app.command("model")(import_model)
 app.add_typer(import_app, name="import")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
@@ -230,6 +232,15 @@ def pipeline(
         int | None,
         typer.Option(help="Tokens of one item, 1 to 4.", show_default="1; from 100,000 items on 1 or 3, by validation"),
     ] = None,
+    decoder: Annotated[
+        str, typer.Option(help="Name of an imported decoder (`tailrace import model`), instead of training one.")
+    ] = "",
+    index: Annotated[
+        Path | None, typer.Option(help="SIDs of the items from elsewhere; our decoder learns on these codes.")
+    ] = None,
+    distil_positions: Annotated[
+        int, typer.Option(help="History positions, newest first, at which an imported decoder gives targets.")
+    ] = 10_000,
     warm_start: Annotated[
         bool, typer.Option(help="Start from the last whole training's weights, with a quarter of the epochs.")
     ] = False,
@@ -317,6 +328,7 @@ def pipeline(
     from pipelines.codes.options import CodesOptions
     from pipelines.data.checks import CheckOptions
     from pipelines.evaluation.gate import GateOptions
+    from pipelines.foreign.options import ForeignOptions
     from pipelines.options import PipelineOptions, Places
     from pipelines.run import run_pipeline
     from pipelines.tables.options import table_options
@@ -347,6 +359,7 @@ def pipeline(
         memory_snapshot=memory_snapshot,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),
+        foreign=ForeignOptions(decoder=decoder, index=index, distil_positions=distil_positions),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
         checks=CheckOptions(
             min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift
@@ -474,6 +487,9 @@ def add_items(
     skip: Skip = None,
     header: Header = None,
     lists: Lists = None,
+    index: Annotated[
+        Path | None, typer.Option(help="SIDs of the new items, for a bundle whose codes came from an index.")
+    ] = None,
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
@@ -500,7 +516,7 @@ def add_items(
         options = table_options(column, skip, header, lists, kind="items")
         table = ItemTable(open_table(items, "items", options), options)
         check_used(options, [("items", table.table, table.named)])
-        bundle, num_new = append_items(store, table, datetime.now(UTC), lift, _print_line, force=force)
+        bundle, num_new = append_items(store, table, datetime.now(UTC), lift, _print_line, force=force, index=index)
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

@@ -121,7 +121,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
     import numpy as np
     import torch
 
-    from models.prompt import prompt_limits
+    from models.prompt import prompt_of
     from pipelines.profiler.record import training
     from pipelines.training.fit.batches import Batch, batch_windows
     from pipelines.training.fit.descent import Descent
@@ -132,7 +132,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
     catalogue, options = bundle.catalogue(), TrainOptions()
     descent, draw = Descent(decoder.train(), options.fit.descent), np.random.default_rng(0)
     paths = CodePaths(catalogue, device) if catalogue.depth > 1 else None
-    most = prompt_limits(bundle.manifest)[0]
+    most = prompt_of(bundle.manifest).max_items
 
     def steps() -> Iterator[Callable[[], object]]:
         lengths = draw.integers(most // 2, most + 1, _WINDOWS_A_STEP * _NUM_STEPS)
@@ -152,22 +152,23 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
 
 def _ranking(bundle: "Bundle", decoder: "Decoder") -> "Work":
     """Return rankings of random histories by the engine, as in a replica."""
-    from models.prompt import prompt_limits, prompt_tokens
+    from models.prompt import prompt_of
+    from models.search import search_of
     from pipelines.profiler.record import of_engine
     from services.llm.engine.beam.trie import ItemCodes
     from services.llm.engine.config import EngineConfig
     from services.llm.engine.engine import Engine
 
     catalogue = bundle.catalogue()
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    items = ItemCodes.of(catalogue, search_of(bundle.manifest))
     engine = Engine(decoder.eval(), EngineConfig(), items=items, bundle_version=bundle.version)
     engine.warm_up()
-    most, stride = prompt_limits(bundle.manifest)
+    prompt = prompt_of(bundle.manifest, bundle.decoder_dir)
 
     def add(draw: "np.random.Generator") -> None:
         for number in range(_NUM_RANKINGS):
-            history = draw.integers(0, len(catalogue.item_ids), most // 2).tolist()
-            engine.add_rank(f"{number}", prompt_tokens(catalogue, history, most, stride), k=10)
+            history = draw.integers(0, len(catalogue.item_ids), prompt.max_items // 2).tolist()
+            engine.add_rank(f"{number}", prompt.tokens(catalogue, history), k=10)
 
     return of_engine(engine, add)
 

@@ -87,7 +87,7 @@ def describe(codes: np.ndarray, level_sizes: Sequence[int]) -> dict[str, Any]:
         loads = np.bincount(codes[:, number], minlength=size)
         share = len(codes) / size
         shares = loads / len(codes)
-        entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum() / np.log(size))
+        entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum() / np.log(max(2, size)))
         levels.append(
             {
                 "size": size,

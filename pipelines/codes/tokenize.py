@@ -6,7 +6,8 @@
                         counts (the weight of each item in popularity and similar items; null: all 1),
                         dislikes (of a training row, {item, place, weight}: the item to learn against, its position
                         in the history, its weight; null if there are no dislikes),
-                        idle_s (seconds from the user's previous event to the target, null in training rows)
+                        idle_s (seconds from the user's previous event to the target, null in training rows),
+                        label_us (time of the target in Unix microseconds, null in training rows)
     split.json          the kind of the split, the cuts of global-time, and whether users repeat items
                         (pipelines.scoring.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
@@ -47,9 +48,13 @@ from pipelines.data.examples import (
     read_split,
     refit_rows,
 )
+from pipelines.foreign.tokens import SIDS, ItemCodeTable
 from pipelines.scoring.repeats import describe_repeats, find_repeats
 from services.errors import StageFailed
 
+LEFT_OUT = "left_out.json"
+MAX_WITHOUT_CODE = 0.05
+"""Maximum fraction of events of items without a code."""
 ReadHistories = Callable[[pl.DataFrame], pl.DataFrame]
 """Point-in-time join: (user_id, event_timestamp in UTC µs) -> the rows with `history_item_ids`, oldest first."""
 
@@ -62,27 +67,36 @@ def tokenize(
     codes: CodesOptions | None = None,
     kept: KeptCodes | None = None,
     split: SplitKind = SplitKind.LEAVE_ONE_OUT,
+    given: ItemCodeTable | None = None,
 ) -> None:
     """Write catalogue and examples. The feature store keeps `max_items` items of a history; `kept` codes do not change.
+
+    With `given` codes, items without a code are excluded.
 
     Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
     """
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
     dislikes = pl.read_parquet(ingested / "dislikes.parquet")
+    if given is not None:
+        events, items, dislikes, left = with_code(events, items, dislikes, given)
+        (out / LEFT_OUT).write_text(json.dumps(left, indent=1))
     cuts = global_cuts(events) if split == SplitKind.GLOBAL_TIME else None
     rows = as_of_rows(events, max_items, cuts)
     about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
     _require_all_parts(rows, about)
     both = rows if cuts else pl.concat([rows, refit_rows(events, max_items)])
     as_of = both["event_timestamp"]
+    is_label = both["target_item_id"].is_not_null()
     both = with_labels(to_indices(with_histories(both, read_histories), items), as_of, events)
+    times = pl.DataFrame({"is_label": is_label, "at": as_of.dt.epoch("us") + 1})
+    both = both.with_columns(times.select(label_us=pl.when("is_label").then("at")).to_series())
     examples, of_refit = (
         with_dislikes(both[part], as_of[part], events, dislikes, items, cuts)
         for part in (slice(rows.height), slice(rows.height, None))
     )
     texts = texts_of(items.sort("item_id"))
     save_texts(texts, out)
-    catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
+    catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out, given)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
     repeats = find_repeats(read_sequences(out), read_cases(out, Split.VALID), len(catalogue.item_ids))
@@ -98,7 +112,7 @@ def _save_refit(catalogue: Catalogue, examples: pl.DataFrame, texts: list[str], 
     save_texts(texts, folder)
     replace(catalogue, popularity=num_events(examples, len(texts))).save(folder / "catalogue.parquet")
     examples.write_parquet(folder / "examples.parquet")
-    for name in (SPLIT, CODE_BOOK):
+    for name in (SPLIT, CODE_BOOK, SIDS):
         if (out / name).exists():
             shutil.copyfile(out / name, folder / name)
 
@@ -274,8 +288,11 @@ def _coded(
     options: CodesOptions,
     kept: KeptCodes | None,
     out: Path,
+    given: ItemCodeTable | None = None,
 ) -> Catalogue:
     """Return the catalogue with codes of the chosen depth, and write how good they are."""
+    if given is not None:
+        return _with_given(catalogue, given, out)
     num_items = len(catalogue.item_ids)
     depth = options.depth_for(num_items)
     report: dict[str, Any] = {"depth": depth, "reason": options.reason_for(num_items)}
@@ -288,3 +305,53 @@ def _coded(
         report |= describe(codes, book.level_sizes)
     (out / "codes.json").write_text(json.dumps(report, indent=1))
     return catalogue
+
+
+def with_code(
+    events: pl.DataFrame, items: pl.DataFrame, dislikes: pl.DataFrame, given: ItemCodeTable
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[str, int | float]]:
+    """Return the rows of items with a code, and the numbers of the others.
+
+    Raises StageFailed if the others have more than 5 % of the events.
+    """
+    has_code = pl.col("item_id").is_in(list(given.item_ids))
+    kept = events.filter(has_code)
+    share = 1 - kept.height / max(1, events.height)
+    left = {
+        "items_without_code": items.filter(~has_code).height,
+        "events_without_code": share,
+        "codes_without_item": len(set(given.item_ids) - set(items["item_id"])),
+    }
+    if share > MAX_WITHOUT_CODE:
+        named = ", ".join(items.filter(~has_code)["item_id"].sort().head(3))
+        raise StageFailed(
+            "tokenize",
+            f"{left['items_without_code']} of {items.height} items have no code in the index, such as {named}, with "
+            f"{share:.1%} of the events, above {MAX_WITHOUT_CODE:.0%}; give an index with the item ids of these tables",
+        )
+    return kept, items.filter(has_code), dislikes.filter(has_code), left
+
+
+def describe_left_out(tokenized: Path) -> list[str]:
+    """Return a sentence on items without a code and codes without an item, if the codes were given."""
+    path = tokenized / LEFT_OUT
+    if not path.exists():
+        return []
+    left = json.loads(path.read_text())
+    return [
+        (
+            f"{left['items_without_code']} items without a code are excluded "
+            f"({left['events_without_code']:.1%} of events); "
+            f"{left['codes_without_item']} codes without an item stay out of the catalogue"
+        )
+    ]
+
+
+def _with_given(catalogue: Catalogue, given: ItemCodeTable, out: Path) -> Catalogue:
+    """Return the catalogue with given codes, and write how good they are."""
+    codes = given.codes[given.of(catalogue.item_ids)]
+    report = {"depth": codes.shape[1], "reason": "as given"} | describe(codes, given.level_sizes)
+    (out / "codes.json").write_text(json.dumps(report, indent=1))
+    if given.level_names:
+        (out / SIDS).write_text(json.dumps(given.level_names))
+    return replace(catalogue, codes=codes, level_sizes=given.level_sizes, first_tokens=given.first_tokens)

@@ -169,12 +169,14 @@ class Cases:
         histories: Item indices, oldest first.
         targets: The index of the item that came next.
         idle_s: Its time after the history's newest event, in seconds; NaN if unknown.
+        label_us: Its time in Unix microseconds; None if unknown.
     """
 
     user_ids: tuple[str, ...]
     histories: tuple[np.ndarray, ...]
     targets: np.ndarray
     idle_s: np.ndarray
+    label_us: np.ndarray | None = None
 
     def __len__(self) -> int:
         """The number of cases."""
@@ -214,7 +216,8 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     rows = _read(tokenized, split)
     histories = tuple(np.array(history, dtype=np.int64) for history in rows["history"].to_list())
     idle_s = rows["idle_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64), idle_s)
+    label_us = rows["label_us"].to_numpy() if "label_us" in rows.columns else None
+    return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64), idle_s, label_us)
 
 
 def read_split(tokenized: Path) -> dict[str, Any]:
@@ -226,7 +229,8 @@ def read_split(tokenized: Path) -> dict[str, Any]:
 def sample_cases(cases: Cases, most: int) -> Cases:
     """Return at most this many cases, evenly spaced."""
     step = max(1, -(-len(cases) // most))
-    return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step])
+    label_us = None if cases.label_us is None else cases.label_us[::step]
+    return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step], label_us)
 
 
 def _sequence(

@@ -14,8 +14,10 @@ import structlog
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue, load_catalogue
-from models.prompt import prompt_limits
+from models.prompt import prompt_of
+from models.search import search_of
 from pipelines.evaluation.evaluate import Trained, read_ranks
+from pipelines.evaluation.gain import MIN_CASES
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
@@ -34,9 +36,9 @@ def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: B
     try:
         champion.verify()
         before = load_catalogue(champion.judged_dir / "catalogue.parquet")
-        max_items, stride = prompt_limits(champion.manifest)
+        prompt = prompt_of(champion.manifest, champion.judged_dir / "decoder")
         pair = load_pair(champion.judged_dir, challenger.device)
-        scorers = pair.scorers(before, max_items=max_items, stride=stride)
+        scorers = pair.scorers(before, prompt, search_of(champion.manifest))
         found = {
             name: rank_labels(MappedScorer(scorer, before, now), cases).as_served(repeats=challenger.repeats)
             for name, scorer in scorers.items()
@@ -44,7 +46,12 @@ def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: B
     except TailraceError as error:
         log.warning("champion_not_compared", bundle=champion.version, why=str(error))
         return []
-    return [_row(name, champion.version, gains(ranks[name], 10), gains(found[name], 10)) for name in found]
+    judged = {"decoder": challenger.judged(cases), "student": np.ones(len(cases), dtype=bool)}
+    return [
+        _row(name, champion.version, gains(ranks[name][judged[name]], 10), gains(found[name][judged[name]], 10))
+        for name in found
+        if judged[name].all() or judged[name].sum() >= MIN_CASES
+    ]
 
 
 class MappedScorer:

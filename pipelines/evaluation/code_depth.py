@@ -13,6 +13,7 @@ import torch
 
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from pipelines.data.examples import Split, read_cases, sample_cases
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import ndcg, rank_labels
@@ -35,7 +36,7 @@ class Candidate:
         """Return NDCG@10 over at most 2,000 validation cases, the same for every depth."""
         decoder = load_decoder(self.decoder_dir, torch.float32, device)
         catalogue = load_catalogue(self.tokenized / "catalogue.parquet")
-        scorer = decoder_scorer(decoder, catalogue, self.max_items, self.stride)
+        scorer = decoder_scorer(decoder, catalogue, Prompt(self.max_items, self.stride))
         cases = sample_cases(read_cases(self.tokenized, Split.VALID), _NUM_CASES)
         return ndcg(rank_labels(scorer, cases).as_served(repeats=repeats), _AT)
 

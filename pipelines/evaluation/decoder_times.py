@@ -14,7 +14,8 @@ import torch
 
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
+from models.search import OWN_SEARCH, Search
 from pipelines.evaluation.gain import HISTORIES
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -32,9 +33,9 @@ def decoder_ms(
     histories: Sequence[np.ndarray],
     slices: Mapping[str, np.ndarray],
     *,
-    max_items: int,
-    stride: int,
+    prompt: Prompt,
     repeats: bool,
+    search: Search = OWN_SEARCH,
 ) -> dict[str, float]:
     """Return the median milliseconds of one request by slice of history length, over users sampled from the slice.
 
@@ -43,19 +44,17 @@ def decoder_ms(
         catalogue: The items.
         histories: The histories of the test cases.
         slices: By name, a mask over the test cases.
-        max_items: The prompt's window in items.
-        stride: The window's step in items.
+        prompt: The decoder's prompt.
         repeats: Whether seen items are ranked too.
+        search: The bundle's search.
     """
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    engine = Engine(
-        load_decoder(decoder_dir, torch.float32, "cpu"), EngineConfig(), items=items, bundle_version="timed"
-    )
+    items, decoder = ItemCodes.of(catalogue, search), load_decoder(decoder_dir, torch.float32, "cpu")
+    engine = Engine(decoder, EngineConfig(), items=items, bundle_version="timed")
 
     def rank_ms(history: np.ndarray) -> float:
-        prompt = prompt_tokens(catalogue, history.tolist(), max_items, stride)
+        tokens, excluded = prompt.tokens(catalogue, history.tolist()), () if repeats else history
         began_s = time.process_time()
-        engine.add_rank("timed", prompt, k=_K, excluded=() if repeats else history)
+        engine.add_rank("timed", tokens, k=_K, excluded=excluded, beam_width=search.beam_width)
         while engine.has_work:
             engine.step(time.monotonic())
         return (time.process_time() - began_s) * 1e3
@@ -65,7 +64,7 @@ def decoder_ms(
     try:
         engine.warm_up()
         for first in range(_NUM_WARM_UP):
-            rank_ms((first + np.arange(max_items)) % len(catalogue.item_ids))
+            rank_ms((first + np.arange(prompt.max_items)) % len(catalogue.item_ids))
         draw = np.random.default_rng(0)
         drawn = {name: draw.permutation(np.flatnonzero(slices[name])) for name in HISTORIES if name in slices}
         return {name: median(rank_ms(histories[case]) for case in cases[:_NUM_USERS]) for name, cases in drawn.items()}

@@ -10,7 +10,7 @@ the models. The variety of the lists is measured too (variety.py).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,17 @@ from models.baselines import Bigram, ItemKnn, Popularity
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import read_config
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
+from models.search import OWN_SEARCH, Search
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
+from pipelines.data.examples import Cases, Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
 from pipelines.evaluation.decoder_times import decoder_ms
-from pipelines.evaluation.gain import gain_by_slice, served_as, shelf_of, slices_of, with_cost
+from pipelines.evaluation.gain import MIN_CASES, gain_by_slice, served_as, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.held_out import MOST_USERS, HeldOut
 from pipelines.evaluation.variety import ListedScorer
+from pipelines.foreign.model import ImportedModel
+from pipelines.foreign.stage import judged_labels
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import BeamScorer, decoder_scorer
 from pipelines.scoring.dense import DecoderScorer
@@ -60,6 +64,24 @@ class Trained:
     repeats: bool = False
     """Whether the data has repeats: seen items then compete in the main metrics."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    imported: ImportedModel | None = None
+    """The import of the decoder; None for our own."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of the decoder."""
+        return Prompt(self.max_items, self.stride) if self.imported is None else self.imported.prompt
+
+    @property
+    def search(self) -> Search:
+        """The search of the decoder."""
+        return OWN_SEARCH if self.imported is None else self.imported.search
+
+    def judged(self, cases: Cases) -> np.ndarray:
+        """Return on which cases the decoder is judged: all, or those that an imported decoder cannot have seen."""
+        if self.imported is None:
+            return np.ones(len(cases), dtype=bool)
+        return judged_labels(self.imported, cases.label_us, len(cases))
 
 
 def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress, sources: Path) -> None:
@@ -84,11 +106,21 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
-    prompt = {"max_items": trained.max_items, "stride": trained.stride}
-    cost_ms = decoder_ms(trained.decoder_dir, catalogue, cases.histories, slices, repeats=trained.repeats, **prompt)
+    cost_ms = decoder_ms(
+        trained.decoder_dir,
+        catalogue,
+        cases.histories,
+        slices,
+        prompt=trained.prompt,
+        repeats=trained.repeats,
+        search=trained.search,
+    )
+    is_judged = trained.judged(cases)
+    if trained.imported is not None:
+        metrics["decoder"] |= _about_labels(trained.imported, served, is_judged)
     by_name = dict(scorers)
     decoder_name, student_name = (served_as(name, by_name) for name in ("decoder", "student"))
-    gain = gain_by_slice(gains(served[decoder_name], 10), gains(served[student_name], 10), slices)
+    gain = _judged_gain(gains(served[decoder_name], 10), gains(served[student_name], 10), slices, is_judged)
     validated = _validated_gain(trained, catalogue, by_name[decoder_name], by_name[student_name])
     progress(len(scorers) + 1, len(scorers) + 1, "decoder and student on validation labels")
     report = {
@@ -117,12 +149,36 @@ def _validated_gain(
 ) -> list[dict[str, Any]]:
     """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
     cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
+    is_judged = trained.judged(cases)
+    if not is_judged.all() and is_judged.sum() < MIN_CASES:
+        return []
     with kept_memory():
         decoder, student = (
             gains(rank_labels(scorer, cases).as_served(repeats=trained.repeats), 10)
             for scorer in (decoder_scorer, student_scorer)
         )
-    return gain_by_slice(decoder, student, slices_of(cases, catalogue.popularity))
+    return _judged_gain(decoder, student, slices_of(cases, catalogue.popularity), is_judged)
+
+
+def _judged_gain(
+    decoder: np.ndarray, student: np.ndarray, slices: Mapping[str, np.ndarray], is_judged: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return the gain by slice on the judged labels; on all labels, none of which counts, if too few are judged."""
+    if is_judged.all() or is_judged.sum() < MIN_CASES:
+        return gain_by_slice(decoder, student, slices)
+    judged = {name: members[is_judged] for name, members in slices.items()}
+    kept = {name: members for name, members in judged.items() if members.any()}
+    return gain_by_slice(decoder[is_judged], student[is_judged], kept)
+
+
+def _about_labels(imported: ImportedModel, ranks: Mapping[str, np.ndarray], is_judged: np.ndarray) -> dict[str, Any]:
+    """Return what the decoder's metrics may count for: labels that it cannot have seen, and the baselines on them."""
+    num_judged = int(is_judged.sum())
+    about: dict[str, Any] = {"may_have_seen_labels": num_judged < MIN_CASES, "num_judged": num_judged}
+    if num_judged < MIN_CASES:
+        return about
+    judged = {name: float(gains(found[is_judged], 10).mean()) for name, found in ranks.items()}
+    return about | {"seen_until": str(imported.seen_until), "judged_ndcg@10": judged}
 
 
 def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:
@@ -160,7 +216,7 @@ def model_probabilities(trained: Trained) -> dict[str, Scorer]:
 def _models(trained: Trained, catalogue: Catalogue) -> tuple[DecoderScorer | BeamScorer, StudentScorer]:
     decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
     student = read_student(trained.students_dir / "student.safetensors").to(trained.device)
-    return decoder_scorer(decoder, catalogue, trained.max_items, trained.stride), StudentScorer(student)
+    return decoder_scorer(decoder, catalogue, trained.prompt, trained.search), StudentScorer(student)
 
 
 def _scorers(trained: Trained, catalogue: Catalogue, sources: Path) -> Iterator[tuple[str, Scorer]]:

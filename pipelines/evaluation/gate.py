@@ -76,13 +76,13 @@ def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
 def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, options: GateOptions) -> list[str]:
     """Return what is beyond its bound, a clause each: what lost against what, with numbers."""
     baseline = _baseline(metrics, options)
-    floor = metrics[baseline][METRIC]
     return [
         *(
-            f"the {name}'s {METRIC} of {_served(metrics, name):.4f} is not above its floor of "
+            f"the {name}'s {METRIC} of {own:.4f} is not above its floor of "
             f"{options.floor(name) * floor:.4f}, {options.floor(name):.0%} of {baseline}'s {floor:.4f} "
             f"(--{name}-floor)"
             for name in _below_floor(metrics, options)
+            for own, floor in [_against(metrics, baseline, name)]
         ),
         *(
             f"{_worse(row)} that of the live bundle {_other(row)}: by more than {options.max_loss:.0%} (--max-loss), "
@@ -163,8 +163,20 @@ def _served(metrics: Mapping[str, Mapping[str, Any]], name: str) -> float:
 
 def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> list[str]:
     """Return the names of the models that are not above their floors."""
-    floor = metrics[_baseline(metrics, options)][METRIC]
-    return [name for name in MODELS if _served(metrics, name) <= options.floor(name) * floor]
+    baseline, below = _baseline(metrics, options), []
+    for name in MODELS:
+        own, floor = _against(metrics, baseline, name)
+        if own <= options.floor(name) * floor and not metrics[name].get("may_have_seen_labels"):
+            below.append(name)
+    return below
+
+
+def _against(metrics: Mapping[str, Mapping[str, Any]], baseline: str, name: str) -> tuple[float, float]:
+    """Return a model's NDCG@10 as served, and the baseline's, on the labels that an import cannot have seen."""
+    judged = metrics[name].get("judged_ndcg@10")
+    if judged is None:
+        return _served(metrics, name), float(metrics[baseline][METRIC])
+    return float(judged.get(f"mixed_{name}", judged[name])), float(judged[baseline])
 
 
 def _lost_to_live(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:

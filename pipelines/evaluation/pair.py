@@ -10,8 +10,11 @@ from torch import nn
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
+from models.search import OWN_SEARCH, Search
 from models.student import StudentModel, read_student
 from pipelines.evaluation.evaluate import Trained
+from pipelines.foreign.stage import copy_linked
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import Scorer
 from pipelines.scoring.student import StudentScorer
@@ -31,10 +34,10 @@ class Pair:
         """The two by name."""
         return {"decoder": self.decoder, "student": self.student}
 
-    def scorers(self, catalogue: Catalogue, *, max_items: int, stride: int) -> dict[str, Scorer]:
+    def scorers(self, catalogue: Catalogue, prompt: Prompt, search: Search = OWN_SEARCH) -> dict[str, Scorer]:
         """Return what scores histories of this catalogue, which the pair was trained on, by the name of the model."""
         return {
-            "decoder": decoder_scorer(self.decoder, catalogue, max_items, stride),
+            "decoder": decoder_scorer(self.decoder, catalogue, prompt, search),
             "student": StudentScorer(self.student),
         }
 
@@ -48,7 +51,10 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
 
 def save_pair(trained: Trained, folder: Path) -> None:
     """Copy decoder, student, catalogue and, if present, the decoder's teacher and text rows in a bundle's layout."""
-    shutil.copytree(trained.decoder_dir, folder / "decoder")
+    if trained.imported is None:
+        shutil.copytree(trained.decoder_dir, folder / "decoder")
+    else:
+        copy_linked(trained.decoder_dir, folder / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", folder / "catalogue.parquet")
     shutil.copyfile(trained.students_dir / "student.safetensors", folder / "student.safetensors")
     beside = trained.decoder_dir.parent

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder, RMSNorm
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
 
 _OPSET = 17
 _K = 10
@@ -94,7 +94,7 @@ def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
 class OnnxVariant:
     """An ONNX decoder of a catalogue of depth 1 in ONNX Runtime on one thread, measured like the engine's variants."""
 
-    def __init__(self, path: Path, catalogue: Catalogue, prompt: tuple[int, int], *, repeats: bool) -> None:
+    def __init__(self, path: Path, catalogue: Catalogue, prompt: Prompt, *, repeats: bool) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -108,7 +108,7 @@ class OnnxVariant:
         """Return the list of each history, one after another, and the number of prompt tokens."""
         lists, num_tokens = [], 0
         for history in histories:
-            prompt = prompt_tokens(self._catalogue, history.tolist(), *self._prompt)
+            prompt = self._prompt.tokens(self._catalogue, history.tolist())
             (scores_V,) = self._session.run(None, {"tokens": np.array([prompt], dtype=np.int64)})
             scores_I = scores_V[self._token_I]
             if not self._repeats:

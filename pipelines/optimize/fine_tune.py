@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from models.catalogue import load_catalogue
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.optimize.parent import Member
 from pipelines.optimize.rounding import as_served
@@ -99,7 +100,7 @@ def fine_tune(
             )
 
     def validate() -> float:
-        scorer = decoder_scorer(as_served(decoder), catalogue, options.max_items, options.stride)
+        scorer = decoder_scorer(as_served(decoder), catalogue, Prompt(options.max_items, options.stride))
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
     descent = replace(options.fit.descent, learning_rate=options.fit.descent.learning_rate * tuning.rate)

@@ -21,7 +21,6 @@ import torch
 
 import services.llm.engine
 from models.bundle import Bundle
-from models.prompt import prompt_tokens
 from pipelines.data.examples import Cases, sample_cases
 from pipelines.optimize import exports
 from pipelines.runner.stage import Progress, StageCache, content_key
@@ -78,7 +77,7 @@ class Variant:
         """Return the list of each history, all in flight at once, and the number of computed prompt tokens."""
         engine, catalogue = self._loaded.engine, self._loaded.catalogue
         for number, history in enumerate(histories):
-            prompt = prompt_tokens(catalogue, history.tolist(), self._loaded.max_items, self._loaded.stride)
+            prompt = self._loaded.prompt.tokens(catalogue, history.tolist())
             engine.add_rank(str(number), prompt, k=_K, excluded=() if self._repeats else history)
         outcomes = _run(engine)
         tokens = sum(one.num_prompt_tokens - one.num_cached_tokens for one in outcomes.values())

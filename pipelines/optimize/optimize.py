@@ -20,7 +20,7 @@ from rich.console import Console
 from models.bundle import Bundle
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_limits
+from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
@@ -146,7 +146,7 @@ def _exported(parent: Parent, path: Path) -> OnnxVariant:
     """
     catalogue = load_catalogue(parent.bundle.judged_dir / "catalogue.parquet")
     write_onnx(load_decoder(parent.bundle.judged_dir / "decoder", torch.float32, "cpu"), path)
-    return OnnxVariant(path, catalogue, prompt_limits(parent.bundle.manifest), repeats=parent.repeats)
+    return OnnxVariant(path, catalogue, prompt_of(parent.bundle.manifest), repeats=parent.repeats)
 
 
 def _about(parent: Parent, name: str, kind: str | None, made: Path | None, dtype: torch.dtype) -> dict[str, Any]:

@@ -59,6 +59,11 @@ def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
     BundleCorrupt.
     """
     bundle.verify()
+    if bundle.is_imported:
+        raise ConfigError(
+            f"VERSION: the decoder of {bundle.version} was trained elsewhere, so no recipe can train it further; "
+            "optimise a version that `tailrace pipeline` trained"
+        )
     lineage: Mapping[str, Any] = bundle.manifest.get("lineage", {})
     key, options = lineage.get("stages", {}).get("tokenize"), _options_of(lineage.get("options", {}))
     if key is None or options is None:

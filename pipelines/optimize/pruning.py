@@ -23,7 +23,7 @@ from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder, DecoderLayer
 from models.decoder.layer import Projection, rows_of
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
 from pipelines.scoring.dense import hidden_states, right_padded
 
 _BATCH = 32
@@ -97,7 +97,8 @@ def _energies(
     projections = [layer[name] for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     with _mean_squares(projections) as sums:
         longest = decoder.config.max_position_embeddings // catalogue.depth - 1
-        prompts = [prompt_tokens(catalogue, history.tolist(), longest, stride) for history in histories]
+        prompt = Prompt(longest, stride)
+        prompts = [prompt.tokens(catalogue, history.tolist()) for history in histories]
         for start in range(0, len(prompts), _BATCH):
             tokens_BL, _ = right_padded(prompts[start : start + _BATCH], BOS_TOKEN, decoder.embedding.weight.device)
             hidden_states(decoder, tokens_BL)

@@ -31,6 +31,8 @@ from models.student import StudentModel, read_student, save_student
 from models.trainings import lineage_of_addition
 from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
+from pipelines.foreign.index import read_index
+from pipelines.foreign.tokens import SIDS, codes_of_new
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
@@ -55,13 +57,15 @@ def append_items(
     report: Callable[[str], object] = lambda _sentence: None,
     *,
     force: bool = False,
+    index: Path | None = None,
 ) -> tuple[Bundle, int]:
     """Publish the live bundle with the items that it lacks; return it with their number.
 
     Without new items it is unchanged.
 
     `lift` multiplies the rows of new items that are one token: above 1 they are shown more often. `report` is called
-    with a sentence for each kind of skipped or changed row.
+    with a sentence for each kind of skipped or changed row. `index` has the SIDs of new items, for a bundle whose codes
+    came from an index.
 
     Raises:
         ConfigError: The bundle has no models, its codes have depth 1 without text (which only training
@@ -80,27 +84,38 @@ def append_items(
             "train once with `tailrace pipeline --items FILE`"
         )
     items = table.read_catalogue()
-    kept = kept_codes(live.path)
-    if kept is None and load_item_text(live.path) is None:
+    kept, needs_index = kept_codes(live.path), has_given_codes(live)
+    if needs_index != (index is not None):
+        raise ConfigError(
+            f"--index: the codes of {live.version} came from an index; give the index of the new items"
+            if needs_index
+            else f"--index: the codes of {live.version} are its own; remove the option"
+        )
+    if kept is None and not needs_index and load_item_text(live.path) is None:
         raise ConfigError(
             f"{live.version}: its codes have depth 1, a token an item, and its rows are not learned from text; "
             "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
         )
-    if not 0 < lift < float("inf") or (kept is not None and lift != 1):
-        raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
+    if not 0 < lift < float("inf") or ((kept is not None or needs_index) and lift != 1):
+        raise ConfigError(
+            f"--lift: {lift:g} {_NO_LIFT if kept is not None or needs_index else 'is no factor; give a number above 0'}"
+        )
     is_known = pl.col("item_id").is_in(list(live.item_ids()))
     new = items.filter(~is_known).sort("item_id")
     for sentence in (*table.findings.sentences(), *_known(items.filter(is_known))):
         report(sentence)
     if not len(new):
         return live, 0
+    codes = None
+    if index is not None:
+        codes = codes_of_new(live.path, live.catalogue(), read_index(index), new["item_id"].to_list())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
-        student = _extend(folder, new, kept, lift)
+        student = _extend(folder, new, kept, lift, codes)
         _extend_tables(live, folder, student)
         if live.judged_dir != live.path:
-            _extend(folder / JUDGED, new, kept, lift)
+            _extend(folder / JUDGED, new, kept, lift, codes)
         export_with_items_added(student, live.path, folder)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
         about["num_items"] = student.config.num_items
@@ -147,7 +162,14 @@ def _extend_tables(live: Bundle, folder: Path, student: StudentModel) -> None:
             extended(source.table, places, num_items).save(folder / SOURCES / name)
 
 
-def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:
+def has_given_codes(bundle: Bundle) -> bool:
+    """Whether the bundle's codes came from an index."""
+    return bundle.is_imported or (bundle.path / SIDS).exists()
+
+
+def _extend(
+    pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float, codes: np.ndarray | None = None
+) -> StudentModel:
     """Write this folder's models and catalogue with the new items, and return its student.
 
     Without codes to keep, the folder knows its items' texts.
@@ -157,8 +179,8 @@ def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) 
         load_item_text(pair),
         read_student(pair / "student.safetensors"),
     )
-    catalogue = with_items(before, new, kept)
-    if kept is not None:
+    catalogue = with_items(before, new, kept, codes)
+    if kept is not None or codes is not None:
         student = with_rows(student, before, catalogue)
     elif text is not None:
         decoder = load_decoder(pair / "decoder", torch.float32, "cpu")
@@ -169,15 +191,19 @@ def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) 
     return student
 
 
-def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:
-    """Return the catalogue with the new items, ordered by ID, with codes from the book (None: one token per item).
+def with_items(
+    old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None, new_codes: np.ndarray | None = None
+) -> Catalogue:
+    """Return the catalogue with the new items, ordered by ID, with given codes, codes of the book, or one token each.
 
     New items have no training events.
     """
     ids = (*old.item_ids, *new["item_id"])
     place = sorted(range(len(ids)), key=ids.__getitem__)
     codes, sizes = np.arange(len(ids), dtype=np.int32).reshape(-1, 1), old.level_sizes
-    if kept is None:
+    if new_codes is not None:
+        codes = np.concatenate([old.codes, new_codes])[place]
+    elif kept is None:
         sizes = (len(ids),)
     else:
         codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(new), kept)[place]

@@ -2,8 +2,8 @@
 
     bundle/          files listed in models/registry.py: decoder/, student.onnx and student_table/ (student_table),
                      student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for
-                     codes deeper than 1, teacher/ if their decoder had a teacher, and item_text.safetensors if rows
-                     are learned from text; publication adds report.md (model_card)
+                     codes deeper than 1, sids.json for codes of an index, teacher/ if their decoder had a teacher, and
+                     item_text.safetensors if rows are learned from text; publication adds report.md (model_card)
     version.txt      the bundle's name: its creation time (UTC) and a hash of its content
 
 The decoder is served from the checkpoint written by training. The report contains the evaluation of the judged pair,
@@ -30,6 +30,7 @@ from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
 from pipelines.evaluation.pair import save_pair
+from pipelines.foreign.tokens import SIDS
 from pipelines.publication.refit import read_found
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
@@ -56,8 +57,9 @@ def assemble(
         save_pair(judged, bundle / JUDGED)
     shutil.copytree(similar / SIMILAR, bundle / SIMILAR)
     shutil.copytree(similar, bundle / SOURCES, ignore=shutil.ignore_patterns(SIMILAR, "*.json"))
-    if (trained.tokenized / CODE_BOOK).exists():
-        shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
+    for name in (CODE_BOOK, SIDS):
+        if (trained.tokenized / name).exists():
+            shutil.copyfile(trained.tokenized / name, bundle / name)
     student, cases = (
         read_student(trained.students_dir / "student.safetensors"),
         read_cases(trained.tokenized, Split.VALID),

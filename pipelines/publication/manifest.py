@@ -1,7 +1,7 @@
 """A bundle's manifest, without version, hashes and the student's serving form: models, gate results and lineage."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from pipelines.codes.tokenize import read_codes_report
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gain import llm_pays
 from pipelines.evaluation.held_out import HeldOut
+from pipelines.foreign.model import ImportedModel
 from pipelines.options import PipelineOptions
 from pipelines.publication.judge import Judgement
 from pipelines.runner.stage import StageOutput
@@ -38,15 +39,18 @@ class Origin:
     options: PipelineOptions
     command: str
     code: str
+    imported: ImportedModel | None = None
 
 
 def manifest_of(origin: Origin) -> dict[str, Any]:
     """Return the manifest (JSON values)."""
     folders = {name: output.path for name, output in origin.made.items()}
-    training = read_training(folders["train"])
+    imported = origin.imported
+    training = read_training(folders["train" if imported is None else "import"])
     parents = {"started_from": training["started_from"], **origin.judgement.parents()}
+    report = read_report(folders["evaluate"])
     about = about_models(
-        read_report(folders["evaluate"]),
+        report,
         training,
         origin.recipe.prompt,
         read_codes_report(folders["tokenize"])["depth"],
@@ -54,6 +58,7 @@ def manifest_of(origin: Origin) -> dict[str, Any]:
     )
     return (
         about
+        | (about_import(imported, about["llm_pays"], report) if imported is not None else {})
         | {"distillation": read_earned(folders["distill"])}
         | origin.judgement.record()
         | {"test_set": origin.held_out.record(), "lineage": _lineage(origin, parents)}
@@ -88,6 +93,15 @@ def about_models(
             if name in report["metrics"]
         },
     }
+
+
+def about_import(
+    imported: ImportedModel, llm_pays: Sequence[tuple[int, int | None]], report: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the manifest's content on an imported decoder. Labels that it may have seen earn it no routing."""
+    has_seen = bool(report["metrics"]["decoder"]["may_have_seen_labels"])
+    about = {name: imported.about[name] for name in ("imported", "prompt", "search")}
+    return about | {"llm_pays": [] if has_seen else list(llm_pays), "may_have_seen_labels": has_seen}
 
 
 def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:

@@ -105,13 +105,30 @@ def _card(
         ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
         ("student", describe_earned(manifest["distillation"])),
         ("sources", describe_sources(report["mixer"])),
-        ("training of the decoder", _speed(manifest["training"])),
-        ("memory of its steps", describe_memory(manifest["training"]["memory"])),
+        *_training(manifest),
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),
     )
     found = [*_limits(manifest, report), *limits]
     return "\n".join([f"{'#' * level} {title}", "", table(("", ""), facts), "", "Limits:", *found])
+
+
+def _training(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return rows on the decoder's training, or on the import of a decoder that was trained elsewhere."""
+    imported = manifest.get("imported")
+    if imported is None:
+        training = manifest["training"]
+        return [
+            ("training of the decoder", _speed(training)),
+            ("memory of its steps", describe_memory(training["memory"])),
+        ]
+    seen = imported["seen_until"]
+    labels = f"labels until {seen} are not judged" if seen else "may have seen its labels: routed to by setting only"
+    search = manifest["search"]
+    return [
+        ("decoder imported from", f"{imported['framework']}, sha256 {imported['source_sha256'][:12]}; {labels}"),
+        ("search", f"{search['beam_width']} beams, scores over the {search['scores']}"),
+    ]
 
 
 def _speed(training: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import polars as pl
 
 from models.registry import BundleStore
-from pipelines.publication.add_items import append_items
+from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable
 from services.errors import BundleError, ConfigError, DataError
@@ -57,6 +57,11 @@ def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], 
     """
     raw = new_items(items, store)
     if not len(raw):
+        return 0
+    if has_given_codes(live := store.live()):
+        report(
+            f"{len(raw)} new items wait: the codes of {live.version} came from an index; add them by add-items --index"
+        )
         return 0
     bundle, num_new = append_items(store, ItemTable(Frame(raw, TABLE, is_exact=True)), datetime.now(UTC), report=report)
     store.prune_after_publication(keep_bundles)

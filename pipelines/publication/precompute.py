@@ -9,7 +9,7 @@ users repeat items.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +21,8 @@ from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.mixer import DECODER, Mixer
-from models.prompt import prompt_limits, prompt_tokens
+from models.prompt import Prompt, prompt_of
+from models.search import OWN_SEARCH, Search, search_of
 from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key
 from services.features import schema
@@ -44,24 +45,26 @@ def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class BatchRanker:
-    """Inputs of an offline ranking: the checkpoint, its catalogue, their bundle, and the prompt's shape."""
+    """Inputs of an offline ranking: the checkpoint, its catalogue, their bundle, and the prompt."""
 
     decoder_dir: Path
     catalogue: Catalogue
     bundle_version: str
-    max_items: int
-    stride: int
+    prompt: Prompt
     repeats: bool = False
     """Whether lists contain seen items too."""
     weight_kind: WeightKind = "model"
     """How the serving engine stores the decoder's weights."""
+    search: Search = OWN_SEARCH
     mixer: Mixer | None = None
     """Sources that requests mix with the decoder's scores."""
 
     def num_ranked(self, k: int) -> int:
         """Return the number of items that the engine ranks for a list of `k`: as many as for a request."""
-        mixes = self.mixer is not None and self.mixer.blends.get(DECODER)
-        return min(len(self.catalogue.item_ids), max(k, EngineConfig().default_beam_width)) if mixes else k
+        if self.mixer is None or not self.mixer.blends.get(DECODER):
+            return k
+        width = self.search.beam_width or EngineConfig().default_beam_width
+        return min(len(self.catalogue.item_ids), max(k, width))
 
     def mixed(
         self, history: Sequence[int], outcome: EngineOutcome, allowed: np.ndarray, k: int
@@ -79,9 +82,10 @@ def ranker_of(live: Bundle) -> BatchRanker:
         live.decoder_dir,
         live.catalogue(),
         lists_version(live.manifest, live.version),
-        *prompt_limits(live.manifest),
+        prompt_of(live.manifest, live.decoder_dir),
         repeats=learned_repeats(live.manifest),
         weight_kind=cast("WeightKind", live.weight_kind),
+        search=search_of(live.manifest),
         mixer=live.mixer(len(live.item_ids())),
     )
 
@@ -100,7 +104,7 @@ def precompute(
     requests: dict[str, tuple[list[int], np.ndarray]] = {}
     for history in histories:
         items = catalogue.indices(history.item_ids)
-        prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
+        prompt = ranker.prompt.tokens(catalogue, items)
         seen = () if ranker.repeats else history.item_ids
         allowed = catalogue.allowed(excluded_item_ids=seen + history.disliked_item_ids)
         requests[history.user_id] = items, allowed
@@ -135,9 +139,11 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
 
 def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
     """Return an engine with capacity for this many waiting requests."""
-    catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    decoder = load_decoder(ranker.decoder_dir, torch.float32, "cpu")
+    items = ItemCodes.of(ranker.catalogue, ranker.search)
     config = EngineConfig(max_waiting=max(1, num_requests), weight_kind=ranker.weight_kind)
+    if ranker.search.beam_width is not None:
+        config = replace(config, default_beam_width=ranker.search.beam_width)
     return Engine(decoder, config, items=items, bundle_version=ranker.bundle_version)
 
 

@@ -10,6 +10,7 @@ The gate cannot judge these weights: they have learned every label. They are the
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_case
 from pipelines.evaluation.evaluate import Trained
 from pipelines.evaluation.pair import load_pair, save_pair
 from pipelines.evaluation.variety import best_items
+from pipelines.foreign.model import ABOUT
+from pipelines.foreign.stage import copy_linked
 from pipelines.runner.stage import Progress, content_key
 from pipelines.scoring.metrics import Scorer, mean_ranks, ndcg
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -58,7 +61,10 @@ def key(recipe: Recipe, distilled_key: str) -> str:
 def refit(
     judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
 ) -> None:
-    """Fit both models on all events, and write them with their comparison to the judged pair."""
+    """Fit both models on all events, and write them with their comparison to the judged pair.
+
+    An imported decoder stays as it is.
+    """
     save_pair(judged, out / JUDGED)
     serving, device = serving_pair(judged, out), judged.device
     num_events, num_known = _num_events(serving.tokenized), _num_events(judged.tokenized)
@@ -67,8 +73,12 @@ def refit(
         further = onward(num_events, num_known, options.max_batch_tokens, options.fit.epochs)
         return WarmStart(out / JUDGED, JUDGED, further)
 
-    saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
-    train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train), team=team)
+    if judged.imported is not None:
+        copy_linked(judged.decoder_dir, out / "decoder")
+        shutil.copyfile(judged.decoder_dir.parent / ABOUT, out / ABOUT)
+    else:
+        saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
+        train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train), team=team)
     inputs, path = Inputs(serving.tokenized, torch.get_num_threads(), device), out / "student.safetensors"
     saved, show = checkpoints.of("student"), _part(progress, "student")
     options = chosen_options(judged.students_dir, recipe.distill)
@@ -162,9 +172,11 @@ def _found(judged: Trained, serving: Trained) -> dict[str, Any]:
     )
     newest, folder = sample_cases(cases, _NUM_CASES), serving.students_dir
     before, after = load_pair(folder / JUDGED, judged.device), load_pair(folder, judged.device)
-    prompt = {"max_items": judged.max_items, "stride": judged.stride}
-    scorers, rows = after.scorers(catalogue, **prompt), {}
-    for name, scorer in before.scorers(catalogue, **prompt).items():
+    prompt, search = judged.prompt, judged.search
+    scorers, rows = after.scorers(catalogue, prompt, search), {}
+    for name, scorer in before.scorers(catalogue, prompt, search).items():
+        if name == "decoder" and judged.imported is not None:
+            continue
         old, new = (_ranked(one, newest, repeats=judged.repeats) for one in (scorer, scorers[name]))
         rows[name] = {
             "newest_loss": new.loss,

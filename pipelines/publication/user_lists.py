@@ -22,7 +22,6 @@ import numpy as np
 import polars as pl
 
 from models.files import file_sha256, rename_durably
-from models.prompt import prompt_tokens
 from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
 from pipelines.runner.stage import Progress
 from pipelines.tables.id_files import read_ids
@@ -148,7 +147,7 @@ class _Lists:
         requests: dict[str, tuple[list[int], list[int]]] = {}
         for user_id, row in rows.items():
             if history := self._catalogue.indices(row.item_ids):
-                prompt = prompt_tokens(self._catalogue, history, self._ranker.max_items, self._ranker.stride)
+                prompt = self._ranker.prompt.tokens(self._catalogue, history)
                 unwanted, num = self._unwanted(row), self._ranker.num_ranked(self._k)
                 self._engine.add_rank(user_id, prompt, k=num, allowed=self._shown, excluded=unwanted)
                 requests[user_id] = history, unwanted

@@ -9,7 +9,8 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
+from models.search import OWN_SEARCH, Search
 from pipelines.scoring.dense import DecoderScorer
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -23,14 +24,17 @@ class BeamScorer:
     """Scores histories by the items that beam search finds. Reads the decoder's weights once, when it is made."""
 
     def __init__(
-        self, decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int, width: int = _WIDTH
+        self,
+        decoder: Decoder,
+        catalogue: Catalogue,
+        prompt: Prompt,
+        width: int | None = None,
+        search: Search = OWN_SEARCH,
     ) -> None:
         config = EngineConfig(max_waiting=_MAX_WAITING, uses_graphs=False, is_asynchronous=False)
-        items = ItemCodes(
-            codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets
-        )
-        self._engine = Engine(decoder, config, items=items, bundle_version="offline")
-        self._catalogue, self._max_items, self._stride, self._width = catalogue, max_items, stride, width
+        self._engine = Engine(decoder, config, items=ItemCodes.of(catalogue, search), bundle_version="offline")
+        self._catalogue, self._prompt = catalogue, prompt
+        self._width = width or search.beam_width or _WIDTH
         self._most = min(len(catalogue.item_ids), config.max_beam_rows)
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
@@ -45,24 +49,34 @@ class BeamScorer:
         return scores_BV
 
     def lists(
-        self, histories: Sequence[np.ndarray], excluded: Sequence[Sequence[int] | np.ndarray], widths: Sequence[int]
+        self,
+        histories: Sequence[np.ndarray],
+        excluded: Sequence[Sequence[int] | np.ndarray],
+        widths: Sequence[int],
+        num_items: int = 0,
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (number of the history, items best first, log-probabilities) of all histories, in any order."""
+        """Yield (number of the history, items best first, log-probabilities) of all histories, in any order.
+
+        `num_items`, if above the width, lists more items than beams, for codes that items share.
+        """
         waiting, in_flight = 0, 0
         while waiting < len(histories) or in_flight:
             while waiting < len(histories) and in_flight < _MAX_WAITING:
                 history, width = histories[waiting].tolist(), min(widths[waiting], self._most)
-                prompt = prompt_tokens(self._catalogue, history, self._max_items, self._stride)
-                self._engine.add_rank(str(waiting), prompt, k=width, excluded=excluded[waiting], beam_width=width)
+                prompt = self._prompt.tokens(self._catalogue, history)
+                k = max(width, num_items)
+                self._engine.add_rank(str(waiting), prompt, k=k, excluded=excluded[waiting], beam_width=width)
                 waiting, in_flight = waiting + 1, in_flight + 1
             for outcome in self._engine.step(0.0):
                 in_flight -= 1
                 yield int(outcome.request_id), outcome.item_indices, outcome.scores
 
 
-def decoder_scorer(decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int) -> DecoderScorer | BeamScorer:
-    """Return what scores histories with this decoder: densely where an item is one token, else by beams."""
+def decoder_scorer(
+    decoder: Decoder, catalogue: Catalogue, prompt: Prompt, search: Search = OWN_SEARCH
+) -> DecoderScorer | BeamScorer:
+    """Return what scores histories with this decoder: densely where only an item's one token scores, else by beams."""
     decoder.eval()
-    if catalogue.depth == 1:
-        return DecoderScorer(decoder, catalogue, max_items, stride)
-    return BeamScorer(decoder, catalogue, max_items, stride)
+    if catalogue.depth == 1 and search.scores == "catalogue":
+        return DecoderScorer(decoder, catalogue, prompt)
+    return BeamScorer(decoder, catalogue, prompt, search=search)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Attend, Decoder
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
 
 
 def causal_attention(num_rows: int) -> Attend:
@@ -53,18 +53,15 @@ def right_padded(
 class DecoderScorer:
     """Scores histories over the whole catalogue with the prompt that serving uses. For codes of depth 1."""
 
-    def __init__(self, decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int) -> None:
+    def __init__(self, decoder: Decoder, catalogue: Catalogue, prompt: Prompt) -> None:
         assert catalogue.depth == 1, "deeper codes are scored by beam search"
-        self._decoder, self._catalogue = decoder, catalogue
-        self._max_items, self._stride = max_items, stride
+        self._decoder, self._catalogue, self._prompt = decoder, catalogue, prompt
 
     @torch.inference_mode()
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Score histories of item indices -> (B, V) float32 logits by item index."""
         self._decoder.eval()
-        prompts = [
-            prompt_tokens(self._catalogue, history.tolist(), self._max_items, self._stride) for history in histories
-        ]
+        prompts = [self._prompt.tokens(self._catalogue, history.tolist()) for history in histories]
         tokens_BL, newest_B = right_padded(prompts, BOS_TOKEN, self._decoder.embedding.weight.device)
         hidden_BLD = hidden_states(self._decoder, tokens_BL).view(*tokens_BL.shape, -1)
         last_BD = hidden_BLD[torch.arange(len(prompts), device=tokens_BL.device), newest_B]

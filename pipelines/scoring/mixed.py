@@ -40,7 +40,7 @@ def describe_sources(about: Mapping[str, Any]) -> str:
 def _describe_model(model: str, earned: Sequence[Mapping[str, Any]]) -> str:
     gains = [f"{row['source']} {row['gain']:+.4f}" for row in earned if row["source"] != MODEL]
     if not gains:
-        return f"no untrained source improves the {model}, which serves unmixed"
+        return f"no untrained source is shown to improve the {model}, which serves unmixed"
     own = next(row for row in earned if row["source"] == MODEL)
     if own["low"] <= 0:
         return f"the {model} adds nothing to the untrained sources ({own['gain']:+.4f} NDCG@10), which serve without it"

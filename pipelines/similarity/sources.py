@@ -10,17 +10,17 @@ these weights.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from models.catalogue import load_catalogue
-from models.mixer import MODEL, Source
+from models.mixer import DECODER, MODEL, Source
 from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, read_texts
-from pipelines.data.examples import Split, read_cases, read_counts, read_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
 from pipelines.evaluation.gain import HISTORIES, MIN_CASES
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import Scorer
@@ -37,11 +37,19 @@ TEXT_SIZE = 256
 
 
 def make_sources(
-    tokenized: Path, students_dir: Path, models: Mapping[str, Scorer], out: Path, progress: Progress, *, repeats: bool
+    tokenized: Path,
+    students_dir: Path,
+    models: Mapping[str, Scorer],
+    out: Path,
+    progress: Progress,
+    *,
+    repeats: bool,
+    judged: Callable[[Cases], np.ndarray] | None = None,
 ) -> None:
     """Write the tables of the judged pair and choose the weights; with too few validation cases, models stay unmixed.
 
-    `models` score probabilities, by the model's name.
+    `models` score probabilities, by the model's name. `judged` returns which cases an imported decoder cannot have
+    seen: only these choose the decoder's weights.
     """
     related = mix.read_sources(tokenized, students_dir, progress)
     mixed = mix.choose_mix(related, tokenized, repeats=repeats)
@@ -53,10 +61,11 @@ def make_sources(
     blends: dict[str, list[dict[str, Any]]] = {}
     earned: dict[str, list[Any]] = {}
     for model, scorer in models.items():
-        if not is_enough:
+        is_judged_N = np.ones(len(cases), bool) if judged is None or model != DECODER else judged(cases)
+        if is_judged_N.sum() < MIN_CASES:
             blends[model], earned[model] = [], []
             continue
-        candidates = candidates_of(cases, scorer, sources, repeats=repeats)
+        candidates = candidates_of(cases, scorer, sources, repeats=repeats).of(is_judged_N)
         chosen = choose(candidates, names, has_model=True)
         blends[model] = _blends(candidates, names, chosen)
         earned[model] = list(chosen.earned)

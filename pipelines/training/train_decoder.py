@@ -32,7 +32,7 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
-from models.prompt import STRIDE_ITEMS
+from models.prompt import STRIDE_ITEMS, Prompt
 from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.data.labelled import Labelled
@@ -313,7 +313,7 @@ def fit_decoder(
         return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
 
     def validate() -> float:
-        scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
+        scorer = decoder_scorer(folded(decoder), catalogue, Prompt(options.max_items, options.stride))
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
     def export(trained: nn.Module) -> None:

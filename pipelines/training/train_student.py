@@ -38,6 +38,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, StudentModel, read_student, save_student
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.foreign.stage import imported_beside
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval, ndcg, rank_labels
 from pipelines.scoring.student import StudentScorer
@@ -62,6 +63,7 @@ _ABOUT = "distillation.json"
 _NUM_CHOOSING = 50_000
 """Maximum number of validation cases for the choice. A quarter of 30,000 missed a gain that all of them and the test
 labels show."""
+_FRESH_STD = 0.02
 _WORTH_A_PROCESS = 20_000
 """Events learned by the twin over all epochs above which it gets a separate process: importing torch takes two
 seconds."""
@@ -212,8 +214,11 @@ def fit_and_save(
         teacher, catalogue = own_teacher
     elif decoder_dir is not None:
         teacher = load_decoder(decoder_dir, torch.float32, device)
-    student = new_student(catalogue, teacher, options).to(device)
-    targets = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
+    imported = None if decoder_dir is None else imported_beside(decoder_dir)
+    student = new_student(catalogue, teacher, options, rescales=imported is not None).to(device)
+    targets = new_targets(
+        teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen, imported=imported
+    )
     begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
     if begun is not None:
         valid = sample_cases(valid, NUM_CASES)
@@ -245,8 +250,13 @@ def without_targets(options: DistillOptions) -> DistillOptions:
     return replace(options, teacher_weight=0.0)
 
 
-def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
-    """Return a student with fresh weights; its embeddings come from the teacher unless that is missing or wider."""
+def new_student(
+    catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions, *, rescales: bool = False
+) -> StudentModel:
+    """Return a student with fresh weights; its embeddings come from the teacher unless that is missing or wider.
+
+    `rescales` gives them the scale of fresh weights: the scale of a decoder that was trained elsewhere is unknown.
+    """
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -259,10 +269,11 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
     student = StudentModel(config)
     for name, parameter in student.named_parameters():
         if name.endswith(".weight") and parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
+            nn.init.normal_(parameter, std=_FRESH_STD)
     if teacher is not None and teacher.config.hidden_size >= options.hidden_size:
         with torch.no_grad():
-            student.embedding.weight.copy_(_narrowed(encoded_rows(teacher, catalogue), options.hidden_size))
+            rows_VD = _narrowed(encoded_rows(teacher, catalogue), options.hidden_size)
+            student.embedding.weight.copy_(rows_VD * (_FRESH_STD / rows_VD.std()) if rescales else rows_VD)
     return student
 
 

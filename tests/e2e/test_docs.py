@@ -37,10 +37,10 @@ def runs(page: Path) -> bool:
     return any(runnable(block.text).strip() for block in blocks(page.read_text()) if not block.mark)
 
 
-TRAINS = ROOT / "docs" / "bring-your-own-data.md"
-"""The page that trains models and starts its own stack."""
+TRAINS = {ROOT / "docs" / name for name in ("bring-your-own-data.md", "bring-your-own-model.md")}
+"""The pages that train models and start their own stack."""
 PAGES = [
-    pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[pytest.mark.grid] if page == TRAINS else [])
+    pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[pytest.mark.grid] if page in TRAINS else [])
     for page in all_pages()
     if runs(page)
 ]
@@ -49,7 +49,7 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> None:
     """Each block exits with 0 (or the page's code) and prints the page's expected lines."""
-    session = PageSession(stack, tmp_path, has_own_stack=page == TRAINS)
+    session = PageSession(stack, tmp_path, has_own_stack=page in TRAINS)
 
     failures = []
     try:

@@ -33,9 +33,10 @@ from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
 from models.mixer import mixer_of
 from models.name_record import Move, NameRecord, Reference, decode_record
-from models.prompt import prompt_window
+from models.prompt import prompt_of
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
+from models.search import search_of
 from models.similar import SimilarTable
 from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
@@ -353,7 +354,8 @@ def manifest(path: Path) -> None:
         store.prune(3)
     bundle = store.open("v1")
     compare(bundle, bundle)
-    prompt_window(1_000, bundle.manifest)
+    prompt_of(bundle.manifest).window(1_000)
+    search_of(bundle.manifest)
     for about in (bundle.manifest, {}):
         llm_pays(about, 7), lists_version(about, "v1"), learned_repeats(about)
         if (mixer := mixer_of(about, _Tables())) is not None:
@@ -394,7 +396,9 @@ ABOUT: dict[str, Any] = {
     "depth": 1,
     "num_items": 9,
     "num_parameters": 9,
-    "prompt": {"max_items": 200, "stride": 50},
+    "prompt": {"max_items": 200, "stride": 50, "head": [1, 2], "between": [], "tail": [3]},
+    "search": {"beam_width": 50, "scores": "vocabulary", "close": [4], "popular_first": True},
+    "imported": {"framework": "minionerec", "source_sha256": "c0de", "seen_until": None},
     "llm_pays": [[0, 5], [9, None]],
     "llm_price_ndcg_per_ms": 0.1,
     "lists": {"of": "v0", "under": "v1"},

@@ -165,7 +165,8 @@ def folded(decoder: Decoder) -> Decoder:
 
 def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
     """Return the codes of these items over all levels as an indicator matrix (I, S)."""
-    columns = np.array(catalogue.tokens(items)) - NUM_SPECIAL_TOKENS
+    first_columns = np.cumsum([0, *catalogue.level_sizes[:-1]])
+    columns = (catalogue.codes[items] + first_columns).ravel()
     starts = np.arange(0, len(columns) + 1, catalogue.depth)
     shape = (len(items), sum(catalogue.level_sizes))
     return sparse.csr_array((np.ones(len(columns)), columns, starts), shape=shape)

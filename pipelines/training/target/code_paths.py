@@ -43,7 +43,7 @@ class CodePaths:
 
     def __init__(self, catalogue: Catalogue, device: torch.device) -> None:
         self.first_tokens, self.level_sizes = catalogue.token_offsets, catalogue.level_sizes
-        items = ItemCodes(codes=catalogue.codes, level_sizes=self.level_sizes, token_offsets=self.first_tokens)
+        items = ItemCodes.of(catalogue)
         nodes = (*Trie(items, torch.device("cpu")).nodes_of_items, np.arange(len(catalogue.item_ids), dtype=np.int32))
         self.child_PS: list[Tensor] = []
         for level, size in enumerate(self.level_sizes):

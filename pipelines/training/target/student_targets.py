@@ -15,8 +15,11 @@ from torch import Tensor
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
+from models.search import OWN_SEARCH
 from models.student import START
 from pipelines.data.labelled import Labelled, Weighted, dislikes_in, items_of, weights_of
+from pipelines.foreign.model import ImportedModel
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
@@ -70,6 +73,7 @@ class BeamTargets:
         weight: float,
         *,
         mask_seen: bool,
+        imported: ImportedModel | None = None,
     ) -> None:
         device = decoder.embedding.weight.device
         items_P = np.concatenate([items_of(sequence) for sequence in sequences])
@@ -80,12 +84,14 @@ class BeamTargets:
         ]
         self.encoding = single_level(catalogue, len(items_P))
         self._items_P = torch.from_numpy(items_P).to(device)
-        searched = _evenly(len(items_P), _MAX_SEARCHED)
+        searched = (
+            _evenly(len(items_P), _MAX_SEARCHED) if imported is None else _newest(starts, imported.distil_positions)
+        )
         owners = np.searchsorted(starts, searched, side="right") - 1
         histories = [items_P[starts[owner] : place] for owner, place in zip(owners, searched, strict=True)]
         self._lists = tuple(
             torch.from_numpy(values).to(device)
-            for values in _search(decoder, catalogue, histories, weight, mask_seen=mask_seen)
+            for values in _search(decoder, catalogue, histories, weight, mask_seen=mask_seen, imported=imported)
         )
         self._list_of_P = torch.zeros(len(items_P), dtype=torch.long, device=device)
         self._list_of_P[torch.from_numpy(searched).to(device)] = torch.arange(1, 1 + len(searched), device=device)
@@ -109,6 +115,7 @@ def new_targets(
     weight: float,
     *,
     mask_seen: bool,
+    imported: ImportedModel | None = None,
 ) -> LabelTargets | BeamTargets:
     """Return the targets of this decoder. `weight` is its weight in the target.
 
@@ -117,23 +124,35 @@ def new_targets(
     if decoder is None or weight == 0:
         return LabelTargets(catalogue, sequences)
     decoder.eval()
-    if catalogue.depth == 1:
+    if catalogue.depth == 1 and imported is None:
         return DenseTargets(decoder, catalogue, sequences, weight)
-    return BeamTargets(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
+    return BeamTargets(decoder, catalogue, sequences, weight, mask_seen=mask_seen, imported=imported)
 
 
 def _search(
-    decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], weight: float, *, mask_seen: bool
+    decoder: Decoder,
+    catalogue: Catalogue,
+    histories: Sequence[np.ndarray],
+    weight: float,
+    *,
+    mask_seen: bool,
+    imported: ImportedModel | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the items and weights of each history's list, (1 + histories, N). List 0 is empty."""
     width, depth = min(_LIST_LEN, len(catalogue.item_ids)), catalogue.depth
     items_HN = np.zeros((1 + len(histories), width), dtype=np.int64)
     shares_HN = np.zeros((1 + len(histories), width), dtype=np.float32)
     if histories:
-        max_items = decoder.config.max_position_embeddings // depth - 1
-        scorer = BeamScorer(decoder, catalogue, max_items, max(1, max_items // 4))
+        if imported is None:
+            max_items = decoder.config.max_position_embeddings // depth - 1
+            prompt, search = Prompt(max_items, max(1, max_items // 4)), OWN_SEARCH
+        else:
+            prompt, search = imported.prompt, imported.search
+            width = min(max(width, search.beam_width or width), len(catalogue.item_ids))
+        scorer = BeamScorer(decoder, catalogue, prompt, search=search)
         seen = [np.unique(history) if mask_seen else () for history in histories]
-        for row, items, scores in scorer.lists(histories, seen, [width] * len(histories)):
+        for row, *best in scorer.lists(histories, seen, [width] * len(histories)):
+            items, scores = (values[: items_HN.shape[1]] for values in best)
             shares = np.exp(scores - scores.max(initial=-np.inf))
             items_HN[1 + row, : len(items)] = items
             shares_HN[1 + row, : len(items)] = weight * shares / shares.sum()
@@ -143,3 +162,11 @@ def _search(
 def _evenly(size: int, most: int) -> np.ndarray:
     step = max(1, -(-size // most))
     return np.arange(0, size, step)
+
+
+def _newest(starts: np.ndarray, most: int) -> np.ndarray:
+    """Return at most this many positions, in order: the last of each sequence, then the ones before them."""
+    ends, lengths = starts[1:], np.diff(starts)
+    from_end = np.concatenate([end - 1 - np.arange(start, end) for start, end in zip(starts, ends, strict=False)])
+    assert len(from_end) == lengths.sum()
+    return np.sort(np.argsort(from_end, kind="stable")[:most])

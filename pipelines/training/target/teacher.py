@@ -30,7 +30,8 @@ _CHUNK_SCORES = 1 << 22
 
 def single_level(catalogue: Catalogue, size: int) -> Catalogue:
     """Return a catalogue whose windows of numbers below `size` have the tokens 1 + number."""
-    return replace(catalogue, codes=np.arange(size, dtype=np.int32).reshape(-1, 1), level_sizes=(size,))
+    numbers = np.arange(size, dtype=np.int32).reshape(-1, 1)
+    return replace(catalogue, codes=numbers, level_sizes=(size,), first_tokens=None)
 
 
 def save_teacher(decoder: Decoder, catalogue: Catalogue, folder: Path) -> None:

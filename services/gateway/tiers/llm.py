@@ -18,7 +18,8 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
 from models.mixer import DECODER
-from models.prompt import prompt_window
+from models.prompt import prompt_of
+from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
@@ -132,7 +133,8 @@ class LlmTier:
 
     async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         budget_s = context.deadline.budget_s(self._clock())
-        request, llm = rank_request(context, budget_s, self._beam_width, replicas), self._by_name[context.live.name].llm
+        beam_width = search_of(context.live.manifest).beam_width or self._beam_width
+        request, llm = rank_request(context, budget_s, beam_width, replicas), self._by_name[context.live.name].llm
         outcome, reply = await _outcome(llm, request, budget_s)
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
@@ -163,12 +165,13 @@ class LlmTier:
 def rank_size(context: RequestContext) -> RankSize:
     """Return the size of a ranking. A user's requests share a session; each anonymous request has its own."""
     request, catalogue = context.request, context.live.catalogue
-    window_start, num_items = prompt_window(len(context.history), context.live.manifest)
+    prompt, search = prompt_of(context.live.manifest), search_of(context.live.manifest)
+    window_start, num_items = prompt.window(len(context.history))
     return RankSize(
         session=f"user {request.user_id}" if request.user_id is not None else f"request {request.request_id}",
         window_start=window_start,
-        num_prompt_tokens=1 + num_items * catalogue.depth,
-        num_beam_rows=context.num_from_beams(1) * (catalogue.depth - 1),
+        num_prompt_tokens=prompt.num_tokens(num_items, catalogue.depth),
+        num_beam_rows=context.num_from_beams(search.beam_width or 1) * (catalogue.depth + len(search.close) - 1),
     )
 
 

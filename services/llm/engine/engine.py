@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import CheckpointError
@@ -109,7 +110,7 @@ class Engine:
         self.expected_step_s = 0.0
         """Expected duration of the running call of `step`; 0 before the first measurement. Other threads may read
         it."""
-        self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
+        self._costs = CostModel(decoder.config, sizes, _scored_sizes(decoder.config, items))
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
         self._started: _Started | None = None
         self._ended: list[EngineOutcome] = []
@@ -354,3 +355,10 @@ class Engine:
         with self.memory.lock:
             self._scheduler.finish(sequence)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))
+
+
+def _scored_sizes(config: DecoderConfig, items: ItemCodes | None) -> tuple[int, ...]:
+    """Return the number of head rows that each level reads."""
+    if items is None:
+        return ()
+    return items.level_sizes if items.scores == "catalogue" else (config.vocab_size,) * len(items.level_sizes)

@@ -14,8 +14,10 @@ import torch
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue
+from models.decoder.config import DecoderConfig
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_limits, prompt_tokens
+from models.prompt import Prompt, prompt_of
+from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleCorrupt, Overloaded
 from services.items.live_items import LiveItems
@@ -36,13 +38,12 @@ _BLOCKED_PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class LoadedBundle:
-    """A version's catalogue, its engine (owned by the thread that runs it) and its prompt window in items."""
+    """A version's catalogue, its engine (owned by the thread that runs it) and its prompt."""
 
     version: str
     catalogue: Catalogue
     engine: Engine
-    max_items: int
-    stride: int
+    prompt: Prompt
     shown: ShownItems
 
     def engine_call(self, request: RankRequest, deadline_s: float) -> AddRequest:
@@ -51,7 +52,7 @@ class LoadedBundle:
         `deadline_s` is on the engine's clock. Items not in the catalogue are ignored.
         """
         history = self.catalogue.indices(request.history_item_ids)
-        prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
+        prompt = self.prompt.tokens(self.catalogue, history)
         allowed, hidden = self.shown.masks(request.filters, time.monotonic())
         excluded = self.catalogue.indices(request.excluded_item_ids) + hidden
 
@@ -104,12 +105,15 @@ def load_bundle(
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
     memory = next((one for one in memories if one.fits(decoder, replace(config, num_blocks=one.pool.num_blocks))), None)
     config = pool_of(decoder, config, pool, memory)
-    max_items, stride = prompt_limits(bundle.manifest)
-    _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    prompt, search = _prompt_of(bundle), search_of(bundle.manifest)
+    items = ItemCodes.of(catalogue, search)
+    _check_fit(bundle, catalogue, items, prompt, decoder.config)
+    if search.beam_width is not None:
+        width = min(search.beam_width, config.max_beam_rows)
+        config = replace(config, default_beam_width=width)
     engine = Engine(decoder, config, items=items, bundle_version=bundle.prefix_version, memory=memory)
     shown = ShownItems((live_items or LiveItems()).lay(catalogue))
-    loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride, shown)
+    loaded = LoadedBundle(bundle.version, catalogue, engine, prompt, shown)
     try:
         _warm_up(loaded)
     except BaseException:
@@ -118,12 +122,23 @@ def load_bundle(
     return loaded
 
 
-def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size: int, max_positions: int) -> None:
-    if vocab_size < catalogue.vocab_size:
-        raise BundleCorrupt(f"{bundle.path}: the decoder has {vocab_size} tokens, the catalogue {catalogue.vocab_size}")
-    longest = 1 + (max_items + 1) * catalogue.depth - 1
-    if longest > max_positions:
-        raise BundleCorrupt(f"{bundle.path}: prompts of {longest} tokens, the decoder has {max_positions} positions")
+def _prompt_of(bundle: Bundle) -> Prompt:
+    try:
+        return prompt_of(bundle.manifest, bundle.decoder_dir)
+    except Exception as error:  # the tokenizer library raises bare Exception for any unreadable file
+        raise BundleCorrupt(f"{bundle.path}: the prompt needs decoder/tokenizer.json ({error})") from error
+
+
+def _check_fit(bundle: Bundle, catalogue: Catalogue, items: ItemCodes, prompt: Prompt, config: DecoderConfig) -> None:
+    tokens = zip(items.token_offsets, items.level_sizes, strict=True)
+    needed = max(*prompt.head, *prompt.between, *prompt.tail, *(first + size - 1 for first, size in tokens), 0) + 1
+    if config.vocab_size < needed:
+        raise BundleCorrupt(f"{bundle.path}: the decoder has {config.vocab_size} tokens, the catalogue {needed}")
+    longest = prompt.num_tokens(prompt.max_items, catalogue.depth) + len(items.level_sizes) - 1
+    if longest > config.max_position_embeddings:
+        raise BundleCorrupt(
+            f"{bundle.path}: prompts of {longest} tokens, the decoder has {config.max_position_embeddings} positions"
+        )
 
 
 def _warm_up(loaded: LoadedBundle) -> None:
@@ -133,11 +148,11 @@ def _warm_up(loaded: LoadedBundle) -> None:
     """
     loaded.engine.warm_up()
     num_items = len(loaded.catalogue.item_ids)
-    longest = (np.arange(loaded.max_items) % num_items).tolist()
+    longest = (np.arange(loaded.prompt.max_items) % num_items).tolist()
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
         give_up_s = time.monotonic() + _WARM_UP_BATCH_S
         for place, history in enumerate(batch):
-            prompt = prompt_tokens(loaded.catalogue, history, loaded.max_items, loaded.stride)
+            prompt = loaded.prompt.tokens(loaded.catalogue, history)
             with suppress(Overloaded):  # the queue may be shorter
                 loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
         while loaded.engine.has_work:

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from benchmarks.quality.__main__ import measure
 from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
+from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
@@ -103,7 +104,7 @@ def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(pl
     bundle = BundleStore(places.bundle_root).live()
     evaluated = places.stages_dir / "evaluate" / bundle.manifest["lineage"]["stages"]["evaluate"]
 
-    judged = load_pair(bundle.judged_dir, CPU).scorers(bundle.catalogue(), **bundle.manifest["prompt"])
+    judged = load_pair(bundle.judged_dir, CPU).scorers(bundle.catalogue(), prompt_of(bundle.manifest))
 
     tokenized = places.stages_dir / "tokenize" / bundle.manifest["lineage"]["stages"]["tokenize"]
     cases = read_cases(tokenized, Split.TEST)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from infra.cli.bundle_diff import compare
 from models.bundle import Bundle
+from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.held_out import LEDGER, read_ledger
@@ -118,7 +119,7 @@ def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
     catalogue = load_catalogue(parent.tokenized / "catalogue.parquet")
     cases = read_cases(parent.tokenized, Split.TEST)
 
-    ranks = rank_labels(DecoderScorer(decoder, catalogue, **parent.bundle.manifest["prompt"]), cases)
+    ranks = rank_labels(DecoderScorer(decoder, catalogue, prompt_of(parent.bundle.manifest)), cases)
 
     np.testing.assert_allclose(found.gains["parent"], gains(ranks.as_served(repeats=parent.repeats), 10))
 

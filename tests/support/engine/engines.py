@@ -53,7 +53,7 @@ def exhaustive_ranking(
 ) -> tuple[list[int], np.ndarray]:
     """Score every item by dense decoding after the prompt; best first, ties by index.
 
-    Each code is normalised over the codes of items with the same preceding codes.
+    Each code is normalised over the codes of items with the same preceding codes, or over the vocabulary.
     """
     scores = np.full(len(items.codes), -np.inf)
     with torch.inference_mode():
@@ -66,7 +66,9 @@ def exhaustive_ranking(
                 logits = hidden[level] @ decoder.head_weight_VD[offset : offset + size].T
                 below = items.codes[(items.codes[:, :level] == code[:level]).all(axis=1)]
                 nodes = below[:, level] if level == len(code) - 1 else np.unique(below[:, level])
-                total += float(logits[code[level]] - logits[torch.from_numpy(nodes).long()].logsumexp(-1))
+                logits_V = hidden[level] @ decoder.head_weight_VD.T
+                norm = logits[torch.from_numpy(nodes).long()] if items.scores == "catalogue" else logits_V
+                total += float(logits[code[level]] - norm.logsumexp(-1))
             scores[(items.codes == code).all(axis=1)] = total
     scores[~allowed] = -np.inf
     order = np.argsort(-scores, kind="stable")[: min(k, int(allowed.sum()))]

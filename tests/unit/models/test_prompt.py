@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN
-from models.prompt import prompt_tokens, window_start
+from models.prompt import Prompt, window_start
 from tests.support.training.bundles import build_catalogue
 
 WINDOWS = st.tuples(st.integers(1, 60), st.integers(1, 60)).filter(lambda window: window[1] <= window[0])
@@ -28,6 +28,6 @@ def test_a_prompt_begins_with_the_beginning_and_spells_each_item(num_items) -> N
     catalogue = build_catalogue()
     history = list(range(10, 10 + num_items))
 
-    tokens = prompt_tokens(catalogue, history, max_items=7, stride=3)
+    tokens = Prompt(max_items=7, stride=3).tokens(catalogue, history)
 
     assert tokens == [BOS_TOKEN, *catalogue.tokens(history[3 if num_items == 8 else 0 :])]

@@ -144,6 +144,8 @@ HOSTILE_MANIFESTS: dict[str, str] = {
             *(("lineage", {"parents": {"started_from": "../x"}}), ("lineage", {"items_added_to": 3})),
             *(("lineage", {"options": []}), ("serving", []), ("serving", {"weight_kind": 4}), ("trained", "no")),
             *(("prompt", {"max_items": 0}), ("prompt", {"stride": 0}), ("prompt", {"stride": "50"}), ("prompt", 1)),
+            ("prompt", {"head": [-1]}),
+            *(("search", {"beam_width": 0}), ("search", {"scores": "raw"}), ("imported", {"seen_until": 1})),
             *(
                 ("llm_pays", [1]),
                 ("llm_pays", [["a", None]]),

@@ -9,6 +9,7 @@ import torch
 
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import Trained, evaluate, model_probabilities
@@ -51,7 +52,7 @@ def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
 def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
     """Return the NDCG@10 of a saved decoder on the test labels."""
     decoder = load_decoder(decoder_dir, torch.float32, CPU)
-    scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), SMALL_DECODER.max_items, 5)
+    scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), Prompt(SMALL_DECODER.max_items, 5))
     return ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10)
 
 

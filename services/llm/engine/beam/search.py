@@ -1,8 +1,8 @@
 """Beam search: from hidden states to the next beams, or to the items, of all ranking requests of a step.
 
-Requests at the same level are batched, padded to the widest. Only the level's own code range is scored; scores are
-log-probabilities over the catalogue's items, so masks do not change them. Each beam is a dense tail in addition to the
-request's shared prompt. Nothing here waits for the device.
+Requests at the same level are batched, padded to the widest. Scores are log-probabilities over the catalogue's items,
+for which only the level's own code range is computed, or over the whole vocabulary; masks do not change them. Each beam
+is a dense tail in addition to the request's shared prompt. Nothing here waits for the device.
 
 Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N kept, S codes of the level,
 C candidates, X bytes of bits, D hidden, Y layers, L slots of a tail, G key/value heads, K head size.
@@ -81,6 +81,21 @@ class BeamBatch:
 
 Logits = Callable[[Tensor, int, int], Tensor]
 """(hidden (..., D), first, last) -> fp32 scores (..., last - first) of the tokens first to last - 1."""
+_MAX_LOGITS = 1 << 24
+"""Logits of the whole vocabulary in memory at a time."""
+
+
+def level_logits(logits: Logits, level: Level, hidden: Tensor, vocab_size: int) -> Tensor:
+    """Return the logits (..., S) of a level's tokens, or their log-probabilities over the vocabulary."""
+    first, last = level.token_offset, level.token_offset + level.size
+    if level.over_children:
+        return logits(hidden, first, last)
+    rows_RD = hidden.reshape(-1, hidden.shape[-1])
+    parts = []
+    for part_RD in torch.split(rows_RD, max(1, _MAX_LOGITS // vocab_size)):
+        logits_RV = logits(part_RD, 0, vocab_size)
+        parts.append(logits_RV[:, first:last] - logits_RV.logsumexp(-1, keepdim=True))
+    return torch.cat(parts).view(*hidden.shape[:-1], level.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +156,7 @@ class BeamSearch:
         return []
 
     def _level_logits(self, level: Level, hidden: Tensor) -> Tensor:
-        return self._logits(hidden, level.token_offset, level.token_offset + level.size)
+        return level_logits(self._logits, level, hidden, self._config.vocab_size)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
         """Return a tail of zeros that uses no memory; it is copied before it is written."""

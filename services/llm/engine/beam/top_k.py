@@ -1,7 +1,8 @@
-"""Selects the candidates that a level keeps: best score first, ties by the smaller number.
+"""Selects the candidates that a level keeps: best score first, ties by the smaller rank or number.
 
 Fixed shapes, no host sync, any device. A child's score is its beam's score plus its log-probability among all children
 of that beam's node, so the scores of a catalogue's items form one distribution, even if some codes lead to no item.
+Where a level is not `over_children`, its logits are already log-probabilities over the vocabulary.
 Allowed children are given as bits (see `item_mask.py`) and change no score.
 
 Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N kept.
@@ -51,8 +52,9 @@ def ordered_bits(score: Tensor) -> Tensor:
 def choose_first(level: Level, logits_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:
     """Select among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
     allowed_RC = _unpacked(bits_RX, level.num_children)
-    score_RC = logits_RS[:, level.codes].log_softmax(-1).masked_fill_(~allowed_RC, -torch.inf)
-    places = top_by_score(score_RC, level.children, min(count, score_RC.shape[-1]))
+    score_RC = logits_RS[:, level.codes]
+    score_RC = (score_RC.log_softmax(-1) if level.over_children else score_RC).masked_fill(~allowed_RC, -torch.inf)
+    places = top_by_score(score_RC, _order_of(level, level.children), min(count, score_RC.shape[-1]))
     return TopK(torch.zeros_like(places), places, score_RC.gather(-1, places))
 
 
@@ -62,7 +64,7 @@ def choose_next(
     """Select among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
     parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logits_RBS)
     score_RC.masked_fill_(~_are_allowed(bits_RX, child_RC), -torch.inf)
-    places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
+    places = top_by_score(score_RC, _order_of(level, child_RC), min(count, score_RC.shape[-1]))
     return TopK(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
 
 
@@ -75,7 +77,9 @@ def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tenso
         child_RBC, logits_RBC = _padded_children(level, node_RB, logits_RBS)
     else:
         return _packed_children(level, node_RB, score_RB, logits_RBS)
-    logp_RBC = logits_RBC.masked_fill(child_RBC < 0, -torch.inf).log_softmax(-1)
+    logp_RBC = logits_RBC.masked_fill(child_RBC < 0, -torch.inf)
+    if level.over_children:
+        logp_RBC = logp_RBC.log_softmax(-1)
     score_RBC = logp_RBC.add_(score_RB.unsqueeze(-1))
     parent_C = torch.arange(num_beams, device=node_RB.device).repeat_interleave(child_RBC.shape[-1])
     return parent_C.expand(len(node_RB), -1), child_RBC.flatten(1), score_RBC.flatten(1)
@@ -107,11 +111,8 @@ def _packed_children(
     child_RC = level.children[place_RC].masked_fill_(~is_used_RC, _NO_CHILD)
     logits_RC = logits_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
     logits_RC.masked_fill_(~is_used_RC, -torch.inf)
-    return (
-        parent_RC,
-        child_RC,
-        logits_RC.add_((score_RB - _log_sums(logits_RC, parent_RC, end_RB)).gather(-1, parent_RC)),
-    )
+    norm_RB = score_RB - _log_sums(logits_RC, parent_RC, end_RB) if level.over_children else score_RB
+    return parent_RC, child_RC, logits_RC.add_(norm_RB.gather(-1, parent_RC))
 
 
 def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
@@ -127,6 +128,11 @@ def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
     until_RB = functional.pad(running_RC, (1, 0)).gather(-1, end_RB)
     sum_RB = until_RB.diff(dim=-1, prepend=torch.zeros_like(until_RB[:, :1]))
     return top_RB + sum_RB.clamp_min_(1.0).log_().to(top_RB)
+
+
+def _order_of(level: Level, child: Tensor) -> Tensor:
+    """Return the numbers by which children of equal score are ordered."""
+    return child if level.tie_rank is None else level.tie_rank[child.clamp_min(0)]
 
 
 def _are_allowed(bits_RX: Tensor, child_RC: Tensor) -> Tensor:

@@ -4,16 +4,19 @@ A *node* of depth d is a distinct prefix of d codes; the root is the node of dep
 level's nodes, so that items with the same code stay distinct. Nodes are numbered by their smallest item index, and
 items by their index: the smaller number wins a tie. Children are stored in one array per level, sorted by parent, with
 offsets (CSR); if parents have most of the codes, as in the first levels of a large catalogue, also as a dense table.
-The trie does not know scores or masks, and of tokens only the first token of each level.
+The trie does not know masks, and of tokens only the first token of each level.
 
 Shape suffixes: P parents, C children, S codes of the level.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from models.search import OWN_SEARCH, Scores, Search
 
 _DENSE_SHARE = 2
 """A level is dense if its table is at most this many times as wide as the widest row of the CSR form ..."""
@@ -23,13 +26,60 @@ _EXACT_WIDTHS = 4_096
 """The bound on the number of children is exact for up to this many beams."""
 
 
+class CodedItems(Protocol):
+    """The part of `models.catalogue.Catalogue` that a search reads; the engine imports no table reader."""
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Codes (num_items, depth) int."""
+        ...
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Number of codes of each level."""
+        ...
+
+    @property
+    def token_offsets(self) -> tuple[int, ...]:
+        """First token of each level."""
+        ...
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """Training events of each item (num_items,)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemCodes:
-    """A catalogue's codes as plain arrays: `codes` (num_items, depth) int, each level's size and first token."""
+    """A catalogue's codes as plain arrays: `codes` (num_items, depth) int, each level's size and first token.
+
+    `scores` are the tokens among which log-probabilities are normalised. `tie_ranks` (num_items,) orders items of equal
+    score, smallest first; None: by index.
+    """
 
     codes: np.ndarray
     level_sizes: tuple[int, ...]
     token_offsets: tuple[int, ...]
+    scores: Scores = "catalogue"
+    tie_ranks: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, catalogue: CodedItems, search: Search = OWN_SEARCH) -> "ItemCodes":
+        """Return a catalogue's codes as a bundle searches them; closing tokens are levels of size 1."""
+        num_items, num_closing = len(catalogue.codes), len(search.close)
+        ranks = None
+        if search.popular_first:
+            ranks = np.empty(num_items, dtype=np.int64)
+            ranks[np.argsort(-catalogue.popularity, kind="stable")] = np.arange(num_items)
+        closing = np.zeros((num_items, num_closing), dtype=catalogue.codes.dtype)
+        return cls(
+            codes=np.concatenate([catalogue.codes, closing], axis=1) if num_closing else catalogue.codes,
+            level_sizes=(*catalogue.level_sizes, *(1,) * num_closing),
+            token_offsets=(*catalogue.token_offsets, *search.close),
+            scores=search.scores,
+            tie_ranks=ranks,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +88,9 @@ class Level:
 
     `code_of_child` is empty at the last level, whose children are items. `table_PS` is the child of each parent and
     code, -1 for none, if the level is dense. `max_children` is the maximum per parent, `most_by_width[w]` the maximum
-    of w + 1 parents together; `token_offset` and `size` bound the level's token range.
+    of w + 1 parents together; `token_offset` and `size` bound the level's token range. Scores are normalised over a
+    node's children if `over_children`, otherwise over the vocabulary. `tie_rank` orders children of equal score; None:
+    by number.
     """
 
     starts: Tensor
@@ -50,6 +102,8 @@ class Level:
     most_by_width: np.ndarray
     token_offset: int
     size: int
+    over_children: bool = True
+    tie_rank: Tensor | None = None
 
     def most_children(self, width: int) -> int:
         """Return an upper bound of the number of children of `width` different parents."""
@@ -63,7 +117,7 @@ class Level:
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
-        tensors = (self.starts, self.children, self.codes, self.code_of_child, self.table_PS)
+        tensors = (self.starts, self.children, self.codes, self.code_of_child, self.table_PS, self.tie_rank)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -87,6 +141,8 @@ class Trie:
                 token_offset=items.token_offsets[level],
                 size=items.level_sizes[level],
                 device=device,
+                over_children=items.scores == "catalogue",
+                tie_ranks=items.tie_ranks if level == self.depth - 1 else None,
             )
             for level in range(self.depth)
         )
@@ -122,6 +178,8 @@ def _build_level(
     token_offset: int,
     size: int,
     device: torch.device,
+    over_children: bool = True,
+    tie_ranks: np.ndarray | None = None,
 ) -> Level:
     first_item = _first_places(children)
     parent_of, code_of = parents[first_item], codes[first_item]
@@ -144,6 +202,8 @@ def _build_level(
         most_by_width=np.cumsum(-np.sort(-counts)[:_EXACT_WIDTHS]),
         token_offset=token_offset,
         size=size,
+        over_children=over_children,
+        tie_rank=on_device(tie_ranks) if tie_ranks is not None else None,
     )
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from models.decoder.config import DecoderConfig
 from services.llm.engine.beam.item_mask import RankWork
-from services.llm.engine.beam.search import Beams, RankedItems
+from services.llm.engine.beam.search import Beams, RankedItems, level_logits
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_next
 from services.llm.engine.beam.trie import Level, Trie
@@ -128,8 +128,10 @@ class BeamGraph:
         table: StepTable,
         inputs: BeamInputs,
         device: GraphDevice,
+        vocab_size: int,
     ) -> None:
         self._shape = shape
+        self._vocab_size = vocab_size
         self._forward = forward
         self._trie = trie
         self._table = table
@@ -177,9 +179,8 @@ class BeamGraph:
             self._forward.prepare_uniform(batch),
             beams.tails(num_decoded),
         )
-        logits_BS = self._forward.logits(
-            self._forward.hidden(step), level.token_offset, level.token_offset + level.size
-        )
+        hidden_BD = self._forward.hidden(step)
+        logits_BS = level_logits(self._forward.logits, level, hidden_BD, self._vocab_size)
         return logits_BS.view(*beams.score_RW.shape, -1)
 
 

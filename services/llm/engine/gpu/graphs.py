@@ -145,4 +145,4 @@ class StepGraphs:
             return PromptGraph(shape, self._forward, self._prompts, self._device)
         assert self._trie is not None, "beams need a catalogue"
         assert self._inputs is not None, "beams need a catalogue"
-        return BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
+        return BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device, self._vocab_size)

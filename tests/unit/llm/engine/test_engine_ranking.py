@@ -1,5 +1,8 @@
 """Rankings equal dense scores of every item for any depth, mask, batch and cache state."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +41,26 @@ def test_wide_beams_equal_exhaustive_scoring(depth, heads, kv_heads) -> None:
         wanted, scores = exhaustive_ranking(decoder, items, prompt, allowed, 20)
         assert outcomes[str(index)].item_indices.tolist() == wanted
         np.testing.assert_allclose(outcomes[str(index)].scores, scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_scores_over_the_vocabulary_equal_dense_log_probabilities(depth) -> None:
+    """Codes with one continuation cost probability too; items of one code follow one another by their tie ranks."""
+    items = build_items(depth)
+    decoder = build_decoder(items)
+    ranks = np.random.default_rng(4).permutation(50)
+    items = replace(items, scores="vocabulary", tie_ranks=ranks)
+    (prompt,) = prompts_of(items, 1)
+    engine = build_engine(decoder, items)
+    engine.add_rank("one", prompt, k=50, beam_width=50)
+    found = drain(engine)["one"]
+
+    _, scores = exhaustive_ranking(decoder, items, prompt, np.ones(50, dtype=bool), 50)
+    np.testing.assert_allclose(found.scores, scores, atol=1e-4)
+    assert sorted(found.item_indices.tolist()) == list(range(50))
+    for first, second in pairwise(found.item_indices.tolist()):
+        if (items.codes[first] == items.codes[second]).all():
+            assert ranks[first] < ranks[second]
 
 
 @pytest.mark.parametrize("depth", [1, 3, 4])

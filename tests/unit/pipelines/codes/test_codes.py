@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models.bundle import Bundle, lists_version
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from models.registry import BundleStore
 from pipelines.codes import quantizer
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
@@ -164,7 +165,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     history = [before.index_of[name] for name in ("i03", "i04", "i05")]
     decoder = load_decoder(live.decoder_dir, torch.float32, CPU)
     widened = StudentRanker(live.student_path).score(now.indices(["i03", "i04", "i05"]))
-    beams = BeamScorer(decoder, now, 10, 5)([np.array(now.indices(["i03", "i04", "i05"]))])[0]
+    beams = BeamScorer(decoder, now, Prompt(10, 5))([np.array(now.indices(["i03", "i04", "i05"]))])[0]
     assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
     names = dict.fromkeys(("items_added_to", "weights_of", "training"), "first")
     assert live.manifest["lineage"] == {"seed": 0, **names}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
 from pipelines.optimize.exports import OnnxVariant, write_onnx, write_program
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from tests.support.engine.attention_shapes import attention_shape
@@ -55,7 +56,7 @@ def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> 
     lists, num_tokens = OnnxVariant(tmp_path / "whole.onnx", CATALOGUE, (20, 5), repeats=False).rank(histories)
 
     for history, scores, listed in zip(
-        histories, DecoderScorer(decoder, CATALOGUE, 20, 5)(histories), lists, strict=True
+        histories, DecoderScorer(decoder, CATALOGUE, Prompt(20, 5))(histories), lists, strict=True
     ):
         scores[history] = -np.inf
         assert listed.tolist() == np.argsort(-scores, kind="stable")[:10].tolist()

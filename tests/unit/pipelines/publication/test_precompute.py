@@ -10,6 +10,7 @@ import torch
 
 from models.decoder.weights import load_decoder
 from models.files import file_sha256
+from models.prompt import Prompt
 from models.registry import BundleStore
 from pipelines.options import PrecomputeOptions
 from pipelines.publication.bundle import publish
@@ -37,7 +38,7 @@ def ranker(built: Built) -> BatchRanker:
     """The built bundle as a ranker."""
     bundle = BundleStore(built.assembled / "bundles")
     published = publish(bundle, built.assembled / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
-    return BatchRanker(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
+    return BatchRanker(published.decoder_dir, published.catalogue(), "v1", Prompt(10, 5))
 
 
 @pytest.mark.native
@@ -48,7 +49,7 @@ def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
 
     catalogue = ranker.catalogue
-    scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
+    scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, Prompt(10, 5))
     loaded = load_bundle(BundleStore(built.assembled / "bundles").open("v1"), EngineConfig(), torch.float32, "cpu")
     rows = {row.user_id: row for row in read_rows(tmp_path)}
     for one in HISTORIES:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from models.catalogue import load_catalogue
-from models.prompt import prompt_tokens
 from pipelines.publication import user_lists
 from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
 from pipelines.publication.user_lists import ListOptions, read_user_ids, started_version, write_lists
@@ -54,7 +53,7 @@ def ranker(built: Built) -> BatchRanker:
     """The ring's decoder."""
     catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
     trained = built.trained
-    return BatchRanker(trained.decoder_dir, catalogue, "v1", trained.max_items, trained.stride)
+    return BatchRanker(trained.decoder_dir, catalogue, "v1", trained.prompt)
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_a_list_is_what_the_engine_ranks_for_the_user_alone(ranker: BatchRanker,
         stored = read_some([row["user_id"]])[row["user_id"]]
         engine, indices = batch_engine(ranker, 1), catalogue.indices(stored.item_ids)
         allowed = catalogue.allowed(excluded_item_ids=stored.item_ids + stored.disliked_item_ids)
-        prompt = prompt_tokens(catalogue, indices, ranker.max_items, ranker.stride)
+        prompt = ranker.prompt.tokens(catalogue, indices)
         engine.add_rank("alone", prompt, k=5, allowed=allowed)
         (alone,) = outcomes_of(engine)
         assert row["item_ids"] == [catalogue.item_ids[index] for index in alone.item_indices.tolist()]

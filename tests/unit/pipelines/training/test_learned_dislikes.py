@@ -13,6 +13,7 @@ import torch
 
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
@@ -89,7 +90,7 @@ def learn(
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     trained = load_decoder(out / "decoder", torch.float32, CPU)
     scorers: tuple[Scorer, ...] = (
-        decoder_scorer(trained, catalogue, decoder.max_items, decoder.stride),
+        decoder_scorer(trained, catalogue, Prompt(decoder.max_items, decoder.stride)),
         StudentScorer(read_student(path)),
     )
     alike = [

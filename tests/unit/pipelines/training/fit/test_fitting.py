@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
 from models.student import read_student, save_student
 from pipelines.data.examples import Split, read_cases
 from pipelines.runner.stage import silent
@@ -160,7 +161,7 @@ def test_everything_is_made_on_the_models_device() -> None:
             ),
         ]
         stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
-        scorers = DecoderScorer(decoder, catalogue, 20, 5), StudentScorer(student)
+        scorers = DecoderScorer(decoder, catalogue, Prompt(20, 5)), StudentScorer(student)
         scores = [scorer([np.array([1, 2, 3]), np.array([4])]) for scorer in scorers]
 
     assert all(math.isfinite(loss) for loss in stepped)

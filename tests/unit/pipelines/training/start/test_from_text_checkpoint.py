@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_tokens
+from models.prompt import Prompt
 from pipelines.codes.options import CodesOptions
 from pipelines.evaluation.evaluate import read_report
 from pipelines.runner.stage import silent
@@ -180,13 +180,13 @@ def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
     history = [3, 4, 5]
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(decoder, EngineConfig(), items=items, bundle_version="v1")
-    engine.add_rank("one", prompt_tokens(catalogue, history, 10, 5), k=5)
+    engine.add_rank("one", Prompt(10, 5).tokens(catalogue, history), k=5)
 
     outcomes = []
     while engine.has_work:
         outcomes += engine.step(0.0)
 
-    scores_V = DecoderScorer(decoder, catalogue, 10, 5)([np.array(history)])[0]
+    scores_V = DecoderScorer(decoder, catalogue, Prompt(10, 5))([np.array(history)])[0]
     assert decoder.config.num_key_value_heads == 2
     assert outcomes[0].item_indices.tolist() == np.argsort(-scores_V)[:5].tolist()
 

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from models.bundle import lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from models.registry import BundleStore
 from models.student import read_student
 from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_of_distinct_texts, texts_of
@@ -207,8 +208,8 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     assert text is not None
     assert (num_new, live.manifest["num_items"], now.item_ids[0], now.item_ids[-1]) == (2, 32, "a-new", "z-new")
     np.testing.assert_allclose(
-        DecoderScorer(decoder, now, 10, 5)([new_history])[0][rows],
-        DecoderScorer(old_decoder, before, 10, 5)([history])[0],
+        DecoderScorer(decoder, now, Prompt(10, 5))([new_history])[0][rows],
+        DecoderScorer(old_decoder, before, Prompt(10, 5))([history])[0],
         atol=1e-4,
     )
     np.testing.assert_allclose(
@@ -282,7 +283,7 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
 
     history = [np.array(live.catalogue().indices(["i03", "i04"]))]
     served, judged = (
-        load_pair(folder, CPU).scorers(load_catalogue(folder / "catalogue.parquet"), max_items=10, stride=5)
+        load_pair(folder, CPU).scorers(load_catalogue(folder / "catalogue.parquet"), Prompt(10, 5))
         for folder in (live.path, live.judged_dir)
     )
     assert live.judged_dir != live.path

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
+from models.prompt import Prompt
 from models.student import read_student
 from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Split, read_cases
@@ -166,7 +167,7 @@ def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_pat
         train_decoder.train(tokens, SMALL_DECODER, out, checkpoints_in(out / "saved"), CPU, silent, start)
         saved, path = checkpoints_in(out / "student"), out / "student.safetensors"
         fit_and_save(Inputs(tokens, 1, CPU), out / "decoder", SMALL_STUDENT, path, saved, silent, start)
-        decoder = DecoderScorer(load_decoder(out / "decoder", torch.float32, CPU), catalogue, 10, 5)
+        decoder = DecoderScorer(load_decoder(out / "decoder", torch.float32, CPU), catalogue, Prompt(10, 5))
         scorers = decoder, StudentScorer(read_student(path))
         found.append([ndcg(rank_labels(scorer, cases).masked, 10) for scorer in scorers])
 

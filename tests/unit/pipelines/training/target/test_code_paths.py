@@ -6,6 +6,7 @@ import torch
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
 from pipelines.data.labelled import Weighted
 from pipelines.scoring.beams import BeamScorer
 from pipelines.training.fit.batches import make_batch
@@ -40,7 +41,7 @@ def test_an_items_loss_is_its_score_by_exhaustive_search(mask_seen: bool, num_co
             decoder, catalogue, make_batch(windows, catalogue), mask_seen=mask_seen, paths=CodePaths(catalogue, CPU)
         )
 
-    scored, by_beams, scorer = [], [], BeamScorer(decoder, catalogue, 8, 2, width=30)
+    scored, by_beams, scorer = [], [], BeamScorer(decoder, catalogue, Prompt(8, 2), width=30)
     for window in windows:
         for place, item in enumerate(window.tolist()):
             if mask_seen and item in window[:place]:

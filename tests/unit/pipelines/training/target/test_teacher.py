@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
+from models.prompt import Prompt
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.runner.stage import silent
@@ -49,7 +50,7 @@ def shares_by_loop(
     teacher, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
 ) -> list[np.ndarray]:
     """Return each level's probabilities below the label's prefix by adding up single items."""
-    scores = DecoderScorer(teacher, single_level(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
+    scores = DecoderScorer(teacher, single_level(catalogue, NUM_ITEMS), Prompt(10, 5))([history])[0].astype(np.float64)
     if mask_seen:
         scores[history] = -np.inf
     share_I = np.exp(scores - scores.max())
@@ -146,7 +147,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(taught:
     histories = [np.array([5, 6, 7]), np.array([20])]
 
     student = StudentScorer(read_student(bundle / "student.safetensors"))(histories)
-    teacher = DecoderScorer(decoder, by_item, 10, 5)(histories)
+    teacher = DecoderScorer(decoder, by_item, Prompt(10, 5))(histories)
     logged = trained_again(bundle, taught.trained.tokenized, tmp_path)
 
     assert (catalogue.depth, by_item.depth, by_item.item_ids) == (2, 1, catalogue.item_ids)

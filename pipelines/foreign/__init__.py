@@ -1,0 +1,1 @@
+"""Recommenders that were trained elsewhere: their items' codes, prompts and checkpoints."""

@@ -1,0 +1,213 @@
+"""Copies a checkpoint that was trained elsewhere into a folder that the engine loads, with a LoRA adapter folded in.
+
+Pickle is never read. Deltas, other families and extra heads are refused by name, with the conversion to run.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.decoder.config import FAMILIES, DecoderConfig, read_config
+from models.decoder.layer import checkpoint_names
+from models.decoder.weights import weight_files
+from models.errors import CheckpointError
+from models.files import file_sha256
+from pipelines.foreign.refused import Refused
+
+_KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_ADAPTER = "adapter_config.json"
+_LORA_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "switch_transformers")
+_UNUSED = {
+    "do_sample": (None, False),
+    "temperature": (None, 1, 1.0),
+    "top_k": (None, 0, 50),
+    "top_p": (None, 1, 1.0),
+    "min_p": (None, 0, 0.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "length_penalty": (None, 0, 0.0, 1, 1.0),
+    "encoder_repetition_penalty": (None, 1, 1.0),
+}
+"""Keys of generation_config.json that change lists, with their neutral values."""
+
+
+def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig:
+    """Write the checkpoint into `out`, with hard links where possible. Raises Refused or CheckpointError."""
+    out.mkdir(parents=True)
+    if not folder.is_dir():
+        raise Refused(str(folder), "", "no such folder", "give a checkpoint folder in Hugging Face layout")
+    is_adapter = (folder / _ADAPTER).exists() and not (folder / "model.safetensors").exists()
+    source = _base_of(folder, base) if is_adapter else folder
+    config = _check(source)
+    for name in _KEPT:
+        if (found := next((one / name for one in (folder, source) if (one / name).exists()), None)) is not None:
+            shutil.copyfile(found, out / name)
+    if is_adapter:
+        _fold(folder, source, out)
+        config = read_config(out)
+    else:
+        index = source / "model.safetensors.index.json"
+        for path in (*weight_files(source), *((index,) if index.exists() else ())):
+            _link(path, out / path.name)
+    _refuse_heads(out, config)
+    return config
+
+
+def unused_settings(folder: Path) -> list[str]:
+    """Return the settings of generation_config.json that ranking does not use, as `name value`."""
+    path = folder / "generation_config.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise Refused(path.name, "", f"not JSON ({error})", "save it again, or remove it") from error
+    return [f"{name} {found[name]}" for name, neutral in _UNUSED.items() if found.get(name) not in neutral]
+
+
+def source_hash(folder: Path) -> str:
+    """Return a hash of the copied weights and tokenizer."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _check(folder: Path) -> DecoderConfig:
+    """Reject folders that hold another kind of model. Raises Refused or CheckpointError."""
+    try:
+        raw: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        fix = "give the folder that save_pretrained wrote"
+        raise Refused("config.json", "", f"not readable ({error})", fix) from error
+    kind = str(raw.get("model_type"))
+    if kind in _ENCODER_DECODERS or raw.get("is_encoder_decoder"):
+        fix = "its SIDs can be kept: `tailrace pipeline --index FILE` trains a decoder on them"
+        raise Refused("config.json", "model_type", f"{kind} is an encoder and a decoder", fix)
+    if kind not in FAMILIES:
+        fix = f"convert it to one of {', '.join(FAMILIES)}, or keep its SIDs: `tailrace pipeline --index FILE`"
+        raise Refused("config.json", "model_type", f"{kind} is not supported", fix)
+    readme = folder / "README.md"
+    is_delta = folder.name.endswith("-delta") or (
+        readme.exists()
+        and re.search(r"delta weights|weight deltas?\b", readme.read_text(errors="replace"), re.IGNORECASE)
+    )
+    if is_delta:
+        fix = "add it to its base first (the framework's apply_delta), then import the sum"
+        raise Refused(folder.name, "", "the weights are a delta on another checkpoint", fix)
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not (whole.exists() or index.exists()) and pickled:
+        fix = (
+            "save it with AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serialization=True)"
+        )
+        raise Refused(pickled[0], "", "pickle is not read, and model.safetensors is missing", fix)
+    return read_config(folder)
+
+
+def _refuse_heads(folder: Path, config: DecoderConfig) -> None:
+    """Reject tensors outside the language model. Raises Refused."""
+    known = {f"{module}.{kind}" for module in checkpoint_names(config).values() for kind in ("weight", "bias")}
+    known.add("lm_head.weight")
+    names = [name for path in weight_files(folder) for name in _names_in(path)]
+    extra = sorted(name for name in names if name not in known and not name.endswith(".rotary_emb.inv_freq"))
+    if extra:
+        shown = ", ".join(extra[:3])
+        fix = "save only the language model; a second ranking head is not served"
+        raise Refused("model.safetensors", f"tensor {extra[0]}", f"{len(extra)} unknown tensors ({shown})", fix)
+
+
+def _names_in(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        header: Mapping[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [name for name in header if name != "__metadata__"]
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path.resolve(), target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _base_of(adapter: Path, base: Path | None) -> Path:
+    """Return the folder of an adapter's base. Raises Refused."""
+    about = json.loads((adapter / _ADAPTER).read_text())
+    if about.get("peft_type", "LORA") != "LORA" or about.get("use_dora"):
+        fix = "merge it into its base first (peft: merge_and_unload, then save_pretrained)"
+        raise Refused(_ADAPTER, "peft_type", f"{about.get('peft_type')} is not folded", fix)
+    named = str(about.get("base_model_name_or_path", ""))
+    found = base or next((path for path in (Path(named), adapter / named) if named and path.is_dir()), None)
+    if found is None or not found.is_dir():
+        raise Refused(_ADAPTER, "base_model_name_or_path", f"folder {named!r} not found", "give its folder with --base")
+    return found
+
+
+def _fold(adapter: Path, base: Path, out: Path) -> None:
+    """Write base + (alpha / r) B A, and the modules that were saved whole, as one file. Raises Refused."""
+    about: dict[str, Any] = json.loads((adapter / _ADAPTER).read_text())
+    if not (adapter / _LORA_WEIGHTS).exists():
+        fix = "save the adapter with safe_serialization=True"
+        raise Refused(_LORA_WEIGHTS, "", "missing; pickle is not read", fix)
+    tensors = {name: tensor for path in weight_files(base) for name, tensor in load_file(path).items()}
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in load_file(adapter / _LORA_WEIGHTS).items():
+        target = name.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save.default", "")
+        match = re.fullmatch(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?", target)
+        if match is None:
+            tensors[target] = tensor
+        elif match[2]:
+            fix = "merge it into its base first (peft: merge_and_unload)"
+            raise Refused(_LORA_WEIGHTS, f"tensor {name}", "an adapter of embeddings is not folded", fix)
+        else:
+            pairs.setdefault(match[1], {})[match[3]] = tensor
+    for module, pair in pairs.items():
+        weight = tensors.get(f"{module}.weight")
+        if weight is None or pair.keys() != {"A", "B"}:
+            raise Refused(
+                _LORA_WEIGHTS, f"module {module}", "no such module in the base", "give the adapter's own base"
+            )
+        tensors[f"{module}.weight"] = _folded(about, module, weight, pair)
+    config = json.loads((base / "config.json").read_text())
+    embedding = tensors.get("model.embed_tokens.weight")
+    if embedding is not None:
+        config["vocab_size"] = len(embedding)
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+
+
+def _folded(about: Mapping[str, Any], module: str, weight: Tensor, pair: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of a weight and its adapter, computed in fp32."""
+    rank, alpha = int(pair["A"].shape[0]), float(about.get("lora_alpha", 8))
+    for pattern, value in (about.get("alpha_pattern") or {}).items():
+        if re.search(rf"(^|\.){pattern}$", module):
+            alpha = float(value)
+    scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)
+    delta = scale * (pair["B"].float() @ pair["A"].float())
+    if about.get("fan_in_fan_out"):
+        delta = delta.T
+    if delta.shape != weight.shape:
+        problem = f"{tuple(delta.shape)} on a weight of {tuple(weight.shape)}"
+        raise Refused(_LORA_WEIGHTS, f"module {module}", problem, "give the adapter's own base")
+    return (weight.float() + delta).to(weight.dtype)
+
+
+def check_loads(folder: Path) -> int:
+    """Load the decoder once and return its number of parameters. Raises CheckpointError."""
+    from models.decoder.weights import load_decoder
+
+    try:
+        decoder = load_decoder(folder, torch.bfloat16, "cpu")
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: not loadable ({error})") from error
+    return sum(parameter.numel() for parameter in decoder.parameters())

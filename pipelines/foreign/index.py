@@ -1,0 +1,220 @@
+"""Reads the index of a framework: the SID of each item, as names of tokens, token ids or code numbers.
+
+The layout is recognised from names and content: `*.index.json` (MiniOneRec, LC-Rec), `sid2pid.json` and
+`*pid2sid.parquet` (OpenOneRec), `id2sid.json` (MIMIGenRec), JSON Lines with `token_ids` (NVIDIA SID-GR), a folder with
+`manifest.json` and `item_to_sid` (TorchEasyRec), and plain JSON Lines, CSV or Parquet with `item_id` and a SID.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from pipelines.foreign.refused import Refused
+
+Kind = Literal["names", "ids", "codes"]
+"""What an item's SID holds: names of tokens, ids of tokens, or a code number at each level."""
+
+_PICKLED = {".pt", ".pth", ".ckpt", ".bin", ".pkl"}
+_PACKED = 8_192
+"""Codes of a level in OpenOneRec's packed keys."""
+_TOKEN = re.compile(r"<[^<>]+>")
+_IDS = ("item_id", "pid", "id", "iid")
+_SIDS: Mapping[str, Kind] = {
+    "token_ids": "ids",
+    "tokens": "names",
+    "sid": "names",
+    "item_sid": "names",
+    "codes": "codes",
+    "codebook": "codes",
+}
+_LAYOUT = 'give {"item_id": ..., "tokens": [...]} a line, or the index of your framework'
+
+
+@dataclass(frozen=True, slots=True)
+class ItemIndex:
+    """The SID of each item by item id. `size` is the number of codes of a level where the layout fixes it."""
+
+    framework: str
+    file: str
+    kind: Kind
+    sids: Mapping[str, tuple[str, ...] | tuple[int, ...]]
+    size: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens of a SID."""
+        return len(next(iter(self.sids.values())))
+
+
+def read_index(path: Path) -> ItemIndex:
+    """Read an index. Raises Refused naming file, row and fix."""
+    if path.is_dir():
+        found = _read_torch_easy_rec(path)
+    elif not path.is_file():
+        raise Refused(str(path), "", "no such file", "give the index of your framework")
+    elif path.suffix in _PICKLED:
+        fix = "write JSON Lines from it: torch.load it where it was made, then a line for each item"
+        raise Refused(path.name, "", f"{path.suffix} is pickle, which is not read", fix)
+    elif path.suffix == ".parquet":
+        found = _of_rows(path, "parquet", pl.read_parquet(path).iter_rows(named=True))
+    elif path.suffix == ".csv":
+        found = _of_rows(path, "csv", pl.read_csv(path, infer_schema=False).iter_rows(named=True))
+    else:
+        found = _read_json(path)
+    return _checked(found)
+
+
+def _checked(index: ItemIndex) -> ItemIndex:
+    if not index.sids:
+        raise Refused(index.file, "", "no items", _LAYOUT)
+    depths = {item_id: len(sid) for item_id, sid in index.sids.items()}
+    usual = max(set(depths.values()), key=list(depths.values()).count)
+    odd = next((item_id for item_id, depth in depths.items() if depth != usual or not depth), None)
+    if odd is not None:
+        problem = f"{depths[odd]} tokens, other items have {usual}"
+        raise Refused(index.file, f"item {odd}", problem, "give every item a SID of the same depth")
+    return index
+
+
+def _read_json(path: Path) -> ItemIndex:
+    text = path.read_text()
+    try:
+        whole = json.loads(text, object_pairs_hook=lambda pairs: _object(path, pairs))
+    except json.JSONDecodeError:
+        whole = None
+    if isinstance(whole, dict) and not _SIDS.keys() & whole.keys():
+        return _of_object(path, whole)
+    if isinstance(whole, list):
+        return _of_rows(path, "json", whole)
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise Refused(path.name, f"line {number}", f"not JSON ({error})", _LAYOUT) from error
+    return _of_rows(path, "jsonl", rows)
+
+
+def _object(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Refused(path.name, f"item {name}", "occurs twice", "keep one SID for each item")
+        found[name] = value
+    return found
+
+
+def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
+    """Read a JSON object: of SIDs by item, or (OpenOneRec) of items by packed SID."""
+    if "sid2" in path.name:
+        return _of_packed(path, whole)
+    first = next(iter(whole.values()), None)
+    if isinstance(first, str):
+        whole = {item_id: _TOKEN.findall(str(sid)) or [sid] for item_id, sid in whole.items()}
+    bad = next((item_id for item_id, sid in whole.items() if not isinstance(sid, list)), None)
+    if bad is not None:
+        raise Refused(path.name, f"item {bad}", f"not a list of tokens ({whole[bad]!r:.60})", _LAYOUT)
+    kind: Kind = "codes" if isinstance(first, list) and first and isinstance(first[0], int) else "names"
+    framework = "mimigenrec" if path.name == "id2sid.json" else "minionerec"
+    if isinstance(first, list) and len(first) == 4 and framework == "minionerec":
+        framework = "lc-rec"
+    return ItemIndex(framework, path.name, kind, {item_id: tuple(sid) for item_id, sid in whole.items()})
+
+
+def _of_packed(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
+    sids: dict[str, tuple[int, ...]] = {}
+    for key, items in whole.items():
+        try:
+            packed = int(key)
+            ids = [str(item["pid"] if isinstance(item, dict) else item) for item in _listed(items)]
+        except (ValueError, KeyError, TypeError) as error:
+            fix = "give sid2pid.json: packed code -> items with pid"
+            raise Refused(path.name, f"key {key}", f"not a packed code ({error})", fix) from error
+        code = packed // _PACKED**2, packed // _PACKED % _PACKED, packed % _PACKED
+        for item_id in ids:
+            if item_id in sids:
+                raise Refused(path.name, f"item {item_id}", "has two codes", "keep one SID for each item")
+            sids[item_id] = code
+    return ItemIndex("openonerec", path.name, "codes", sids, _PACKED)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> ItemIndex:
+    """Read rows of an item id and a SID. Columns `lv1`, `lv2`, ... are code numbers."""
+    sids: dict[str, tuple[Any, ...]] = {}
+    kind: Kind | None = None
+    column = ""
+    for number, row in enumerate(rows, start=1):
+        where = f"row {number}"
+        name = next((one for one in _IDS if row.get(one) is not None), None) if isinstance(row, Mapping) else None
+        if name is None:
+            raise Refused(path.name, where, "no item_id", _LAYOUT)
+        item_id = str(row[name])
+        if item_id in sids:
+            raise Refused(path.name, f"{where} (item {item_id})", "occurs twice", "keep one SID for each item")
+        levels = sorted(one for one in row if re.fullmatch(r"lv\d+", one))
+        column = next((one for one in _SIDS if row.get(one) is not None), "")
+        if not column and not levels:
+            raise Refused(path.name, f"{where} (item {item_id})", "no SID", _LAYOUT)
+        sid, of_row = (
+            _sid_of(row[column], _SIDS[column]) if column else (tuple(int(row[one]) for one in levels), "codes")
+        )
+        kind = kind or of_row  # type: ignore[assignment]
+        if of_row != kind:
+            raise Refused(path.name, where, f"{of_row}, earlier rows have {kind}", "use one form of SID in all rows")
+        sids[item_id] = sid
+    framework = {"token_ids": "nvidia-sid-gr", "codebook": "torcheasyrec"}.get(column, layout)
+    is_open = "pid2sid" in path.name
+    return ItemIndex(
+        "openonerec" if is_open else framework, path.name, kind or "names", sids, _PACKED if is_open else None
+    )
+
+
+def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
+    """Return a SID and its kind. The value is a list, or text of tokens or of numbers separated by commas."""
+    if isinstance(value, str):
+        names = _TOKEN.findall(value) or [part for part in re.split(r"[\s,]+", value.strip("[]() ")) if part]
+    else:
+        names = list(value)
+    if kind != "ids" and all(isinstance(one, int) or re.fullmatch(r"\d+", str(one)) for one in names):
+        return tuple(int(one) for one in names), "codes"
+    if kind == "names":
+        return tuple(map(str, names)), "names"
+    return tuple(int(one) for one in names), kind
+
+
+def _read_torch_easy_rec(folder: Path) -> ItemIndex:
+    """Read the newest generation of a TorchEasyRec bundle: `manifest.json` with `item_to_sid`."""
+    generations = sorted(folder.glob("**/manifest.json"))
+    if not generations:
+        raise Refused(str(folder), "", "no manifest.json", "give the folder of a TorchEasyRec bundle, or an index file")
+    manifest = generations[-1]
+    try:
+        about = json.loads(manifest.read_text())
+    except ValueError as error:
+        raise Refused(str(manifest), "", f"not JSON ({error})", "export the bundle again") from error
+    tables = sorted(manifest.parent.glob("item_to_sid*")) + sorted(manifest.parent.glob("item_to_sid/*"))
+    files = [path for path in tables if path.suffix in (".parquet", ".csv")]
+    if not files:
+        raise Refused(
+            str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
+        )
+    readers: Mapping[str, Callable[[Path], pl.DataFrame]] = {
+        ".parquet": pl.read_parquet,
+        ".csv": lambda path: pl.read_csv(path, infer_schema=False),
+    }
+    rows = [row for path in files for row in readers[path.suffix](path).iter_rows(named=True)]
+    size = about.get("capacity") if isinstance(about, dict) else None
+    codebook = about.get("codebook") if isinstance(about, dict) else None
+    sizes = [one for one in (codebook if isinstance(codebook, Sequence) else [size]) if isinstance(one, int)]
+    found = _of_rows(files[0], "torcheasyrec", rows)
+    return ItemIndex("torcheasyrec", found.file, found.kind, found.sids, max(sizes, default=None))

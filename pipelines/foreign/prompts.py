@@ -1,0 +1,253 @@
+"""Derives the prompt of a checkpoint from examples or a template, and proves it token for token.
+
+A prompt is three token lists: before the first item, between two items, after the last. Both ways end in the same
+derivation, because a template is rendered for several histories first. A template with titles has no such lists; it is
+kept as text and encoded for each request.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from models.prompt import HISTORY, Prompt, PromptText
+from pipelines.foreign.examples import Example, render
+from pipelines.foreign.refused import Refused
+from pipelines.foreign.tokens import ItemCodeTable
+from services.contracts.text import ChatMessage
+from services.llm.text.chat_template import ChatTemplate
+
+_PROVEN_LENGTHS = (1, 2, 3, 5)
+_KEYS = {
+    "prompt": {"chat", "system", "user", "item", "separator", "answer", "special_tokens", "max_items", "stride"},
+    "codes": {"close"},
+    "search": {"beam_width", "scores", "count_close"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A prompt, and the history and label of each example as rows of the code table; -1 for a label without an item."""
+
+    prompt: Prompt
+    histories: tuple[np.ndarray, ...] = ()
+    labels: tuple[int, ...] = ()
+    close: tuple[str, ...] = ()
+
+
+class Codes:
+    """Finds codes in token lists."""
+
+    def __init__(self, table: ItemCodeTable) -> None:
+        assert table.first_tokens is not None
+        tokens_ID = table.codes + np.array(table.first_tokens, dtype=np.int64)
+        self.depth = tokens_ID.shape[1]
+        self._levels = [frozenset(column.tolist()) for column in tokens_ID.T]
+        self._row: dict[tuple[int, ...], int] = {}
+        for row, tokens in enumerate(map(tuple, tokens_ID.tolist())):
+            self._row.setdefault(tokens, row)
+
+    def row_of(self, tokens: Sequence[int]) -> int | None:
+        """Return the first item with this code; None for a code without an item."""
+        return self._row.get(tuple(tokens))
+
+    def is_code(self, tokens: Sequence[int]) -> bool:
+        """Whether each token belongs to its level."""
+        return len(tokens) == self.depth and all(
+            token in level for token, level in zip(tokens, self._levels, strict=True)
+        )
+
+    def split(self, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Return the codes of a token list in order, and the tokens before, between and after them."""
+        codes, gaps, position = [], [], 0
+        gap: list[int] = []
+        while position < len(tokens):
+            window = tuple(tokens[position : position + self.depth])
+            if self.is_code(window):
+                codes.append(window)
+                gaps.append(tuple(gap))
+                gap, position = [], position + self.depth
+            else:
+                gap.append(tokens[position])
+                position += 1
+        return codes, [*gaps, tuple(gap)]
+
+
+def encode(tokenizer: Tokenizer, example: Example) -> tuple[int, ...]:
+    """Return the tokens of an example's prompt, as its framework encodes it."""
+    if example.tokens:
+        return example.tokens
+    tokens: list[int] = []
+    for number, piece in enumerate(example.pieces):
+        tokens += tokenizer.encode(piece, add_special_tokens=example.special_tokens and number == 0).ids
+    return tuple(tokens)
+
+
+def derive(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    table: ItemCodeTable,
+    file: str,
+    max_items: int | None = None,
+    stride: int = 1,
+) -> Derived:
+    """Return the prompt that encodes every example exactly. Raises Refused naming the first example that differs."""
+    codes = Codes(table)
+    encoded = [encode(tokenizer, example) for example in examples]
+    parts = [codes.split(tokens) for tokens in encoded]
+    longest = max((len(found) for found, _ in parts), default=0)
+    if not longest:
+        fix = "give the rows of the same index, with SIDs in their history"
+        raise Refused(file, "row 1", "no example has an item of the index in its prompt", fix)
+    first = next(number for number, (found, _) in enumerate(parts) if found)
+    head, tail = parts[first][1][0], parts[first][1][-1]
+    between = next((gaps[1] for found, gaps in parts if len(found) > 1), ())
+    prompt = Prompt(max_items or longest, stride, head, between, tail)
+    histories, labels = [], []
+    for example, tokens, (found, _) in zip(examples, encoded, parts, strict=True):
+        histories.append(_rows_of(codes, found, file, example.number))
+        _require_equal(_compiled(prompt, found), tokens, file, example.number)
+        labels.append(_label_of(codes, tokenizer, example))
+    return Derived(prompt=prompt, histories=tuple(histories), labels=tuple(labels), close=examples[0].close)
+
+
+def _compiled(prompt: Prompt, found: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    items = [token for number, code in enumerate(found) for token in (*(prompt.between if number else ()), *code)]
+    return (*prompt.head, *items, *prompt.tail)
+
+
+def _rows_of(codes: Codes, found: Sequence[tuple[int, ...]], file: str, number: int) -> np.ndarray:
+    rows = [codes.row_of(code) for code in found]
+    if None in rows:
+        missing = found[rows.index(None)]
+        problem = f"code {list(missing)} of the history belongs to no item"
+        raise Refused(file, f"row {number}", problem, "give the index of the same training")
+    return np.array(rows, dtype=np.int64)
+
+
+def _require_equal(compiled: Sequence[int], tokens: Sequence[int], file: str, number: int) -> None:
+    if tuple(compiled) == tuple(tokens):
+        return
+    pairs = zip(compiled, tokens, strict=False)
+    first = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(compiled), len(tokens)))
+    problem = f"its encoding differs from the other rows' prompt from token {first} on"
+    fix = "give rows of one prompt format, or a template with --prompt"
+    raise Refused(file, f"row {number}", problem, fix)
+
+
+def _label_of(codes: Codes, tokenizer: Tokenizer, example: Example) -> int:
+    tokens = example.answer_tokens or tokenizer.encode(example.answer, add_special_tokens=False).ids
+    found, _ = codes.split(tokens)
+    row = codes.row_of(found[0]) if found else None
+    return -1 if row is None else row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A prompt file: text pieces with `{history}`, the text of an item, and search options."""
+
+    pieces: tuple[str, ...]
+    item: str
+    separator: str
+    special_tokens: bool
+    max_items: int
+    stride: int | None
+    close: tuple[str, ...]
+    beam_width: int | None
+    scores: str | None
+    count_close: bool
+
+
+def read_template(path: Path, chat: ChatTemplate | None) -> Template:
+    """Read a prompt file. Raises Refused naming the key."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Refused(path.name, "", f"not readable as TOML ({error})", "see docs/bring-your-own-model.md") from error
+    for section, values in raw.items():
+        unknown = sorted(set(values) - _KEYS[section]) if section in _KEYS and isinstance(values, dict) else [""]
+        if unknown:
+            name = ".".join(filter(None, (section, unknown[0])))
+            raise Refused(path.name, name, "unknown key", f"known are {', '.join(sorted(_KEYS.get(section, _KEYS)))}")
+    prompt, codes, search = (raw.get(section, {}) for section in _KEYS)
+    pieces = _pieces(path, prompt, chat)
+    if sum(piece.count(HISTORY) for piece in pieces) != 1:
+        found = sum(piece.count(HISTORY) for piece in pieces)
+        raise Refused(path.name, "prompt.user", f"{found} places for {HISTORY}", f"write {HISTORY} exactly once")
+    item = str(prompt.get("item", "{code}"))
+    if "{code}" not in item:
+        raise Refused(path.name, "prompt.item", "no {code}", 'write "{code}", or "{code} {title}"')
+    return Template(
+        pieces=pieces,
+        item=item,
+        separator=str(prompt.get("separator", "")),
+        special_tokens=bool(prompt.get("special_tokens", not prompt.get("chat"))),
+        max_items=int(prompt.get("max_items", 20)),
+        stride=int(prompt["stride"]) if "stride" in prompt else None,
+        close=tuple(map(str, codes.get("close", ()))),
+        beam_width=int(search["beam_width"]) if "beam_width" in search else None,
+        scores=search.get("scores"),
+        count_close=bool(search.get("count_close", True)),
+    )
+
+
+def _pieces(path: Path, prompt: Mapping[str, Any], chat: ChatTemplate | None) -> tuple[str, ...]:
+    user = prompt.get("user")
+    if not user:
+        raise Refused(path.name, "prompt.user", "missing", f"write the text around {HISTORY}")
+    answer = str(prompt.get("answer", ""))
+    if not prompt.get("chat"):
+        pieces = [user] if isinstance(user, str) else [str(piece) for piece in user]
+        return (*pieces[:-1], pieces[-1] + answer)
+    if chat is None:
+        raise Refused(path.name, "prompt.chat", "the checkpoint has no chat template", "write the whole text as user")
+    messages = [ChatMessage(role="system", content=str(prompt["system"]))] if "system" in prompt else []
+    return (render(chat, [*messages, ChatMessage(role="user", content=str(user))]) + answer,)
+
+
+def compile_template(template: Template, tokenizer: Tokenizer, table: ItemCodeTable, file: str) -> Derived:
+    """Return the prompt of a template. Without titles it is compiled, and proven on histories of several lengths."""
+    if "{title}" in template.item or "{categories}" in template.item:
+        return Derived(prompt=_as_text(template, tokenizer, table), close=template.close)
+    assert table.first_tokens is not None
+    names = [
+        "".join(
+            str(tokenizer.id_to_token(first + int(code))) for first, code in zip(table.first_tokens, row, strict=True)
+        )
+        for row in table.codes[:512]
+    ]
+    draw, examples = np.random.default_rng(0), []
+    for number, length in enumerate((*_PROVEN_LENGTHS, template.max_items), start=1):
+        picked = draw.integers(0, len(names), length)
+        written = template.separator.join(template.item.replace("{code}", names[row]) for row in picked)
+        pieces = tuple(piece.replace(HISTORY, written) for piece in template.pieces)
+        examples.append(Example(number=number, pieces=pieces, special_tokens=template.special_tokens))
+    stride = template.stride or 1
+    try:
+        derived = derive(examples, tokenizer, table, file, template.max_items, stride)
+        return Derived(prompt=derived.prompt, close=template.close)
+    except Refused:  # pieces that the tokenizer joins: encode each request
+        return Derived(prompt=_as_text(template, tokenizer, table), close=template.close)
+
+
+def _as_text(template: Template, tokenizer: Tokenizer, table: ItemCodeTable) -> Prompt:
+    """Return a prompt that is encoded for each request. `tokens_per_item` allows a title of 32 tokens."""
+    fixed = sum(
+        len(tokenizer.encode(piece.replace(HISTORY, ""), add_special_tokens=template.special_tokens).ids)
+        for piece in template.pieces
+    )
+    has_words = template.item != "{code}"
+    per_item = table.codes.shape[1] + len(tokenizer.encode(template.separator, add_special_tokens=False).ids)
+    text = PromptText(
+        pieces=template.pieces,
+        item=template.item,
+        between=template.separator,
+        special_tokens=template.special_tokens,
+        fixed_tokens=fixed,
+        tokens_per_item=per_item + (32 if has_words else 2),
+    )
+    return Prompt(template.max_items, template.stride or 1, text=text)

@@ -1,0 +1,69 @@
+"""The frameworks' own decoding: transformers' beam search over a prefix trie, one unpadded prompt at a time."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+
+class PrefixTrie(LogitsProcessor):
+    """Masks tokens that continue no code, after the log-softmax over the whole vocabulary."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], prompt_len: int) -> None:
+        self._prompt_len = prompt_len
+        self._next: dict[tuple[int, ...], set[int]] = {}
+        for sequence in sequences:
+            for length in range(len(sequence)):
+                self._next.setdefault(tuple(sequence[:length]), set()).add(sequence[length])
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores of allowed tokens, -inf for all others."""
+        masked = torch.full_like(scores, -torch.inf)
+        for row, tokens in enumerate(input_ids[:, self._prompt_len :].tolist()):
+            allowed = sorted(self._next.get(tuple(tokens), ()))
+            masked[row, allowed] = scores[row, allowed]
+        return masked
+
+
+@torch.inference_mode()
+def generate(
+    model: Any, prompt: Sequence[int], sequences: Sequence[Sequence[int]], num_beams: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """Return the codes, best first, with their scores. Beams that hold no code are left out."""
+    length = len(sequences[0])
+    model.generation_config = GenerationConfig()  # a base's sampling settings would fill absent ones
+    found = model.generate(
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=length,
+        min_new_tokens=length,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        length_penalty=0.0,
+        do_sample=False,
+        temperature=None,
+        top_k=None,
+        top_p=None,
+        repetition_penalty=1.0,
+        eos_token_id=None,
+        pad_token_id=0,
+        logits_processor=LogitsProcessorList([PrefixTrie(sequences, len(prompt))]),
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    answers = found.sequences[:, len(prompt) :].tolist()
+    known = {tuple(one) for one in sequences}
+    scored = [(tuple(one), score) for one, score in zip(answers, found.sequences_scores.tolist(), strict=True)]
+    return [(one, score) for one, score in scored if one in known and score > -1e8]
+
+
+def framework_metrics(lists: Sequence[Sequence[Any]], labels: Sequence[Any], cutoff: int) -> tuple[float, float]:
+    """Return HR and NDCG as the frameworks compute them, by code."""
+    hits, gained = 0, 0.0
+    for codes, label in zip(lists, labels, strict=True):
+        rank = next((place for place, code in enumerate(codes[:cutoff]) if code == label), None)
+        if rank is not None:
+            hits, gained = hits + 1, gained + math.log(2) / math.log(rank + 2)
+    return hits / len(labels), gained / len(labels)

@@ -1,0 +1,316 @@
+"""Each input that cannot be served is refused by file and row before anything is published."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.prompt import Prompt
+from pipelines.foreign.index import read_index
+from pipelines.foreign.measure import choose_stride
+from pipelines.foreign.model import ImportedModel, ImportOptions, catalogue_of, import_model, read_imported
+from pipelines.foreign.refused import Refused
+from pipelines.foreign.stage import judged_labels
+from tests.support.foreign.recommenders import Recommender, write_csv_rows, write_recommender
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    """A MiniOneRec folder with test rows."""
+    root = tmp_path_factory.mktemp("made")
+    made = write_recommender(root, "qwen3", num_items=40)
+    write_csv_rows(made, root / "test.csv", 6)
+    return made
+
+
+@dataclass
+class Broken:
+    """A copy of a folder, to break."""
+
+    made: Recommender
+    options: ImportOptions
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint folder."""
+        return self.options.checkpoint
+
+    def edit(self, name: str, **changes: Any) -> None:
+        """Change keys of a JSON file of the checkpoint."""
+        path = self.folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    def sids(self, change: Callable[[dict[str, list[str]]], object]) -> None:
+        """Change the index."""
+        sids = json.loads(self.options.index.read_text())
+        change(sids)
+        self.options.index.write_text(json.dumps(sids))
+
+    def write_prompt(self, text: str) -> None:
+        """Use a prompt file instead of examples."""
+        path = self.root / "prompt.toml"
+        path.write_text(text)
+        self.options = replace(self.options, examples=None, prompt=path)
+
+
+@pytest.fixture
+def broken(made: Recommender, tmp_path: Path) -> Broken:
+    """A copy that imports as it is."""
+    shutil.copytree(made.folder.parent, tmp_path / "source")
+    source = tmp_path / "source"
+    options = ImportOptions(
+        checkpoint=source / "model",
+        index=source / made.index.name,
+        examples=source / "test.csv",
+        name="toys",
+        max_measured=2,
+    )
+    return Broken(made, options, tmp_path)
+
+
+def no_weights(one: Broken) -> None:
+    """Keep the weights as pickle."""
+    (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
+
+
+def an_extra_head(one: Broken) -> None:
+    """Add a head that ranks candidates."""
+    path = one.folder / "model.safetensors"
+    save_file(load_file(path) | {"ctr_head.weight": torch.zeros(1, 4)}, path)
+
+
+def a_pickled_index(one: Broken) -> None:
+    """Give the index as a tensor file."""
+    one.options = replace(one.options, index=one.options.index.rename(one.root / "item-sid-mapping.pt"))
+
+
+def a_row_of_another_format(one: Broken) -> None:
+    """Give two rows of different text."""
+    rows = [{"prompt": f"seen: {one.made.text_of(0)} next:"}, {"prompt": f"saw: {one.made.text_of(1)} next:"}]
+    path = one.root / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    one.options = replace(one.options, examples=path)
+
+
+def a_slow_tokenizer(one: Broken) -> None:
+    """Keep the SentencePiece model only."""
+    (one.folder / "tokenizer.json").rename(one.folder / "tokenizer.model")
+
+
+def an_adapter_without_its_base(one: Broken) -> None:
+    """Name a base that is no folder."""
+    (one.folder / "model.safetensors").unlink()
+    (one.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+
+
+def a_joining_token(one: Broken) -> None:
+    """Let a SID token join the blanks before it."""
+    path = one.folder / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    next(token for token in raw["added_tokens"] if token["content"] == one.made.sids["i000"][0])["lstrip"] = True
+    path.write_text(json.dumps(raw))
+
+
+REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
+    "pickled weights": (no_weights, "pytorch_model.bin", ""),
+    "an encoder and decoder": (lambda one: one.edit("config.json", model_type="t5"), "config.json", "model_type"),
+    "an unknown family": (lambda one: one.edit("config.json", model_type="gpt2"), "config.json", "model_type"),
+    "a delta": (lambda one: (one.folder / "README.md").write_text("These are delta weights."), "model", ""),
+    "an extra head": (an_extra_head, "model.safetensors", "tensor ctr_head.weight"),
+    "an adapter without its base": (an_adapter_without_its_base, "adapter_config.json", "base_model_name_or_path"),
+    "a slow tokenizer": (a_slow_tokenizer, "tokenizer.json", ""),
+    "a token that joins blanks": (a_joining_token, "tokenizer.json", "token <a_12>"),
+    "a pickled index": (a_pickled_index, "item-sid-mapping.pt", ""),
+    "a token outside the vocabulary": (
+        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "<c_300>"])),
+        "Toys.index.json",
+        "item i007",
+    ),
+    "a SID of several tokens": (
+        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "[C:5]"])),
+        "Toys.index.json",
+        "item i007",
+    ),
+    "an unequal depth": (
+        lambda one: one.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>"])),
+        "Toys.index.json",
+        "item i007",
+    ),
+    "an empty index": (lambda one: one.options.index.write_text("{}"), "Toys.index.json", ""),
+    "an item twice": (
+        lambda one: one.options.index.write_text('{"1": ["<a_1>"], "1": ["<a_2>"]}'),
+        "Toys.index.json",
+        "item 1",
+    ),
+    "crowded codes": (
+        lambda one: one.sids(lambda sids: sids.update({f"x{n}": ["<a_3>", "<b_1>", "<c_1>"] for n in range(70)})),
+        "Toys.index.json",
+        "",
+    ),
+    "an example of another format": (a_row_of_another_format, "rows.jsonl", "row 2"),
+    "two places for the history": (
+        lambda one: one.write_prompt('[prompt]\nuser = "{history} and {history}:"'),
+        "prompt.toml",
+        "prompt.user",
+    ),
+    "an unknown key of a prompt": (
+        lambda one: one.write_prompt('[prompt]\nuser = "{history}"\nusr = "x"'),
+        "prompt.toml",
+        "prompt.usr",
+    ),
+    "a prompt that is too long": (
+        lambda one: one.write_prompt('[prompt]\nuser = "{history}:"\nmax_items = 400'),
+        "config.json",
+        "max_position_embeddings",
+    ),
+    "weights of a smaller vocabulary": (
+        lambda one: one.options.index.write_text('{"item_id": "1", "token_ids": [1, 2, 900000]}'),
+        "Toys.index.json",
+        "item 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_an_import_is_refused_by_file_and_row(broken: Broken, name: str) -> None:
+    """The error names the file, the row and a fix; nothing is imported."""
+    break_it, file, row = REFUSALS[name]
+    break_it(broken)
+
+    with pytest.raises(Refused) as caught:
+        import_model(broken.options, broken.root, lambda _: None)
+
+    assert (caught.value.file, caught.value.row) == (file, row)
+    assert caught.value.fix
+    assert not list((broken.root / "imported").glob("*")), "no folder stays behind"
+
+
+def test_sampling_settings_are_reported_and_not_used(broken: Broken) -> None:
+    """generation_config.json of an Instruct base is named in the report."""
+    said: list[str] = []
+    model = import_model(broken.options, broken.root, said.append)
+
+    assert any("repetition_penalty 1.05" in sentence for sentence in said)
+    assert read_imported(broken.root, "toys").prompt == model.prompt
+    with pytest.raises(Refused):
+        read_imported(broken.root, "others")
+
+
+def test_an_adapter_is_folded_into_its_base(broken: Broken) -> None:
+    """The import of base + adapter has the sum of both weights: W + (alpha / r) B A."""
+    adapter, name = broken.root / "adapter", "model.layers.0.self_attn.q_proj"
+    adapter.mkdir()
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "base_model_name_or_path": str(broken.folder)}
+    (adapter / "adapter_config.json").write_text(json.dumps(about))
+    draw = torch.Generator().manual_seed(0)
+    low, high = torch.randn(2, 64, generator=draw), torch.randn(64, 2, generator=draw)
+    save_file(
+        {f"base_model.model.{name}.lora_A.weight": low, f"base_model.model.{name}.lora_B.weight": high},
+        adapter / "adapter_model.safetensors",
+    )
+    model = import_model(replace(broken.options, checkpoint=adapter), broken.root, lambda _: None)
+
+    before = load_file(broken.folder / "model.safetensors")[f"{name}.weight"]
+    found = load_file(model.decoder_dir / "model.safetensors")[f"{name}.weight"]
+    torch.testing.assert_close(found, before + 3.0 * high @ low)
+
+
+def test_a_prompt_with_titles_is_encoded_for_each_request(broken: Broken) -> None:
+    """Titles merge with the text around them, so the whole text is encoded, as its framework does."""
+    broken.write_prompt(
+        '[prompt]\nuser = "seen {history} next:"\nitem = "{code} {title}"\nseparator = ", "\nmax_items = 5\n'
+    )
+    model = import_model(broken.options, broken.root, lambda _: None)
+    catalogue = replace(catalogue_of(model.codes(), np.zeros(0, int)), titles=("a red lamp",) * 40)
+
+    from tokenizers import Tokenizer
+
+    text = "seen " + ", ".join(f"{broken.made.text_of(row)} a red lamp" for row in (3, 4)) + " next:"
+    expected = Tokenizer.from_file(str(broken.folder / "tokenizer.json")).encode(text).ids
+    assert model.prompt.tokens(catalogue, [3, 4]) == expected
+    assert len(expected) <= model.prompt.num_tokens(2, 3)
+
+
+LAYOUTS: dict[str, tuple[str, object, str, tuple[Any, ...]]] = {
+    "minionerec": ("Toys.index.json", {"7": ["<a_3>", "<b_9>", "<c_5>"]}, "minionerec", ("<a_3>", "<b_9>", "<c_5>")),
+    "lc-rec": (
+        "Games.index.json",
+        {"7": ["<a_3>", "<b_9>", "<c_5>", "<d_2>"]},
+        "lc-rec",
+        ("<a_3>", "<b_9>", "<c_5>", "<d_2>"),
+    ),
+    "mimigenrec": ("id2sid.json", {"7": ["<a_3>", "<b_9>", "<c_5>"]}, "mimigenrec", ("<a_3>", "<b_9>", "<c_5>")),
+    "text sids": ("sids.json", {"7": "<a_3><b_9><c_5>"}, "minionerec", ("<a_3>", "<b_9>", "<c_5>")),
+    "openonerec": (
+        "sid2pid.json",
+        {str(3 * 8192**2 + 9 * 8192 + 5): [{"pid": 7, "count": 4}]},
+        "openonerec",
+        (3, 9, 5),
+    ),
+    "nvidia": ("map.jsonl", [{"item_id": "7", "token_ids": [100, 200, 300]}], "nvidia-sid-gr", (100, 200, 300)),
+    "plain": ("items.jsonl", [{"item_id": 7, "sid": "<a_3><b_9>"}], "jsonl", ("<a_3>", "<b_9>")),
+    "numbers": ("items.jsonl", [{"item_id": 7, "codes": [3, 9, 5]}], "jsonl", (3, 9, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_recognised_by_itself(name: str, tmp_path: Path) -> None:
+    """Names and content of the file tell the framework."""
+    file, content, framework, sid = LAYOUTS[name]
+    lines = [json.dumps(row) for row in content] if isinstance(content, list) else [json.dumps(content)]
+    (tmp_path / file).write_text("\n".join(lines))
+
+    index = read_index(tmp_path / file)
+
+    assert (index.framework, index.sids["7"]) == (framework, sid)
+
+
+def test_tables_of_two_frameworks_are_recognised(tmp_path: Path) -> None:
+    """OpenOneRec's pid2sid and TorchEasyRec's newest generation are Parquet."""
+    pl.DataFrame({"pid": [7], "sid": [[3, 9, 5]]}).write_parquet(tmp_path / "video_pid2sid.parquet")
+    for generation, code in (("g1", [0, 0]), ("g2", [3, 9])):
+        folder = tmp_path / "bundle" / generation
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"codebook": [256, 256], "capacity": 4}))
+        pl.DataFrame({"item_id": [7], "codebook": [code], "index": [0]}).write_parquet(folder / "item_to_sid.parquet")
+
+    assert read_index(tmp_path / "video_pid2sid.parquet").sids == {"7": (3, 9, 5)}
+    found = read_index(tmp_path / "bundle")
+    assert (found.framework, found.sids, found.size) == ("torcheasyrec", {"7": (3, 9)}, 256)
+
+
+@pytest.mark.parametrize(
+    ("ndcg", "stride"),
+    [({1: 0.2, 2: 0.2, 5: 0.199, 10: 0.197}, 5), ({1: 0.2, 2: 0.19}, 1), ({1: 0.2, 2: 0.1, 5: 0.2}, 5)],
+)
+def test_the_largest_stride_under_one_percent_of_loss_is_chosen(ndcg: dict[int, float], stride: int) -> None:
+    """A larger stride keeps the prefix cache longer."""
+    assert choose_stride(ndcg) == stride
+
+
+def test_only_labels_after_the_date_are_judged() -> None:
+    """Without a date no label of an imported decoder is judged."""
+    day_us = 86_400 * 10**6
+    labels = np.array([0, day_us - 1, day_us], dtype=np.int64)
+    about = {"imported": {"seen_until": "1970-01-01"}}
+
+    assert judged_labels(ImportedModel(Path(), about), labels, 3).tolist() == [False, False, True]
+    unknown = {"imported": {"seen_until": None}}
+    assert not judged_labels(ImportedModel(Path(), unknown), labels, 3).any()
+    assert ImportedModel(Path(), about).seen_until == date(1970, 1, 1)
+
+
+def test_the_manifest_keeps_prompt_and_our_own_stays_two_numbers() -> None:
+    """Bundles of our own decoder have the manifest that they had."""
+    assert Prompt(7, 3).record() == {"max_items": 7, "stride": 3}
+    assert Prompt(7, 3, (5,), (6,), (8,)).record()["between"] == [6]
