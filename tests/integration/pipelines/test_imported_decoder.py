@@ -90,6 +90,7 @@ def test_the_bundle_has_the_import_and_its_marks(
     assert bundle.manifest["imported"]["framework"] == "minionerec"
     assert bundle.manifest["search"]["beam_width"] == 8
     assert (bundle.manifest["llm_pays"], bundle.manifest["may_have_seen_labels"]) == ([], True)
+    assert bundle.manifest["mixer"]["blends"]["decoder"] == []
     assert not bundle.is_whole_training
     assert catalogue.first_tokens is not None
     assert len(catalogue.item_ids) == 30

@@ -43,6 +43,17 @@ def test_good_models_pass() -> None:
     refuse([])
 
 
+def test_a_model_is_judged_as_it_is_served_on_labels_that_it_cannot_have_seen() -> None:
+    """A mix counts instead of its model; for an imported decoder, the mix and the baseline on unseen labels count."""
+    mixed = metrics(0.08, 0.12) | {"mixed_decoder": {"ndcg@10": 0.12}}
+    unseen = {"decoder": 0.05, "item_knn": 0.06}
+
+    assert find_problems(mixed, Compared(), GateOptions()) == []
+    for own, num_problems in (({}, 1), ({"mixed_decoder": 0.07}, 0), ({"mixed_decoder": 0.055}, 1)):
+        found = mixed | {"decoder": {"ndcg@10": 0.08, "judged_ndcg@10": unseen | own}}
+        assert len(find_problems(found, Compared(), GateOptions())) == num_problems
+
+
 GOOD, USUAL = metrics(0.12, 0.12), GateOptions()
 BELOW_LIVE = (
     "the decoder's ndcg@10 of 0.0975 is 2.5% below that of the live bundle v1, 0.1000 on the same 500 users: "
