@@ -38,9 +38,9 @@ from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
-from services.gateway.request.candidates import check_rules, clauses_of
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import Live, LiveBundle, Student
+from services.gateway.request.masks import check_rules, clauses_of
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
 from services.gateway.shadow import Candidate, Shadow, Teacher

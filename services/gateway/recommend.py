@@ -26,8 +26,8 @@ from services.errors import as_tailrace_error
 from services.gateway.overload.admission import Verdict
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import LoadMonitor
+from services.gateway.ranking import Chosen, ItemRanking, as_items, choose
 from services.gateway.records.answer import AnswerRecord, AnswerSink, FailureRecord, FailureSink, RoutingRecord
-from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose, clauses_of
 from services.gateway.request.context import (
     UNREAD,
     FeatureLookup,
@@ -39,6 +39,7 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import Live
+from services.gateway.request.masks import check_items, clauses_of
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules

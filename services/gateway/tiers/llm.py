@@ -21,7 +21,7 @@ from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 from services.observability.tracing import trace_headers

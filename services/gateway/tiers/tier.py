@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.contracts.recommend import Reason, RecommendRequest, ScoredItem, Tier
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live
 
