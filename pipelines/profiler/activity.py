@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.profiler.events import Event, Kind, Trace
 from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
 from pipelines.profiler.names import (
     is_communication,
@@ -40,7 +41,6 @@ from pipelines.profiler.names import (
 )
 from pipelines.profiler.operations import Bound, bounds_of
 from pipelines.profiler.threads import Thread, Threads
-from pipelines.profiler.trace import Event, Kind, Trace
 
 LONG_GAP_US = 1_000.0
 """A launch takes 5 to 50 us, Python between two launches rarely over 200; reads, sleeps, queues take milliseconds."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import InvalidRequest
-from pipelines.profiler.trace import FIELD, Event, Kind, Trace, number_of, placed, skipped_notes, text_of
+from pipelines.profiler.events import FIELD, Event, Kind, Trace, number_of, placed, skipped_notes, text_of
 
 _PROCESS_OF_THREAD = ~0xFFFFFF
 """nsys puts the thread into the lowest 24 bits of `globalTid`; the rest is the process, as in `globalPid`."""

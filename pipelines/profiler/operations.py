@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.planner.devices import device_of_driver
+from pipelines.profiler.events import Event, Kind, Trace
 from pipelines.profiler.kernels import Work, dtype_in, work_of
 from pipelines.profiler.names import is_communication, is_compiled, is_product_operation
-from pipelines.profiler.trace import Event, Kind, Trace
 
 _BYTES = {
     "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long": 8, "long int": 8, "int": 4, "short": 2,

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.profiler.activity import Activity, activity_of, own_times
+from pipelines.profiler.events import Event, Kind, Trace
 from pipelines.profiler.names import is_communication, is_launch
 from pipelines.profiler.operations import Operation, dtype_of, dtype_of_products, limits_of, most_expensive
 from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
-from pipelines.profiler.trace import Event, Kind, Trace
 from pipelines.profiler.verdict import Circumstances, Verdict, common_verdict, verdict_of
 
 SHARE_NAMES = {

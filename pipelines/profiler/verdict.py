@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipelines.profiler.events import OUR_METADATA
 from pipelines.profiler.operations import Operation
 from pipelines.profiler.shares import Shares
-from pipelines.profiler.trace import OUR_METADATA
 
 
 class Bottleneck(StrEnum):
