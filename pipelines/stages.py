@@ -47,7 +47,7 @@ from pipelines.training.start.warm_start import WarmStart, last_whole_training, 
 from services.features.erasing import ErasingWriter
 from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter
-from services.stream.erasure.ledger import Ledger
+from services.stream.log.ledger import Ledger
 
 log = structlog.get_logger()
 

@@ -31,7 +31,7 @@ def join(
     """Join clicks to their impressions, without erased users; days whose files exist are joined again."""
     from pipelines.experiments.join import join as join_days
     from services.settings.settings import load_settings
-    from services.stream.erasure.ledger import Ledger
+    from services.stream.log.ledger import Ledger
 
     beside = Ledger(impressions.parent)
     erased = (beside if beside.partitions else Ledger(load_settings().offline_log_dir)).everybody()

@@ -6,7 +6,7 @@ from functools import partial
 import polars as pl
 
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Erased, Ledger, Tombstone
+from services.stream.log.ledger import Erased, Ledger, Tombstone
 
 _USER = "user_id"
 

@@ -33,8 +33,8 @@ from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserH
 from services.features.writer import FeatureWriter
 from services.stream import aggregate
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
-from services.stream.erasure.ledger import Ledger
 from services.stream.erasure.tables import base_id, replacing_tables, write_without
+from services.stream.log.ledger import Ledger
 from services.stream.rebuild import base_table
 
 _CHUNK_ROWS = 5_000

@@ -18,7 +18,7 @@ from services.features.ownership import Claim, Partitions
 from services.features.schema import LogPosition
 from services.observability.metrics import StreamMetrics
 from services.settings.broker_log import BrokerLog
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 
 _log = structlog.get_logger()
 

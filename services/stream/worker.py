@@ -36,7 +36,7 @@ from services.stream.continuity import Continuity, saved
 from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.erasure.eraser import Eraser
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild

@@ -16,16 +16,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from services.contracts.erasure import ONLINE_STORES, ErasureStore
 from services.errors import DependencyUnavailable
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Ledger, Tombstone
 from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
-from services.stream.offline_log import Erasing
+from services.stream.log.ledger import Ledger, Tombstone
+from services.stream.log.offline_log import OfflineLog
 
 _log = structlog.get_logger()
 _RECEIPTS_KEEP_MS = 90 * 86_400_000
@@ -86,19 +86,11 @@ class ErasingStore(Protocol):
         ...
 
 
-class ErasingLog(Protocol):
-    """An offline log."""
-
-    def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
-        """Rewrite a partition's files that hold erased events."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasingFiles:
     """The files with users' rows: the logs by store, two tables that the pipeline writes, and its stages' folder."""
 
-    logs: dict[ErasureStore, ErasingLog]
+    logs: Mapping[ErasureStore, OfflineLog[Any]]
     offline_log_dir: Path
     base_histories: Path
     offline_features: Path

@@ -29,8 +29,8 @@ from services.features.schema import USER_HISTORY, PrecomputedRow
 from services.features.user_data import UserStore
 from services.features.writer import FeatureWriter
 from services.settings.settings import inherited_environment
-from services.stream.erasure.ledger import Ledger
 from services.stream.export import UserExport
+from services.stream.log.ledger import Ledger
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
 from tests.support.stream.topics import read_topic

@@ -8,7 +8,7 @@ from pipelines.data.ingest import Source, ingest, key, live_log_files
 from services.contracts.erasure import Erasure
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
-from services.stream.erasure.ledger import Ledger
+from services.stream.log.ledger import Ledger
 from tests.support.training.synthetic import raw_events, raw_items
 from tests.unit.pipelines.data.test_ingest import live_file, own_tables
 

@@ -40,9 +40,9 @@ import structlog
 
 from models.files import Stamp, rename_durably, stamp_of
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Erased, Ledger
-from services.stream.log_files import Span, choose_merge, current, span_of
-from services.stream.log_kinds import INTERACTIONS, Logged, LogKind
+from services.stream.log.files import Span, choose_merge, current, span_of
+from services.stream.log.kinds import INTERACTIONS, Logged, LogKind
+from services.stream.log.ledger import Erased, Ledger
 
 KEEP_PARTS_S = 3_600.0
 """How long merged files stay for readers that have listed them."""

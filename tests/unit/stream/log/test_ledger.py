@@ -11,8 +11,8 @@ from services.contracts.erasure import Erasure
 from services.contracts.events import Interaction
 from services.features.schema import BASE_TOPIC, LogPosition
 from services.stream.decode import LoggedErasure, LoggedInteraction
-from services.stream.erasure.ledger import Ledger
-from services.stream.offline_log import OfflineLog
+from services.stream.log.ledger import Ledger
+from services.stream.log.offline_log import OfflineLog
 
 USERS = ("ann", "bob", "cyd")
 
