@@ -24,7 +24,7 @@ from benchmarks.load.command import about_run, at_least_one, exit_on_errors, rep
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.trained_pair import fit_pair, scorers_of
 from benchmarks.quality.variants import ALONE, train_alone
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from models.student import read_student
 from pipelines.data.examples import Cases, Split, read_cases

@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks.load.command import about_run, command_of, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.bundle import Bundle
 from models.registry import BundleStore
 from pipelines.data.examples import read_split

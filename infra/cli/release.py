@@ -170,7 +170,7 @@ def _refuse(store: "BundleStore", version: str) -> None:
 
 
 def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, Path | None]) -> None:
-    from infra.local.servers.store import feature_store
+    from infra.local.store import feature_store
     from pipelines.options import PipelineOptions, Places
     from pipelines.refresh import refresh_lists
 

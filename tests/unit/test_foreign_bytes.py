@@ -67,7 +67,7 @@ from services.llm.text.tokenizer import TextTokenizer
 from services.settings.topic_reader import Mark
 from services.stream.decode import Record, decode, read_impression
 from services.stream.impressions.memory import remember
-from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS
+from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS
 from tests.support.engine.checkpoints import EOS_ID, TEMPLATE, build_tokenizer, write_checkpoint
 from tests.support.foreign_bytes import ODD_VALUES, Maker, json_of, mutations_of
 
