@@ -47,12 +47,12 @@ class LoadMonitor:
         self._due_s = 0.0
         self._edge_waits: dict[str, tuple[float, float]] = {}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start sampling the running event loop."""
         self._strain.set(0)
         self._schedule(self._clock())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stop sampling."""
         if self._next_sample is not None:
             self._next_sample.cancel()

@@ -76,9 +76,9 @@ async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float,
 
     if edge_wait_s:
         monitor.waited_at_edge("grpc", edge_wait_s, 1_000.0)
-    monitor.start()
+    await monitor.start()
     await until(lambda: num_readings() > 40)
-    monitor.stop()
+    await monitor.stop()
 
     assert int(gauge.collect()[0].samples[0].value) in strains
     assert (monitor.judge(Priority.LOW) is Verdict.ADMIT) is (0 in strains)
