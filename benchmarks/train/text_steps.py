@@ -17,11 +17,11 @@ from models.catalogue import load_catalogue
 from models.decoder.decoder import Decoder
 from pipelines.data.examples import read_labelled_sequences
 from pipelines.runner.stage import Progress
-from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
+from pipelines.training.batches import Batch, Loss, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Task, fit
-from pipelines.training.fit.parallel import Group, Loss
+from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.speed import speed_of, training_flops
 from pipelines.training.train_decoder import TrainOptions, first_decoder, next_token_loss
 
@@ -53,8 +53,8 @@ def precision_here() -> str:
     return "bf16" if flags.exists() and "amx_bf16" in flags.read_text() else "fp32"
 
 
-def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, group: Group) -> dict[str, Any]:
-    """Run the steps as one process of a group."""
+def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, mesh: Mesh) -> dict[str, Any]:
+    """Run the steps as one process of a mesh."""
     catalogue = load_catalogue(steps.tokenized / "catalogue.parquet")
     sequences = read_labelled_sequences(steps.tokenized)
     options = TrainOptions(text_start=str(steps.checkpoint), max_items=steps.max_items)
@@ -83,7 +83,7 @@ def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, 
         flops=flops,
     )
     together = FitOptions(epochs=-(-steps.num_steps // _STEPS_TOGETHER), validate_every=1, descent=_DESCENT)
-    fitted = fit(decoder, task, together, checkpoints, progress, None, group)
+    fitted = fit(decoder, task, together, checkpoints, progress, None, mesh)
     times = {name: spent for name, spent in fitted.times.items() if name not in {"validation", "checkpoint"}}
     return {
         "num_parameters": sum(parameter.numel() for parameter in decoder.parameters()),
@@ -92,5 +92,5 @@ def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, 
         "seconds_of_steps": fitted.seconds,
         "shares_of_time": {name: spent / sum(times.values()) for name, spent in times.items()},
         "load_average": os.getloadavg()[0],
-        **speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, _CPU, group),
+        **speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, _CPU, mesh),
     }

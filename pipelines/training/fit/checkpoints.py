@@ -3,14 +3,14 @@
 A checkpoint is one file: tensors as safetensors, JSON values in its header, with the SHA-256 of both next to it. Never
 pickle. A file is flushed before it is renamed, so a kill or a full disk leaves the previous checkpoint intact; the
 newest two are kept, and a damaged one is skipped. If no process has the whole state, a checkpoint is a folder
-(`shard_files.py`). `fitting.py` defines the state.
+(`shard_files.py`, `shard_writer.py`). `fitting.py` defines the state.
 """
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +23,12 @@ from torch import Tensor
 
 from models.files import rename_durably
 from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.parallel.tensors import Like, nothing_alike
 from services.errors import CheckpointError, StageFailed
 
 _NUM_KEPT = 2
 _SUFFIX, PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
-Like = Callable[[str], Tensor | None]
-"""Returns a tensor with the layout of the named tensor; None if every process holds it whole, ELSEWHERE if this process
-holds no part of it."""
-ELSEWHERE = torch.empty(0, device="meta")
-
-
-def nothing_alike(_name: str) -> None:
-    """Return None: the `Like` of a single process."""
 
 
 @dataclass(frozen=True, slots=True)

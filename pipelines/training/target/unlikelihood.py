@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.training.fit.parallel import Loss
+from pipelines.training.batches import Loss
 from pipelines.training.target.sampled import Sample
 from pipelines.training.target.softmax import PENALTY, LeftOut, chunks
 

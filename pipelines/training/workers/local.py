@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.workers.attempts import Left, Needs, fit_again
-from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, Seat, Shown, sit_down
-from pipelines.training.workers.team import Team
+from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, RankStart, Shown, run_local_rank
 
 log = structlog.get_logger()
 
@@ -42,46 +42,43 @@ class _Rank:
 
 
 def fit_locally(
-    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+    work: Callable[..., Any], mesh: Mesh, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
 ) -> Any:
     """Return the result of rank 0's work. Raises as `fit_again`."""
-    return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints, needs)
+    return fit_again(lambda accumulation: _run(work, mesh.accumulating(accumulation), progress), checkpoints, needs)
 
 
-def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:
+def _run(work: Callable[..., Any], mesh: Mesh, progress: Progress) -> list[Left]:
     """Start all ranks and return how they ended."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= team.workers
-    seats = [
-        Seat(
-            rank=rank,
-            size=team.workers,
-            port=meeting.port,
-            timeout_s=team.timeout_s,
+    has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= mesh.world_size
+    starts = [
+        RankStart(
+            mesh=replace(mesh, rank=rank, local_rank=rank),
             num_threads=torch.get_num_threads(),
-            accumulation=accumulation,
             has_gpu=has_gpu,
-            layout=team.layout,
-            method=team.method,
+            port=meeting.port,
         )
-        for rank in range(team.workers)
+        for rank in range(mesh.world_size)
     ]
-    with _started(seats, work) as ranks:
+    with _started(starts, work) as ranks:
         _watch(ranks, progress)
     return [Left(rank.number, rank.ended, _seen(rank)) for rank in ranks]
 
 
 @contextmanager
-def _started(seats: list[Seat], work: Callable[..., Any]) -> Iterator[list[_Rank]]:
+def _started(starts: list[RankStart], work: Callable[..., Any]) -> Iterator[list[_Rank]]:
     context, ranks = multiprocessing.get_context("spawn"), list[_Rank]()
     try:
-        for seat in seats:
+        for start in starts:
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=sit_down, args=(seat, work, sending), name=f"rank {seat.rank}")
+            process = context.Process(
+                target=run_local_rank, args=(start, work, sending), name=f"rank {start.mesh.rank}"
+            )
             process.start()
             sending.close()
-            ranks.append(_Rank(seat.rank, process, receiving))
-            log.info("worker_started", rank=seat.rank, pid=process.pid)
+            ranks.append(_Rank(start.mesh.rank, process, receiving))
+            log.info("worker_started", rank=start.mesh.rank, pid=process.pid)
         yield ranks
     finally:
         for rank in ranks:

@@ -21,8 +21,8 @@ from structlog.testing import capture_logs
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
-from pipelines.training.fit.checkpoints import nothing_alike
 from pipelines.training.fit.shard_files import read_shards
+from pipelines.training.parallel.tensors import nothing_alike
 from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import train
 from pipelines.training.workers.team import Team

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from models.decoder.decoder import Decoder
 from pipelines.scoring.dense import hidden_states
-from pipelines.training.fit.batches import IGNORED, Batch
-from pipelines.training.fit.pipelined import Stage, layers_of, micro_batches_of, stage_of
+from pipelines.training.batches import IGNORED, Batch
+from pipelines.training.parallel.pipeline import Stage, layers_of, micro_batches_of, stage_of
 from services.errors import ConfigError
 from tests.support.training.bundles import build_decoder
 

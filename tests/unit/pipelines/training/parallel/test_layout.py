@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.planner.mesh import Layout
-from pipelines.training.fit.layout import layout_of, words_of
+from pipelines.training.parallel.layout import layout_of, words_of
 from pipelines.training.workers.team import Team
 from services.errors import ConfigError
 
