@@ -26,7 +26,7 @@ from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS
 from models.decoder.decoder import Decoder
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.planner.layouts import plan_training
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.mesh import Checkpointing, ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.planner.step_time import step_time
 from pipelines.runner.stage import silent
@@ -77,7 +77,7 @@ def main() -> None:
         report["rows"].append(_row(sizes, device, recompute))
         if gpu is not None:
             parts = {"micro_batch": sizes.rows // sizes.parts, "accumulation": sizes.parts}
-            plan = step_time(shape, Layout(**parts, checkpointing=recompute), sizes.length, Gpus(gpu, 1))
+            plan = step_time(shape, ParallelLayout(**parts, checkpointing=recompute), sizes.length, Gpus(gpu, 1))
             report["rows"][-1]["plan"] = {"step_s": plan.total_s, "low_s": plan.low_s, "high_s": plan.high_s}
         write_report(options.out, report)
         row = report["rows"][-1]

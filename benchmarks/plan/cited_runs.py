@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.plan.runs import Predicted
 from pipelines.planner.devices import Device, Gpus, device_named
-from pipelines.planner.mesh import Execution, Layout
+from pipelines.planner.mesh import Execution, ParallelLayout
 from pipelines.planner.shapes import DecoderShape, Experts
 from pipelines.planner.step_time import Constants, Group, group_of, step_time
 
@@ -34,7 +34,7 @@ class CitedRun:
     source: str
     shape: DecoderShape
     device: Device
-    layout: Layout
+    layout: ParallelLayout
     length: int
     execution: Execution
     dtype: str = "bf16"
@@ -118,7 +118,9 @@ def _megatron() -> list[CitedRun]:
     for layers, hidden, heads, tensor, pipeline, num_gpus, batch, tflops in rows:
         data = num_gpus // tensor // pipeline
         flops = 96 * layers * hidden**2 * (1 + length / (6 * hidden) + vocab / (16 * layers * hidden))
-        layout = Layout(data=data, tensor=tensor, pipeline=pipeline, accumulation=batch // data, checkpointing="full")
+        layout = ParallelLayout(
+            data=data, tensor=tensor, pipeline=pipeline, accumulation=batch // data, checkpointing="full"
+        )
         runs.append(
             CitedRun(
                 source=MEGATRON,
@@ -143,7 +145,7 @@ def _korthikanti() -> list[CitedRun]:
     )
     runs = []
     for layers, hidden, heads, pipeline, stages, batch, seconds in rows:
-        layout = Layout(tensor=8, pipeline=pipeline, accumulation=batch, checkpointing="none")
+        layout = ParallelLayout(tensor=8, pipeline=pipeline, accumulation=batch, checkpointing="none")
         if pipeline == 1:
             layout = replace(layout, micro_batch=batch, accumulation=1)
         runs.append(
@@ -164,7 +166,7 @@ def _llama_3() -> list[CitedRun]:
     """Without context parallelism; 126 layers on 16 ranks with eight runs of layers each."""
     runs = []
     for data, rows, tflops in ((64, 32, 430), (128, 16, 400)):
-        layout = Layout(data=data, tensor=8, pipeline=16, accumulation=rows)
+        layout = ParallelLayout(data=data, tensor=8, pipeline=16, accumulation=rows)
         per_token = _LLAMA_3_405B.training_flops(1, 8_192)
         runs.append(
             CitedRun(
@@ -184,7 +186,7 @@ def _titan() -> list[CitedRun]:
     """FSDP2 with tensor parallelism over 8, and with pipelines of 8 in 8 micro-batches; float8 layer products."""
 
     def run(
-        source: str, shape: DecoderShape, layout: Layout, dtype: str, tokens: float, execution: Execution
+        source: str, shape: DecoderShape, layout: ParallelLayout, dtype: str, tokens: float, execution: Execution
     ) -> CitedRun:
         return CitedRun(
             source=source,
@@ -197,9 +199,9 @@ def _titan() -> list[CitedRun]:
             tokens_per_s=tokens,
         )
 
-    large = Layout(shard=32, tensor=8, micro_batch=16, checkpointing="full")
-    small = Layout(shard=8, tensor=8, micro_batch=12, checkpointing="selective")
-    whole = Layout(shard=8, tensor=8, pipeline=8, micro_batch=4, accumulation=8, checkpointing="full")
+    large = ParallelLayout(shard=32, tensor=8, micro_batch=16, checkpointing="full")
+    small = ParallelLayout(shard=8, tensor=8, micro_batch=12, checkpointing="selective")
+    whole = ParallelLayout(shard=8, tensor=8, pipeline=8, micro_batch=4, accumulation=8, checkpointing="full")
     plain, overlapped = _TITAN_TP, _TITAN_ASYNC_TP
     staged = replace(overlapped, keep_gathered=True)
     return [
@@ -235,7 +237,7 @@ def _nemo() -> list[CitedRun]:
     runs = []
     for source, shape, num_gpus, batch, micro_batch, length, tensor, pipeline, stages, tokens in rows:
         data = num_gpus // tensor // pipeline
-        layout = Layout(
+        layout = ParallelLayout(
             data=data,
             tensor=tensor,
             pipeline=pipeline,
@@ -270,7 +272,7 @@ def _titan_fsdp() -> list[CitedRun]:
             source=source,
             shape=_LLAMA_3_8B,
             device=device,
-            layout=Layout(shard=num_gpus, micro_batch=2, checkpointing="selective"),
+            layout=ParallelLayout(shard=num_gpus, micro_batch=2, checkpointing="selective"),
             length=8_192,
             execution=Execution(),
             dtype=dtype,
@@ -283,11 +285,11 @@ def _titan_fsdp() -> list[CitedRun]:
 def _blackwell() -> list[CitedRun]:
     """In fp8 on B200 and GB200, with the techniques of `_nemo`."""
     rows = (
-        ("gb200", _LLAMA_3_8B, Layout(data=8, micro_batch=2, accumulation=8), 1, 31_508),
-        ("b200", _LLAMA_3_8B, Layout(data=8, micro_batch=2, accumulation=8), 1, 30_624),
-        ("gb200", _LLAMA_3_70B, Layout(shard=64, micro_batch=2, accumulation=2), 1, 4_312),
-        ("gb200", _LLAMA_3_70B, Layout(data=8, tensor=2, pipeline=4, accumulation=16), 5, 3_546),
-        ("gb200", _LLAMA_3_405B, Layout(data=4, tensor=4, pipeline=16, accumulation=384), 4, 813),
+        ("gb200", _LLAMA_3_8B, ParallelLayout(data=8, micro_batch=2, accumulation=8), 1, 31_508),
+        ("b200", _LLAMA_3_8B, ParallelLayout(data=8, micro_batch=2, accumulation=8), 1, 30_624),
+        ("gb200", _LLAMA_3_70B, ParallelLayout(shard=64, micro_batch=2, accumulation=2), 1, 4_312),
+        ("gb200", _LLAMA_3_70B, ParallelLayout(data=8, tensor=2, pipeline=4, accumulation=16), 5, 3_546),
+        ("gb200", _LLAMA_3_405B, ParallelLayout(data=4, tensor=4, pipeline=16, accumulation=384), 4, 813),
     )
     return [
         CitedRun(
@@ -307,8 +309,8 @@ def _blackwell() -> list[CitedRun]:
 def _volta() -> list[CitedRun]:
     """1.2 billion parameters on one V100 at 39 TFLOP/s, 8.3 billion on 512 at 15.1 PFLOP/s."""
     rows = (
-        (40, 1_536, 16, Layout(micro_batch=8), 39.0),
-        (72, 3_072, 32, Layout(data=64, tensor=8, micro_batch=8), 29.5),
+        (40, 1_536, 16, ParallelLayout(micro_batch=8), 39.0),
+        (72, 3_072, 32, ParallelLayout(data=64, tensor=8, micro_batch=8), 29.5),
     )
     runs = []
     for layers, hidden, heads, layout, tflops in rows:
@@ -340,7 +342,7 @@ def _experts() -> list[CitedRun]:
             source=AUTOMODEL,
             shape=shape,
             device=_H100,
-            layout=Layout(shard=8, micro_batch=micro_batch, accumulation=accumulation),
+            layout=ParallelLayout(shard=8, micro_batch=micro_batch, accumulation=accumulation),
             length=4_096,
             execution=Execution(),
             tokens_per_s=tokens,

@@ -6,12 +6,12 @@ from typing import Any
 
 from benchmarks.experiments.release import each
 from benchmarks.experiments.traffic import Traffic, looks
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from pipelines.experiments.verdict import Counts, Means, Outcome
-from pipelines.release.counts import Seen
+from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch
 
-STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
+STAGES = (CanaryStage(0.01, 600), CanaryStage(0.05, 1_800), CanaryStage(0.25, 3_600))
 """The usual stages, with a look every minute."""
 _TRAFFIC = Traffic(rate=10, minutes=0, num_users=20_000)
 
@@ -23,7 +23,7 @@ def found_worse(seed: int) -> str | None:
         traffic = replace(_TRAFFIC, share=stage.share, minutes=round(stage.hold_s / 60))
         for minute, counts in enumerate(looks(traffic, seed * len(STAGES) + number), 1):
             users = _num_users(counts)
-            seen = Seen(
+            seen = StageResults(
                 counts=counts,
                 share=stage.share,
                 num_users=users,

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.faults.processes import StackProcesses
 from infra.local.commands.status import inspect_stack
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.registry import BundleStore
 from services.contracts.batch import MAX_BATCH
 from services.contracts.experiments import place_of
@@ -24,7 +24,7 @@ _RETRY_S = 1.0
 async def measure(settings: Settings, store: BundleStore, version: str, num_users: int) -> Mapping[str, Any]:
     """Release a version to half of the users, request for all at each door in batches, kill the gateways, repeat."""
     since_ms = time.time_ns() // 1_000_000
-    canary = store.release(version, (Stage(0.5, 3_600.0),), since_ms, by="benchmark", by_hand=True)
+    canary = store.release(version, (CanaryStage(0.5, 3_600.0),), since_ms, by="benchmark", by_hand=True)
     await asyncio.sleep(5 * settings.bundle_poll_s + 10)
     live = store.live_version()
     assert live is not None

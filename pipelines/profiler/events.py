@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """One event; `thread` is its host thread or the device's stream."""
 
     kind: Kind
@@ -61,7 +61,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLimits:
     """Measurements of `record`: device limits in a dtype (fp32 or bf16), and total cost of shapeless operations."""
 
     dtype: str
@@ -76,9 +76,9 @@ class Trace:
 
     path: Path
     rank: int
-    events: Sequence[Event]
+    events: Sequence[TraceEvent]
     device_names: Mapping[int, str] = field(default_factory=dict)
-    measured: Measured | None = None
+    measured: MeasuredLimits | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -86,7 +86,7 @@ class Trace:
         """Whether a GPU did any of the work."""
         return any(event.is_on_device for event in self.events)
 
-    def of(self, *kinds: Kind) -> list[Event]:
+    def of(self, *kinds: Kind) -> list[TraceEvent]:
         """Return the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
@@ -110,11 +110,11 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
-def placed(events: Iterable[Event]) -> list[Event]:
+def placed(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Return the events by start, enclosing events first, with times relative to the first."""
     found = sorted(events, key=lambda event: (event.start_us, -event.end_us))
     origin_us = found[0].start_us if found else 0.0
     return [
-        Event(one.kind, one.name, one.start_us - origin_us, one.end_us - origin_us, one.thread, one.args)
+        TraceEvent(one.kind, one.name, one.start_us - origin_us, one.end_us - origin_us, one.thread, one.args)
         for one in found
     ]

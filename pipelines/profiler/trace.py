@@ -20,10 +20,10 @@ from models.errors import InvalidRequest
 from pipelines.profiler.events import (
     FIELD,
     OUR_METADATA,
-    Event,
     Kind,
-    Measured,
+    MeasuredLimits,
     Trace,
+    TraceEvent,
     number_of,
     placed,
     skipped_notes,
@@ -170,7 +170,7 @@ def _int_of(digits: str) -> float:
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
-def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[Event]:
+def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[TraceEvent]:
     """Yield the events with a place in time. Pairs of begin and end are matched within their thread."""
     open_events: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in raw:
@@ -189,7 +189,7 @@ def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[Event]:
             yield from _event(one, number_of(one.get("dur")), left_out)
 
 
-def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[Event]:
+def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[TraceEvent]:
     kind = _kind_of(one)
     if kind is None:
         return
@@ -201,7 +201,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
     else:
         args = one.get("args")
         thread = (_hashable(one.get("pid")), _hashable(one.get("tid")))
-        yield Event(
+        yield TraceEvent(
             kind,
             text_of(one.get("name", "")),
             start_us,
@@ -211,7 +211,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
         )
 
 
-def _measured(noted: Any) -> Measured | None:
+def _measured(noted: Any) -> MeasuredLimits | None:
     """Return our recorder's measurements, None if there are none."""
     if not isinstance(noted, dict) or not isinstance(noted.get("operations"), dict):
         return None
@@ -224,7 +224,7 @@ def _measured(noted: Any) -> Measured | None:
         if isinstance(cost, list) and len(cost) == 2
     }
     known = {name: cost for name, cost in operations.items() if cost[0] >= 0 and 0 < cost[1] < math.inf}
-    return Measured(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
+    return MeasuredLimits(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
 
 
 def _kind_of(one: Mapping[str, Any]) -> Kind | None:

@@ -13,7 +13,7 @@ import torch
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.mesh import Checkpointing, ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.training.fit.fitting import Fitted
 from pipelines.training.parallel.mesh import Mesh
@@ -40,7 +40,7 @@ def memory_of(
 
 def predicted_parts(
     config: DecoderConfig,
-    layout: Layout,
+    layout: ParallelLayout,
     recompute: str,
     batch_tokens: int,
     num_parts: int,

@@ -40,7 +40,7 @@ from services.gateway.request.live_bundle import Live, LiveBundle, Student
 from services.gateway.request.masks import check_rules, clauses_of
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
-from services.gateway.shadow import Candidate, Shadow, Teacher
+from services.gateway.shadow import CandidateRanker, Shadow, TeacherRanker
 from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
@@ -179,13 +179,13 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     again = StudentTier(ports.clock)  # a separate thread: no request waits behind a second ranking
     teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
     rankers = (
-        Candidate(
+        CandidateRanker(
             share=config.shadow_share,
             agreement=metrics.candidate_agreement,
             beside=lambda live: names.of(live.name).beside(live),
             recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), llm, again, similar)),
         ),
-        Teacher(
+        TeacherRanker(
             share=config.teacher_share,
             agreement=metrics.teacher_agreement,
             recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, again)),

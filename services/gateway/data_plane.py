@@ -13,7 +13,7 @@ from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch, Refused
 from services.gateway.events.items import ItemOperations
 from services.gateway.events.record import Draft, RecordEvents, once_each
-from services.gateway.lifecycle import Lifecycle, Part, Thread
+from services.gateway.lifecycle import BackgroundPart, Lifecycle, Thread
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.preview import PreviewSurface
@@ -135,18 +135,18 @@ class DataPlane:
         self.reading, self.edge = LongWork("body"), EdgeWatch(load, clocks.monotonic, clocks.wall)
         self._lifecycle = Lifecycle(
             (
-                Part.threads("producers", producers),
-                Part("users", self.users.stop),
-                Part("names", self.names.stop, self.names.start),
-                Part("items", self.items.stop, self.items.start),
-                Part("surfaces", self._surfaces.stop, self._surfaces.start),
-                Part("experiments", self.experiments.stop, self.experiments.start),
-                Part("popular", self.popular.stop, self.popular.start),
-                Part("similar", self.similar.stop, self.similar.start),
-                Part("explanations", self.explanations.stop, self.explanations.start),
-                Part("pages", bundles.pages.stop, bundles.pages.start),
-                Part("shadow", records.shadow.stop),
-                Part("load", self.load.stop, self.load.start),
+                BackgroundPart.threads("producers", producers),
+                BackgroundPart("users", self.users.stop),
+                BackgroundPart("names", self.names.stop, self.names.start),
+                BackgroundPart("items", self.items.stop, self.items.start),
+                BackgroundPart("surfaces", self._surfaces.stop, self._surfaces.start),
+                BackgroundPart("experiments", self.experiments.stop, self.experiments.start),
+                BackgroundPart("popular", self.popular.stop, self.popular.start),
+                BackgroundPart("similar", self.similar.stop, self.similar.start),
+                BackgroundPart("explanations", self.explanations.stop, self.explanations.start),
+                BackgroundPart("pages", bundles.pages.stop, bundles.pages.start),
+                BackgroundPart("shadow", records.shadow.stop),
+                BackgroundPart("load", self.load.stop, self.load.start),
             )
         )
 

@@ -25,7 +25,7 @@ class Thread(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BackgroundPart:
     """One part; `start` is None for a part that needs only a stop. `name` labels its logs."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
     start: Callable[[], Awaitable[Any]] | None = None
 
     @classmethod
-    def threads(cls, name: str, threads: Sequence[Thread]) -> "Part":
+    def threads(cls, name: str, threads: Sequence[Thread]) -> "BackgroundPart":
         """Return a part of several threads, which stop at the same time."""
         return cls(name, lambda: _stop_threads(name, threads), lambda: _start_threads(name, threads))
 
@@ -41,7 +41,7 @@ class Part:
 class Lifecycle:
     """The parts of one process, in their order of starting."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[BackgroundPart]) -> None:
         self._parts = parts
         self._running = AsyncExitStack()
 

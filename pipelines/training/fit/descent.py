@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipelines.training.parallel.ranks import ONE_RANK, LossSum, Ranks, describe_unusable
+from pipelines.training.parallel.ranks import ONE_RANK, LossSum, RankGroup, describe_unusable
 from pipelines.training.parallel.tensors import ELSEWHERE, local, placed
 from pipelines.training.ranges import named
 
@@ -53,7 +53,7 @@ class Descent:
         options: DescentOptions,
         start_shares: Sequence[Tensor] | None = None,
         numbers: Sequence[int] | None = None,
-        ranks: Ranks = ONE_RANK,
+        ranks: RankGroup = ONE_RANK,
         clip: Callable[[Sequence[Tensor], float], Tensor] = nn.utils.clip_grad_norm_,
     ) -> None:
         self.num_labels, self.grad_norm, self.rate = 0, 0.0, 0.0

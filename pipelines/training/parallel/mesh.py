@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import torch
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.training.parallel.recompute import Recompute
 
 BUCKET_MB = 25.0
@@ -56,7 +56,7 @@ class Mesh:
     as lost.
     """
 
-    layout: Layout = field(default_factory=Layout)
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
     rank: int = 0
     local_rank: int = 0
     timeout_s: float = 600.0

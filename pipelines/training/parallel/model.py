@@ -23,7 +23,7 @@ from models.decoder.weights import save_index, save_part
 from pipelines.training.batches import Batch, Loss, LossFunction, rows_of
 from pipelines.training.parallel.dropout import Dropout, drop_rows
 from pipelines.training.parallel.mesh import Mesh
-from pipelines.training.parallel.ranks import Ranks
+from pipelines.training.parallel.ranks import RankGroup
 
 
 class LossOf(nn.Module):
@@ -42,7 +42,7 @@ class ParallelModel:
     """A model in one process. `trained` is the module whose parameters this process trains."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, loss: LossFunction, dropout: Dropout) -> None:
-        self.model, self.mesh, self.ranks, self.dropout = model, mesh, Ranks(mesh), dropout
+        self.model, self.mesh, self.ranks, self.dropout = model, mesh, RankGroup(mesh), dropout
         self.trained = model
         self.num_rows = 0
         """Rows of the current part of a batch, over all ranks."""

@@ -36,7 +36,7 @@ from pipelines.training.parallel.model import DividedModel
 from services.errors import ConfigError
 
 
-class Stage(Decoder):
+class DecoderStage(Decoder):
     """One stage's layers of a decoder, named as in the whole decoder.
 
     The first stage has the embedding; the last stage has the final norm and the head's rows.
@@ -106,7 +106,7 @@ class PipelineModel(DividedModel):
         self._line = _own_group(ranks.T.tolist(), timeout)
         self._ends = _own_group(ranks[[0, -1]].T.tolist(), timeout)
         copies = _own_group(ranks.tolist(), timeout)
-        self._stage = Stage(copy.deepcopy(decoder), mesh.pp_rank, layout.pipeline)
+        self._stage = DecoderStage(copy.deepcopy(decoder), mesh.pp_rank, layout.pipeline)
         self.trained = self._stage
         is_tied = decoder.config.tie_word_embeddings
         self._is_shared = [is_tied and name.startswith("embedding.") for name, _ in self._stage.named_parameters()]
@@ -150,7 +150,7 @@ class PipelineModel(DividedModel):
         total = sum(float(mean) * number for mean, number in in_flight.losses)
         return torch.tensor(total / max(1, number)), number
 
-    def stage_output(self, stage: Stage, loss: LossFunction, entering: Sequence[Tensor]) -> Tensor:
+    def stage_output(self, stage: DecoderStage, loss: LossFunction, entering: Sequence[Tensor]) -> Tensor:
         """Return the stage's output for the current micro-batch: hidden states, or the loss in the batch's units."""
         part = self._part
         batch = part.micro_batches[part.current]
@@ -245,7 +245,7 @@ def _checked(model: nn.Module, mesh: Mesh) -> Decoder:
 class _StageStep(nn.Module):
     """A stage's computation for one micro-batch; all its parameters are used below one `forward`."""
 
-    def __init__(self, parallel: PipelineModel, stage: Stage, loss: LossFunction) -> None:
+    def __init__(self, parallel: PipelineModel, stage: DecoderStage, loss: LossFunction) -> None:
         super().__init__()
         self.stage = stage
         self._parallel, self._loss = parallel, loss

@@ -35,7 +35,7 @@ class LossSum:
     rank: int = 0
 
 
-class Ranks:
+class RankGroup:
     """The ranks of a mesh, over torch's default process group. One process exchanges nothing and needs no group.
 
     `patient` waits for rank 0's longest work, `control` for `mesh.timeout_s`.
@@ -97,7 +97,7 @@ class Ranks:
         )
 
 
-ONE_RANK = Ranks(ONE_PROCESS)
+ONE_RANK = RankGroup(ONE_PROCESS)
 
 
 def _differing(row: Sequence[int], usual: Sequence[int]) -> list[str]:

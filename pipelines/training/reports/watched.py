@@ -23,7 +23,7 @@ class Sink(Protocol):
         """Record the measurements of one step. Does not raise or block."""
 
 
-class Logged(Watch):
+class LoggedFit(Watch):
     """Logs events and forwards measurements."""
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
@@ -71,7 +71,7 @@ def watched(
             described = flat(parameters) | {name: str(value) for name, value in laid_out.items()}
             run = MlflowRun(reporting.mlflow_uri, reporting.run, described, checkpoints.folder)
             sinks.append(stack.enter_context(run))
-        yield Logged(sinks)
+        yield LoggedFit(sinks)
 
 
 @contextmanager

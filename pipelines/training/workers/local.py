@@ -23,7 +23,7 @@ from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.workers.attempts import Left, Needs, fit_again
-from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, RankStart, Shown, run_local_rank
+from pipelines.training.workers.rank import SHOW_STACK, ExitKind, RankExit, RankStart, Shown, run_local_rank
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ class _Rank:
     number: int
     process: SpawnProcess
     receiving: Connection
-    ended: Ended | None = None
+    ended: RankExit | None = None
     is_hung: bool = False
 
 
@@ -102,26 +102,26 @@ def _watch(ranks: list[_Rank], progress: Progress) -> None:
             message = _received(rank.receiving)
             if isinstance(message, Shown):
                 progress(message.done, message.total, message.words)
-            elif isinstance(message, Ended):
+            elif isinstance(message, RankExit):
                 rank.ended = message
             else:
                 del open_ranks[rank.receiving]
                 rank.process.join()
-            if ends_at_s is None and (message is None or isinstance(message, Ended)) and not _is_done(rank):
+            if ends_at_s is None and (message is None or isinstance(message, RankExit)) and not _is_done(rank):
                 ends_at_s = time.monotonic() + _GRACE_S
 
 
-def _received(receiving: Connection) -> Shown | Ended | None:
+def _received(receiving: Connection) -> Shown | RankExit | None:
     """Return the next message, None at the end of a process."""
     try:
-        message: Shown | Ended = receiving.recv()
+        message: Shown | RankExit = receiving.recv()
     except (EOFError, OSError):
         return None
     return message
 
 
 def _is_done(rank: _Rank) -> bool:
-    return rank.ended is not None and rank.ended.how == Ending.DONE
+    return rank.ended is not None and rank.ended.how == ExitKind.DONE
 
 
 def _end(ranks: list[_Rank]) -> None:

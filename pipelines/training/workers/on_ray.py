@@ -15,7 +15,7 @@ from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.workers.attempts import Left, Needs, fit_again
-from pipelines.training.workers.rank import Ended, Ending, RankStart, Shown, run_rank
+from pipelines.training.workers.rank import ExitKind, RankExit, RankStart, Shown, run_rank
 from services.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _run(work: Callable[..., Any], mesh: Mesh, checkpoints: Checkpoints, progres
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Queue
 
-    has_gpu, queue, ended = torch.cuda.is_available(), Queue(), dict[int, Ended]()
+    has_gpu, queue, ended = torch.cuda.is_available(), Queue(), dict[int, RankExit]()
     start = RankStart(mesh=mesh, num_threads=torch.get_num_threads(), has_gpu=has_gpu)
     trainer = TorchTrainer(
         _work,
@@ -92,7 +92,7 @@ def _run(work: Callable[..., Any], mesh: Mesh, checkpoints: Checkpoints, progres
     return [Left(rank, ended.get(rank), seen) for rank in range(mesh.world_size)]
 
 
-def _listen(queue: "Queue", ended: dict[int, Ended], progress: Progress) -> None:
+def _listen(queue: "Queue", ended: dict[int, RankExit], progress: Progress) -> None:
     """Show progress and keep the ranks' last messages until None arrives."""
     while (message := queue.get()) is not None:
         rank, report = message
@@ -111,7 +111,7 @@ def _work(config: dict[str, Any]) -> None:
     rank, local_rank = context.get_world_rank(), context.get_local_rank()
     start = replace(job.start, mesh=replace(job.start.mesh, rank=rank, local_rank=local_rank))
     ended = run_rank(start, _has_joined, job.work, lambda message: job.queue.put((rank, message)))
-    if ended.how != Ending.DONE:
+    if ended.how != ExitKind.DONE:
         raise RuntimeError(ended.why)
 
 

@@ -29,7 +29,7 @@ SHOW_STACK = signal.SIGUSR1
 """Signal that makes a rank print the stacks of all its threads, even while blocked."""
 
 
-class Ending(StrEnum):
+class ExitKind(StrEnum):
     """How a rank ended. The first of these, in this order, that any rank has is the fit's reason to end."""
 
     REFUSED = "refused"
@@ -49,10 +49,10 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RankExit:
     """A rank's last message: its result, or its error."""
 
-    how: Ending
+    how: ExitKind
     result: Any = None
     why: str = ""
 
@@ -94,14 +94,14 @@ def run_local_rank(start: RankStart, work: Callable[..., Any], sending: Connecti
     if start.has_gpu:
         torch.cuda.set_device(mesh.local_rank)
     ended = run_rank(start, join, work, sending.send)
-    if ended.how == Ending.DONE:
+    if ended.how == ExitKind.DONE:
         dist.destroy_process_group()
-    sys.exit(ended.how != Ending.DONE)
+    sys.exit(ended.how != ExitKind.DONE)
 
 
 def run_rank(
-    start: RankStart, join: Callable[[], None], work: Callable[..., Any], send: Callable[[Shown | Ended], None]
-) -> Ended:
+    start: RankStart, join: Callable[[], None], work: Callable[..., Any], send: Callable[[Shown | RankExit], None]
+) -> RankExit:
     """Run as this rank; send progress and how it ended, and return the latter.
 
     `join` returns once all ranks have joined torch's default process group.
@@ -117,23 +117,23 @@ def run_rank(
         return work(progress=show, mesh=start.mesh)
 
     ended = _ended(joined)
-    send(ended if start.mesh.is_main or ended.how != Ending.DONE else Ended(Ending.DONE))
+    send(ended if start.mesh.is_main or ended.how != ExitKind.DONE else RankExit(ExitKind.DONE))
     return ended
 
 
-def _ended(work: Callable[[], Any]) -> Ended:
+def _ended(work: Callable[[], Any]) -> RankExit:
     try:
-        return Ended(Ending.DONE, work())
+        return RankExit(ExitKind.DONE, work())
     except TailraceError as error:
-        return Ended(Ending.REFUSED, (type(error), error.args, vars(error)), str(error))
+        return RankExit(ExitKind.REFUSED, (type(error), error.args, vars(error)), str(error))
     except Exception as error:  # noqa: BLE001 - the process that started this rank decides
-        return Ended(_kind_of(error), why=traceback.format_exc())
+        return RankExit(_kind_of(error), why=traceback.format_exc())
 
 
-def _kind_of(error: Exception) -> Ending:
+def _kind_of(error: Exception) -> ExitKind:
     words = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in words:
-        return Ending.OUT_OF_MEMORY
+        return ExitKind.OUT_OF_MEMORY
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in words):
-        return Ending.LOST_PEER
-    return Ending.BROKEN
+        return ExitKind.LOST_PEER
+    return ExitKind.BROKEN

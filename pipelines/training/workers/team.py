@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.parallel.layout import AUTO, layout_of
@@ -88,7 +88,7 @@ class Team:
             ) from error
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The mesh of the workers."""
         return layout_of(self.parallel, self.workers)
 

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge
 
 from services.contracts.access import Priority
 from services.errors import Overloaded
-from services.gateway.overload.admission import Admission, Verdict
+from services.gateway.overload.admission import Admission, AdmissionDecision
 from services.gateway.overload.begin_queue import BeginQueue
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
@@ -64,7 +64,7 @@ class LoadMonitor:
         """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
-    def judge(self, priority: Priority) -> Verdict:
+    def judge(self, priority: Priority) -> AdmissionDecision:
         """Decide on an arriving request."""
         return self.admission.judge(priority, self._num_in_flight)
 
@@ -76,7 +76,9 @@ class LoadMonitor:
     @property
     def has_spare_capacity(self) -> bool:
         """Whether the strain is zero, the queue is empty, and a low-priority request would be admitted."""
-        return self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is Verdict.ADMIT
+        return (
+            self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is AdmissionDecision.ADMIT
+        )
 
     @contextmanager
     def working(self) -> Iterator[None]:

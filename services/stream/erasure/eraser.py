@@ -24,7 +24,7 @@ from services.contracts.erasure import ONLINE_STORES, ErasureStore
 from services.errors import DependencyUnavailable
 from services.features.schema import LogPosition
 from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
-from services.stream.log.ledger import Ledger, Tombstone
+from services.stream.log.ledger import ErasureLedger, Tombstone
 from services.stream.log.offline_log import OfflineLog
 
 _log = structlog.get_logger()
@@ -123,7 +123,7 @@ class Eraser:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ErasureLedger,
         store: ErasingStore,
         files: ErasingFiles,
         versions: Callable[[], Collection[str]],

@@ -23,7 +23,7 @@ from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.shard_files import read_shards
 from pipelines.training.parallel.tensors import nothing_alike
-from pipelines.training.reports.watched import Logged
+from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.train_decoder import train
 from pipelines.training.workers.team import Team
 from services.errors import StageFailed
@@ -44,7 +44,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         content = (newest / name).read_bytes()
         (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
         with capture_logs() as logged:
-            found = saved.newest(watch=Logged())
+            found = saved.newest(watch=LoggedFit())
         (newest / name).write_bytes(content)
         assert found is not None
         assert found.values == expected

@@ -5,7 +5,7 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.lifecycle import Lifecycle, Part
+from services.gateway.lifecycle import BackgroundPart, Lifecycle
 
 
 class Recorded:
@@ -43,13 +43,13 @@ class RecordedThread(Recorded):
 def lifecycle_of(calls: list[str], fails: str = "") -> Lifecycle:
     """Return parts a, b, c, of which b fails in this method."""
     parts = (Recorded(name, calls, fails if name == "b" else "") for name in "abc")
-    return Lifecycle([Part(part.name, part.stop, part.start) for part in parts])
+    return Lifecycle([BackgroundPart(part.name, part.stop, part.start) for part in parts])
 
 
 async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
     """Each part stops before the parts that were started before it; a part without a start only stops."""
     calls: list[str] = []
-    lifecycle = Lifecycle([Part(part.name, part.stop) for part in [Recorded("only", calls)]])
+    lifecycle = Lifecycle([BackgroundPart(part.name, part.stop) for part in [Recorded("only", calls)]])
     abc = lifecycle_of(calls)
 
     for each in (lifecycle, abc):
@@ -96,7 +96,7 @@ async def test_threads_are_one_part(fails: str, expected: list[str]) -> None:
     """A thread that cannot start ends the threads before it; a thread that cannot stop ends no other's stop."""
     calls: list[str] = []
     lifecycle = Lifecycle(
-        [Part.threads("abc", [RecordedThread(name, calls, fails if name == "b" else "") for name in "abc"])]
+        [BackgroundPart.threads("abc", [RecordedThread(name, calls, fails if name == "b" else "") for name in "abc"])]
     )
 
     if fails == "start":
@@ -123,7 +123,7 @@ async def test_threads_stop_at_the_same_time() -> None:
             """Wait for the other stop."""
             barrier.wait()
 
-    lifecycle = Lifecycle([Part.threads("waiting", [Waiting(), Waiting()])])
+    lifecycle = Lifecycle([BackgroundPart.threads("waiting", [Waiting(), Waiting()])])
     await lifecycle.start()
     with capture_logs() as logged:
         await lifecycle.stop()

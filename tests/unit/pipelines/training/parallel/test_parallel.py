@@ -18,9 +18,9 @@ from pipelines.training.fit.fitting import Fitted, fit
 from pipelines.training.parallel.layout import layout_of
 from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh, Method
 from pipelines.training.parallel.ranks import LossSum, describe_unusable
-from pipelines.training.reports.watched import Logged
+from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.train_decoder import train_in
-from pipelines.training.workers.rank import Ending, RankStart, run_rank
+from pipelines.training.workers.rank import ExitKind, RankStart, run_rank
 from services.errors import ConfigError
 from tests.support.training.bundles import build_catalogue
 from tests.support.training.lines import numbered, task_of
@@ -140,7 +140,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
 
     task = task_of(loss, [partial(slow, batch_s, number) for number in range(11)], uniform_loss=1e9)
     with capture_logs() as logged:
-        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
+        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=LoggedFit())
     return fitted, [line["event"] for line in logged]
 
 
@@ -157,13 +157,13 @@ def test_a_fit_that_waits_for_its_data_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raises", "how"),
     [
-        (lambda: torch.empty(10**15), Ending.OUT_OF_MEMORY),
-        (lambda: np.empty(10**15), Ending.OUT_OF_MEMORY),
-        (lambda: {}["item"], Ending.BROKEN),
-        (lambda: torch.distributed.init_process_group("gloo", store=None, rank=0), Ending.BROKEN),
+        (lambda: torch.empty(10**15), ExitKind.OUT_OF_MEMORY),
+        (lambda: np.empty(10**15), ExitKind.OUT_OF_MEMORY),
+        (lambda: {}["item"], ExitKind.BROKEN),
+        (lambda: torch.distributed.init_process_group("gloo", store=None, rank=0), ExitKind.BROKEN),
     ],
 )
-def test_a_rank_says_how_it_ended(raises: object, how: Ending) -> None:
+def test_a_rank_says_how_it_ended(raises: object, how: ExitKind) -> None:
     """Out-of-memory errors of torch and numpy differ from unexpected errors, and tracebacks are kept."""
     sent: list[object] = []
 
@@ -182,4 +182,4 @@ def test_an_error_of_the_users_arrives_as_it_was_raised() -> None:
 
     ended = run_rank(START, do_nothing, refuse, lambda _: None)  # type: ignore[arg-type]
 
-    assert (ended.how, type(ended.error()), str(ended.error())) == (Ending.REFUSED, ConfigError, ended.why)
+    assert (ended.how, type(ended.error()), str(ended.error())) == (ExitKind.REFUSED, ConfigError, ended.why)
