@@ -35,7 +35,7 @@ def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator
     if is_named and (settings.redis_tls_ca_file is not None or not is_free(settings.redis_host, _ANY_PORT)):
         raise EnvironmentFault(
             f"no store answers at {settings.redis_host}:{settings.redis_port}, and this machine cannot start it; "
-            "start it, or correct TAILRACE_REDIS_HOST and the settings beside it"
+            "start it, or correct TAILRACE_REDIS_HOST and TAILRACE_REDIS_PORT"
         )
     with _started(settings, report) as own:
         yield own

@@ -1,4 +1,4 @@
-"""Starts the parts of a process in one order and stops them in the reverse order. Knows nothing of the parts."""
+"""Starts the parts of a process in one order and stops them in the reverse order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -134,7 +134,7 @@ class Checkpoints:
     def not_written(self, path: Path, error: Exception) -> StageFailed:
         """Return the error for a checkpoint that cannot be written."""
         kept = self.newest_whole_name()
-        last = f"the next run goes on from {kept}" if kept else "the next run starts over"
+        last = f"the next run resumes from {kept}" if kept else "the next run starts over"
         why = f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
         return StageFailed(self.stage, why)
 
@@ -152,9 +152,9 @@ def _read(path: Path) -> FitState:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not readable as safetensors ({error}); the one before it is used") from error
+        raise CheckpointError(f"{path}: not readable as safetensors ({error}); the previous checkpoint is used") from error
     if about.get("sha256") != _sha256(tensors, about.get("values", "")):
-        raise CheckpointError(f"{path}: its content differs from its SHA-256; the one before it is used")
+        raise CheckpointError(f"{path}: its content differs from its SHA-256; the previous checkpoint is used")
     return FitState(tensors, json.loads(about["values"]))
 
 

@@ -39,10 +39,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         is_changed = about["state_sha256"] != state_sha256(about["values"])
         values: dict[str, Any] = json.loads(about["values"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{folder}: not readable ({error}); the one before it is used") from error
+        raise CheckpointError(f"{folder}: not readable ({error}); the previous checkpoint is used") from error
     if changed or is_changed:
         names = ", ".join(changed) or STATE_FILE
-        raise CheckpointError(f"{folder}: the content of {names} differs from its SHA-256; the one before it is used")
+        raise CheckpointError(f"{folder}: the content of {names} differs from its SHA-256; the previous checkpoint is used")
     return values
 
 

@@ -99,7 +99,7 @@ class Mesh:
 
     @property
     def loss_ranks(self) -> range:
-        """The ranks that know the losses of a step, one for each part of the rows: those of the last stage."""
+        """The ranks that know the losses of a step, one per part of the rows. They have the last stage."""
         return range(self.world_size - self.dp_size * self.layout.tensor, self.world_size, self.layout.tensor)
 
     @property

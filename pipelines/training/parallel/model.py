@@ -93,7 +93,7 @@ class ParallelModel:
 
 
 class DividedModel(ParallelModel, ABC):
-    """A model of which each rank holds a part.
+    """A model divided over the ranks.
 
     The given model stays whole, on the host if there are GPUs: rank 0 validates it, and it is written at the end. A
     copy is trained.

@@ -56,7 +56,7 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
                 why = f"{why}: {needs(accumulation)}"
             accumulation, num_fruitless = accumulation * 2, 0
         elif how == ExitKind.BROKEN or num_fruitless == _MAX_FRUITLESS:
-            raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")
+            raise StageFailed(checkpoints.stage, f"{why}; the next run resumes from its last checkpoint")
         used = checkpoints.newest_whole_name()
         log.warning(
             "workers_started_again", stage=checkpoints.stage, why=why, checkpoint=used, accumulation=accumulation

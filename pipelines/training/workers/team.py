@@ -43,7 +43,7 @@ class Team:
     def __post_init__(self) -> None:
         """Reject options that cannot be started. Raises ConfigError naming the option."""
         if self.workers < 1:
-            raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
+            raise ConfigError(f"--workers: {self.workers} is below 1; give a number of processes")
         if self.precision not in _PRECISIONS:
             raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
         if self.recompute not in list(Recompute):
@@ -51,15 +51,15 @@ class Team:
         if self.compression not in list(Compression):
             raise ConfigError(f"--compression: {self.compression!r} is not known; give {', '.join(Compression)}")
         if not self.bucket_mb > 0:
-            raise ConfigError(f"--bucket-mb: {self.bucket_mb} is no size; give MiB above 0, such as {BUCKET_MB:g}")
+            raise ConfigError(f"--bucket-mb: {self.bucket_mb} must be > 0 MiB; give a size such as {BUCKET_MB:g}")
         layout = layout_of(self.parallel, self.workers)
         if self._is_tuned and layout.shard * layout.tensor > 1:
             raise ConfigError(
-                f"--compression and --bucket-mb are of DDP's gradients, which {self.parallel} does not send; leave them out, or give ddp"
+                f"--compression, --bucket-mb: {self.parallel} sends no DDP gradients; remove both options, or give ddp"
             )
         if not self.timeout_s > 0:
             raise ConfigError(
-                f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
+                f"--worker-timeout-s: {self.timeout_s} must be > 0 s; give more than the seconds of one step"
             )
 
     def notes(self, num_cores: int, num_gpus: int) -> list[str]:

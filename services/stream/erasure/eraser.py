@@ -58,15 +58,15 @@ class ErasingStore(Protocol):
         ...
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove the explanations for which `is_gone` is true, given user and time (Unix ms)."""
+        """Remove explanations that an erasure covers: `is_gone` takes user and time (Unix ms)."""
         ...
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove the rows for which `is_gone` is true, given user, last position and row time (Unix µs)."""
+        """Remove rows that an erasure covers: `is_gone` takes user, last position and row time (Unix µs)."""
         ...
 
     def begin_rewrite(self) -> bool:
-        """Start a rewrite of the store's own file; return False if none is needed."""
+        """Start a rewrite of the store's own file; return whether it is needed."""
         ...
 
     def is_rewriting(self) -> bool:
@@ -184,7 +184,7 @@ class Eraser:
         self._store.close()
 
     def work(self, partitions: Collection[int]) -> None:
-        """Advance the erasures of these partitions as far as possible.
+        """Advance the erasures of these partitions.
 
         Raises DependencyUnavailable or OSError after partial work.
         """

@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tmp_path: Path)
 
     with (
         no_room(),
-        pytest.raises(StageFailed, match=r"cannot be written.*free space.*goes on from 000000001.safetensors"),
+        pytest.raises(StageFailed, match=r"cannot be written.*free space.*resumes from 000000001.safetensors"),
     ):
         saved.save(FitState(STATE.tensors, {"epoch": 2}))
 

@@ -59,7 +59,7 @@ def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_bef
             if done == 10:
                 resource.prlimit(pids_of(logged)[1], resource.RLIMIT_FSIZE, (1_000, 1_000))
 
-        with pytest.raises(StageFailed, match=r"cannot be written \(rank 1: .*goes on from \d+.shards"):
+        with pytest.raises(StageFailed, match=r"cannot be written \(rank 1: .*resumes from \d+.shards"):
             train(
                 data / "tokens", LONG, tmp_path, saved_in(tmp_path, 0.0), CPU, fill, team=replace(TWO, parallel="fsdp")
             )

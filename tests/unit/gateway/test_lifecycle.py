@@ -1,4 +1,4 @@
-"""The order in which parts start and stop, and what a failing part changes."""
+"""Parts start in order and stop in reverse order, also after a failure of one part."""
 
 import threading
 
@@ -41,7 +41,7 @@ class RecordedThread(Recorded):
 
 
 def lifecycle_of(calls: list[str], fails: str = "") -> Lifecycle:
-    """Return parts a, b, c, of which b fails in this method."""
+    """Return parts a, b and c; b fails in this method."""
     parts = (Recorded(name, calls, fails if name == "b" else "") for name in "abc")
     return Lifecycle([BackgroundPart(part.name, part.stop, part.start) for part in parts])
 
