@@ -152,7 +152,9 @@ def _read(path: Path) -> FitState:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not readable as safetensors ({error}); the previous checkpoint is used") from error
+        raise CheckpointError(
+            f"{path}: not readable as safetensors ({error}); the previous checkpoint is used"
+        ) from error
     if about.get("sha256") != _sha256(tensors, about.get("values", "")):
         raise CheckpointError(f"{path}: its content differs from its SHA-256; the previous checkpoint is used")
     return FitState(tensors, json.loads(about["values"]))

@@ -42,7 +42,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: not readable ({error}); the previous checkpoint is used") from error
     if changed or is_changed:
         names = ", ".join(changed) or STATE_FILE
-        raise CheckpointError(f"{folder}: the content of {names} differs from its SHA-256; the previous checkpoint is used")
+        raise CheckpointError(
+            f"{folder}: the content of {names} differs from its SHA-256; the previous checkpoint is used"
+        )
     return values
 
 
