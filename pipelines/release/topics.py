@@ -21,7 +21,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.record_batches import UndecodableBatch
-from services.settings.topic_reader import ReleaseTopicReader as LogReader
+from services.settings.topic_reader import TopicReader as LogReader
 
 _POLL_MS = 500
 _MAX_RECORDS = 2_000

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from redis import Redis
-from tests.unit.stream.test_offline_log import events
 
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
@@ -46,6 +45,7 @@ from tests.support.stream.memory_topic import MemoryConsumer, MemoryTopic
 from tests.support.stream.stream_rig import Rig, clean_replay, click, in_topic, many_clicks
 from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
+from tests.unit.stream.log.test_offline_log import events
 
 LIMITS = history_limits(30)
 
