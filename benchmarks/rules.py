@@ -29,7 +29,7 @@ from benchmarks.scale.row import catalogue_of
 from services.contracts.filters import Clause, parse_clause
 from services.contracts.recommend import Tier
 from services.contracts.rules import parse_rules
-from services.gateway.request.candidates import ItemRanking, choose
+from services.gateway.ranking import ItemRanking, choose
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import apply_rules
 from services.items.expression import Expressions

@@ -11,9 +11,9 @@ from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.tables.options import PLAIN, TableOptions
-from pipelines.training.fit.device import Device, choose_device
-from pipelines.training.fit.parallel import BUCKET_MB
+from pipelines.training.fit.device import DeviceChoice, choose_device
 from pipelines.training.fit.watch import Reporting
+from pipelines.training.parallel.mesh import BUCKET_MB
 from pipelines.training.recipes import Recipe, read_recipes
 from pipelines.training.reports.watched import refuse_unreportable
 from pipelines.training.workers.team import Team
@@ -62,11 +62,11 @@ class PipelineOptions:
     everywhere."""
     warm_start: bool = False
     """Start from the last whole training's weights, with a quarter of the epochs."""
-    device: str = Device.AUTO
+    device: str = DeviceChoice.AUTO
     workers: int = 1
     """Number of processes that fit each model. The result equals a single process's within the rounding of sums."""
     parallel: str = "auto"
-    """How the decoder is laid out over the workers (training/fit/layout.py)."""
+    """How the decoder is laid out over the workers (training/parallel/layout.py)."""
     precision: str = "auto"
     """Data type of matrix products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     recompute: str = "none"

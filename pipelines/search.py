@@ -27,7 +27,7 @@ from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import content_key, silent
 from pipelines.training import recipes, train_decoder
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.device import Device, choose_device
+from pipelines.training.fit.device import DeviceChoice, choose_device
 from pipelines.training.recipes import Recipe
 from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.train_student import DistillOptions
@@ -199,7 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokenized", type=Path, metavar="FOLDER")
     parser.add_argument("--recipes", type=Path, metavar="FILE")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each trial, instead of the recipe's")
-    parser.add_argument("--device", default=Device.AUTO)
+    parser.add_argument("--device", default=DeviceChoice.AUTO)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -37,12 +37,13 @@ from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.autoscale import LATE_SHARE
+from services.gateway.build import FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
 from services.gateway.console.editor import add_editor
 from services.gateway.console.releases import add_releases
 from services.gateway.console.service import ConsoleService, build_console
-from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
+from services.gateway.data_plane import DataPlane
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor

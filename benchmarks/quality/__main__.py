@@ -24,7 +24,7 @@ from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from benchmarks.quality.variants import ALONE, rank_variants, train_alone
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from models.decoder.config import read_config
 from models.decoder.decoder import Decoder

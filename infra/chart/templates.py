@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from infra.chart.values import Place, Thing, Value, path_of
+from infra.chart.values import Thing, Value, ValuePath, path_of
 
 _LLM = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs/1"
 _GPU_MOUNT = "{name: kernels, mountPath: /kernels}"
@@ -196,7 +196,7 @@ class _Writer:
             return [*items, self._mark(_ITEMS[path])] if path in _ITEMS else items
         return self._marked_text(content) if isinstance(content, str) else content
 
-    def _expression(self, value: Value, place: Place, content: Any) -> Any:
+    def _expression(self, value: Value, place: ValuePath, content: Any) -> Any:
         name = f".Values.{value.name}{' | int' if value.type in {'count', 'port'} else ''}"
         if place.part is not None:
             return re.sub(place.part, lambda found: found[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)

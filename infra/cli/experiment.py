@@ -31,10 +31,10 @@ def join(
     """Join clicks to their impressions, without erased users; days whose files exist are joined again."""
     from pipelines.experiments.join import join as join_days
     from services.settings.settings import load_settings
-    from services.stream.erasure.ledger import Ledger
+    from services.stream.log.ledger import ErasureLedger
 
-    beside = Ledger(impressions.parent)
-    erased = (beside if beside.partitions else Ledger(load_settings().offline_log_dir)).everybody()
+    beside = ErasureLedger(impressions.parent)
+    erased = (beside if beside.partitions else ErasureLedger(load_settings().offline_log_dir)).everybody()
 
     days = join_days(
         impressions,
@@ -118,7 +118,7 @@ def _compare(
     aa: int,
 ) -> dict[str, Any]:
     from pipelines.experiments.lists import read_lists
-    from pipelines.experiments.report import Options, a_a
+    from pipelines.experiments.report import ReportOptions, a_a
     from pipelines.experiments.report import report as compare
 
     if not 0 < effect < 1:
@@ -127,7 +127,7 @@ def _compare(
     if aa:
         names = lists.variants
         return {"a_a": a_a(lists, control or ("control" if "control" in names else names[0]), aa, 0, effect)}
-    return compare(lists, Options(control=control, shares=shares, segments=segments, effect=effect))
+    return compare(lists, ReportOptions(control=control, shares=shares, segments=segments, effect=effect))
 
 
 def _estimate(table: Path, policy: Path, reward: str, surface: str | None) -> dict[str, Any]:

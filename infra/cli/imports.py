@@ -20,8 +20,8 @@ from infra.cli.tables import Column, Header, Lists, Skip
 from infra.cli.topic import running_settings, topic_sender
 
 if TYPE_CHECKING:
-    from pipelines.imports.importing import Outcome
-    from pipelines.imports.run import Run, Send
+    from pipelines.imports.importing import ImportResult
+    from pipelines.imports.run import ImportRun, Send
     from pipelines.tables.findings import Findings
     from pipelines.tables.reader import ItemTable
     from services.settings.settings import Settings
@@ -128,10 +128,10 @@ def _run(
     status: Status,
     *,
     again: bool,
-) -> "Run":
+) -> "ImportRun":
     """Return an import of this kind, source, query and options, with its progress on the terminal."""
     from pipelines.imports.importing import progress_file
-    from pipelines.imports.run import Run
+    from pipelines.imports.run import ImportRun
     from pipelines.imports.sources import name_of
 
     kind, source, query, options = what
@@ -139,7 +139,7 @@ def _run(
     progress = progress_file(folder, kind, name_of(source, query), options)
     if again:
         progress.unlink(missing_ok=True)
-    return Run(
+    return ImportRun(
         path=path,
         options=options[0],  # type: ignore[arg-type]
         send=send,
@@ -149,7 +149,7 @@ def _run(
     )
 
 
-def _report(settings: "Settings", done: "Outcome", findings: "Findings") -> None:
+def _report(settings: "Settings", done: "ImportResult", findings: "Findings") -> None:
     """Print the findings of the table, and the result of the import."""
     shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
     for sentence in findings.sentences():

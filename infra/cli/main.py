@@ -313,7 +313,7 @@ def pipeline(
     ] = False,
 ) -> None:
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
-    from infra.local.servers.store import feature_store
+    from infra.local.store import feature_store
     from pipelines.codes.options import CodesOptions
     from pipelines.data.checks import CheckOptions
     from pipelines.evaluation.gate import GateOptions
@@ -382,7 +382,7 @@ def precompute(
     ] = 300,
 ) -> None:
     """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
-    from infra.local.servers.store import feature_store
+    from infra.local.store import feature_store
     from pipelines.options import PipelineOptions, Places, PrecomputeOptions
     from pipelines.refresh import refresh_lists
     from pipelines.tables.options import table_options

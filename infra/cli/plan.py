@@ -108,7 +108,7 @@ def plan_model(
     from pipelines.planner.layouts import plan_training
     from pipelines.planner.mesh import Execution, layout_asked
     from pipelines.planner.report import describe_contexts, describe_model, describe_serving, describe_training
-    from pipelines.planner.serving import Load, kv_kind_named, plan_serving, price_of
+    from pipelines.planner.serving import ServingLoad, kv_kind_named, plan_serving, price_of
     from pipelines.planner.shapes import DecoderShape
 
     found = parse_gpus(gpus)
@@ -134,7 +134,7 @@ def plan_model(
         made = plan_training(shape, found, rows, length, asked=asked, execution=execution, dtype=dtype)
         lines += describe_training(made, price)
     if is_served:
-        load = Load(rate=rate, prompt=prompt, output=output, beams=beams, kv_kind=kv_kind_named(kv))
+        load = ServingLoad(rate=rate, prompt=prompt, output=output, beams=beams, kv_kind=kv_kind_named(kv))
         try:
             lines += describe_serving(plan_serving(shape, found, load), price)
         except InvalidRequest as error:

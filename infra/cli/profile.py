@@ -123,7 +123,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
 
     from models.prompt import prompt_limits
     from pipelines.profiler.record import training
-    from pipelines.training.fit.batches import Batch, batch_windows
+    from pipelines.training.batches import Batch, batch_windows
     from pipelines.training.fit.descent import Descent
     from pipelines.training.fit.prefetch import ready_batches
     from pipelines.training.target.code_paths import CodePaths

@@ -16,7 +16,7 @@ from services.errors import CanaryError, ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from models.canary import Canary, Stage
+    from models.canary import Canary, CanaryStage
     from models.registry import BundleStore
     from models.release_report import GuardReport, ReleaseReport
     from services.settings.settings import Settings
@@ -87,9 +87,9 @@ def _refuse_without_version(**given: object) -> None:
             raise ConfigError(f"--{option}: is of a release that begins; give the VERSION too")
 
 
-def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
+def parse_stages(stages: str, share: str) -> "tuple[CanaryStage, ...]":
     """Return the stages that the options describe. Raises ConfigError."""
-    from models.canary import Stage, check_stages
+    from models.canary import CanaryStage, check_stages
 
     if stages and share:
         raise ConfigError("--share: --stages is given too; give one of them")
@@ -98,7 +98,7 @@ def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     found = []
     for part in parts:
         text, _, hold = part.strip().partition(":")
-        found.append(Stage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
+        found.append(CanaryStage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
     try:
         return check_stages(found)
     except InvalidRequest as error:
@@ -147,7 +147,7 @@ def _begin(
     settings: "Settings",
     store: "BundleStore",
     version: str,
-    stages: "tuple[Stage, ...]",
+    stages: "tuple[CanaryStage, ...]",
     by_hand: bool,
     budgets: dict[str, float],
     with_lists: bool,
@@ -170,7 +170,7 @@ def _refuse(store: "BundleStore", version: str) -> None:
 
 
 def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, Path | None]) -> None:
-    from infra.local.servers.store import feature_store
+    from infra.local.store import feature_store
     from pipelines.options import PipelineOptions, Places
     from pipelines.refresh import refresh_lists
 

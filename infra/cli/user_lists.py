@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.registry import BundleStore
 from pipelines.options import Places
 from pipelines.publication.precompute import ranker_of

@@ -47,7 +47,7 @@ _SPLITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class EvaluatedModels:
     """The folders of the evaluated models, and the prompt's shape."""
 
     tokenized: Path
@@ -60,7 +60,7 @@ class Trained:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress) -> None:
+def evaluate(trained: EvaluatedModels, held_out: HeldOut, dataset: str, out: Path, progress: Progress) -> None:
     """Rank every test label with every model; write report.json and ranks.parquet."""
     catalogue, cases = (
         load_catalogue(trained.tokenized / "catalogue.parquet"),
@@ -104,7 +104,9 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     (out / REPORT).write_text(json.dumps(report, indent=1))
 
 
-def _validated_gain(trained: Trained, catalogue: Catalogue, scorers: Mapping[str, Scorer]) -> list[dict[str, Any]]:
+def _validated_gain(
+    trained: EvaluatedModels, catalogue: Catalogue, scorers: Mapping[str, Scorer]
+) -> list[dict[str, Any]]:
     """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
     cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
     with kept_memory():
@@ -138,7 +140,7 @@ def student_work(config: StudentConfig, num_places: int) -> int:
     return config.num_hops * (per_hop + attention)
 
 
-def _scorers(trained: Trained, catalogue: Catalogue) -> Iterator[tuple[str, Scorer]]:
+def _scorers(trained: EvaluatedModels, catalogue: Catalogue) -> Iterator[tuple[str, Scorer]]:
     sequences, num_items = read_sequences(trained.tokenized), len(catalogue.item_ids)
     yield "popularity", Popularity(sequences, num_items)
     yield "bigram", Bigram(sequences, num_items)

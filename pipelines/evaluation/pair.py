@@ -11,7 +11,7 @@ from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
-from pipelines.evaluation.evaluate import Trained
+from pipelines.evaluation.evaluate import EvaluatedModels
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import Scorer
 from pipelines.scoring.student import StudentScorer
@@ -46,7 +46,7 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
     )
 
 
-def save_pair(trained: Trained, folder: Path) -> None:
+def save_pair(trained: EvaluatedModels, folder: Path) -> None:
     """Copy decoder, student, catalogue and, if present, the decoder's teacher and text rows in a bundle's layout."""
     shutil.copytree(trained.decoder_dir, folder / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", folder / "catalogue.parquet")

@@ -13,7 +13,7 @@ from typing import Any
 
 from models.decoder.config import FAMILIES as SERVED
 from models.errors import CheckpointError, InvalidRequest
-from pipelines.planner.families import FAMILIES, SAME_AS, Family, Flag, defaults_of
+from pipelines.planner.families import FAMILIES, SAME_AS, Flag, LayerFamily, defaults_of
 from pipelines.planner.shapes import DecoderShape, Experts, Latent, Shape, plain_shape
 from pipelines.planner.storage import UnplannedConfig, number_bytes_of, storage_of
 
@@ -235,7 +235,7 @@ def _shape(config: _Config, name: str) -> DecoderShape:
     return replace(shape, vector_numbers=vectors, other_parameters=other)
 
 
-def _family(config: _Config) -> Family:
+def _family(config: _Config) -> LayerFamily:
     """Return the family's row, changed by the keys that change its norms."""
     family = config.family
     if config.family_name == "falcon":
@@ -255,7 +255,7 @@ def _family(config: _Config) -> Family:
     return family
 
 
-def _normalises_heads(config: _Config, family: Family) -> bool:
+def _normalises_heads(config: _Config, family: LayerFamily) -> bool:
     return bool(family.qk_norm) and (not family.qk_norm_key or config.flag(family.qk_norm_key))
 
 
@@ -313,7 +313,7 @@ def _latent(config: _Config) -> Latent | None:
     return Latent(kv_rank=rank, q_rank=queries or 0, rope_dim=rope, nope_dim=nope, value_dim=value)
 
 
-def _experts(config: _Config, family: Family, hidden: int, ffn: int, layers: int) -> Experts | None:
+def _experts(config: _Config, family: LayerFamily, hidden: int, ffn: int, layers: int) -> Experts | None:
     """Return the mixture of experts, and record which layers have it."""
     nested = config.raw.get("ffn_config")
     num = config.whole("experts", least=0)
@@ -388,7 +388,7 @@ def _layer_list(config: _Config, key: str) -> list[int]:
     return value
 
 
-def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
+def _windows(config: _Config, family: LayerFamily, layers: int) -> Iterator[int]:
     """Yield the sliding window of each layer that has one. Raises UnplannedConfig naming the key."""
     sinks = config.whole("attention_sinks", 0, least=0) or 0
     config.read.update(
@@ -407,7 +407,7 @@ def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
     yield from [(size or 0) + sinks] * windowed
 
 
-def _window_size(config: _Config, family: Family) -> int | None:
+def _window_size(config: _Config, family: LayerFamily) -> int | None:
     if config.raw.get("use_sliding_window") is False:
         config.read.add("sliding_window")
         return None
@@ -424,7 +424,7 @@ def _window_size(config: _Config, family: Family) -> int | None:
     return _whole("sliding_window", value)
 
 
-def _num_windowed(config: _Config, family: Family, layers: int) -> int:
+def _num_windowed(config: _Config, family: LayerFamily, layers: int) -> int:
     """Return how many layers have the window, if no key lists them."""
     if family.window == "late":
         first = config.whole("max_window_layers", 0 if config.family_name == "qwen3_moe" else 28, least=0) or 0
@@ -479,7 +479,7 @@ def _refuse_other_widths(config: _Config, shape: DecoderShape) -> None:
         )
 
 
-def _vectors(config: _Config, family: Family, shape: DecoderShape) -> tuple[int, int]:
+def _vectors(config: _Config, family: LayerFamily, shape: DecoderShape) -> tuple[int, int]:
     """Return the biases and norms of every layer, and further parameters."""
     hidden, latent = shape.hidden_size, shape.latent
     norm = hidden * (family.norm_weight + config.flag(family.norm_bias))

@@ -69,7 +69,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """Resources of a load, and their uncertainties."""
 
     lines: Sequence[Line]
@@ -125,7 +125,7 @@ def read_basis(path: Path | None) -> dict[str, Any]:
     return basis
 
 
-def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
+def plan(demand: Demand, measured: Mapping[str, Any]) -> LoadPlan:
     """Compute the plan from a results file of benchmarks.plan capacity."""
     busy = _busy_cores(demand, measured)
     memory, bundle = measured["memory_mb"], measured["bundle"]
@@ -149,7 +149,7 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
             mb += store_mb(demand, measured)
         lines.append(Line(part=part, cores=busy[part], replicas=replicas, memory_mb=mb))
     log_gb_per_day = demand.events_rate * 86_400 * measured["log_bytes_per_event"] / 1e9
-    return Plan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
+    return LoadPlan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
 
 
 def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:

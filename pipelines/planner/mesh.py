@@ -57,7 +57,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """The layout of a training. A step's batch has `data * shard * micro_batch * accumulation` rows."""
 
     data: int = 1

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipelines.planner.devices import Gpus
-from pipelines.planner.layouts import CHECKPOINTING, USABLE, Candidate, TrainingPlan, why_not
+from pipelines.planner.layouts import CHECKPOINTING, USABLE, PlannedLayout, TrainingPlan, why_not
 from pipelines.planner.memory import DEFAULTS, Memory, serving_memory, training_memory
 from pipelines.planner.mesh import bubble_of_ideal, bubble_of_step
-from pipelines.planner.serving import FACTOR, Phase, ServingPlan, Sharding
+from pipelines.planner.serving import FACTOR, ServingPlan, ServingStep, Sharding
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
-from pipelines.planner.step_time import StepTime, mfu
+from pipelines.planner.step_time import PlannedStepTime, mfu
 from services.llm.engine.config import KvKind
 
 _MOVES = {
@@ -115,7 +115,7 @@ def describe_serving(plan: ServingPlan, price: float | None = None) -> Iterator[
     yield f"Times are within a factor of {FACTOR:g}: the shares of the data sheet are assumed, no published serving run was fitted"
 
 
-def training_sentence(step: StepTime) -> str:
+def training_sentence(step: PlannedStepTime) -> str:
     """Return the bound of a training step, in one sentence."""
     sides = {
         "compute": step.products_s,
@@ -130,7 +130,7 @@ def training_sentence(step: StepTime) -> str:
     return f"roofline   training step: bound by {side}, {100 * sides[side] / step.total_s:.0f} % of the time; what would move it: {_MOVES[side]}"
 
 
-def phase_sentence(phase: Phase) -> str:
+def phase_sentence(phase: ServingStep) -> str:
     """Return the bound of a phase of serving, in one sentence."""
     return (
         f"roofline   {phase.name}: bound by {phase.bound} ({phase.num_bytes / 1e9:.1f} GB take {1e3 * phase.memory_s:.2f} ms, {phase.flops / 1e12:.2g} TFLOP {1e3 * phase.compute_s:.2f} ms, "
@@ -138,7 +138,7 @@ def phase_sentence(phase: Phase) -> str:
     )
 
 
-def bubble_sentence(candidates: Sequence[Candidate], virtual_stages: int = 1) -> str:
+def bubble_sentence(candidates: Sequence[PlannedLayout], virtual_stages: int = 1) -> str:
     """Return the idle time of the pipelines among these layouts."""
     parts = []
     for layout in (made.layout for made in candidates if made.layout.pipeline > 1):
@@ -150,7 +150,7 @@ def bubble_sentence(candidates: Sequence[Candidate], virtual_stages: int = 1) ->
     return f"bubble     {'; '.join(parts) or 'none: no pipeline among these layouts'}"
 
 
-def _layout_row(plan: TrainingPlan, number: int, made: Candidate) -> tuple[str, ...]:
+def _layout_row(plan: TrainingPlan, number: int, made: PlannedLayout) -> tuple[str, ...]:
     layout, step = made.layout, made.step
     share, most, least = (
         100 * mfu(plan.shape, layout, plan.length, plan.gpus, seconds)
@@ -189,7 +189,7 @@ def _memory_lines(title: str, memory: Memory) -> Iterator[str]:
     )
 
 
-def _checkpointing_lines(plan: TrainingPlan, first: Candidate) -> Iterator[str]:
+def _checkpointing_lines(plan: TrainingPlan, first: PlannedLayout) -> Iterator[str]:
     if isinstance(plan.shape, PlainShape):
         return
     layouts = {kept: replace(first.layout, checkpointing=kept) for kept in CHECKPOINTING}
@@ -200,7 +200,7 @@ def _checkpointing_lines(plan: TrainingPlan, first: Candidate) -> Iterator[str]:
     yield f"activations by checkpointing, GB: {', '.join(sizes)}"
 
 
-def _time_lines(made: Candidate) -> Iterator[str]:
+def _time_lines(made: PlannedLayout) -> Iterator[str]:
     step = made.step
     parts = {
         "products": step.products_s,
@@ -215,12 +215,12 @@ def _time_lines(made: Candidate) -> Iterator[str]:
     yield from _table((*parts, "step"), [tuple(_seconds(seconds) for seconds in (*parts.values(), step.total_s))])
 
 
-def _collective_lines(step: StepTime) -> Iterator[str]:
+def _collective_lines(step: PlannedStepTime) -> Iterator[str]:
     for one in step.collectives:
         yield f"collective {one.name}: {one.num_bytes / 1e9:.2f} GB a step over {one.link}, {_seconds(one.seconds)}, waited for {_seconds(one.exposed_s)}"
 
 
-def _cost_lines(plan: TrainingPlan, first: Candidate, price: float | None) -> Iterator[str]:
+def _cost_lines(plan: TrainingPlan, first: PlannedLayout, price: float | None) -> Iterator[str]:
     samples = plan.batch * (plan.length if isinstance(plan.shape, DecoderShape) else 1)
     what = "tokens" if isinstance(plan.shape, DecoderShape) else "samples"
     line = f"speed      {samples / first.step.total_s:,.0f} {what}/s"

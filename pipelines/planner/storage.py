@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
-from pipelines.planner.shapes import DecoderShape, Storage
+from pipelines.planner.shapes import DecoderShape, WeightStorage
 
 
 class UnplannedConfig(ValueError):
@@ -144,13 +144,13 @@ def number_bytes_of(raw: Raw) -> float:
 
 def storage_of(
     shape: DecoderShape, number_bytes: float, raw: Raw | None, layers_of: Mapping[str, Sequence[int]]
-) -> Storage:
+) -> WeightStorage:
     """Return the bytes of each kind of weight. `layers_of` names the layers with and without experts.
 
     Raises UnplannedConfig naming the key.
     """
     sizes: dict[str, Any] = dict.fromkeys(_KINDS, number_bytes)
-    plain = Storage(**sizes, kv=max(number_bytes, 2.0))
+    plain = WeightStorage(**sizes, kv=max(number_bytes, 2.0))
     if not raw:
         return plain
     method, rules, skipped = _read(raw)

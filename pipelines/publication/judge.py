@@ -74,7 +74,7 @@ class Judgement:
 
 
 def judge(
-    models: evaluate.Trained,
+    models: evaluate.EvaluatedModels,
     held_out: HeldOut,
     evaluated: StageOutput,
     ingested: Path,

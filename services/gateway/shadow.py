@@ -94,7 +94,7 @@ class SecondRanker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CandidateRanker:
     """The candidate of a release, as it would answer the same request.
 
     `beside` returns the candidate loaded alongside a live bundle, or None.
@@ -129,7 +129,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teacher:
+class TeacherRanker:
     """The LLM of the same bundle, for answers of other tiers.
 
     `recommend_by` builds a path whose LLM tier accepts any non-empty history.

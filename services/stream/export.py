@@ -12,8 +12,8 @@ from services.contracts.explanation import decode_explanation
 from services.features.ownership import partition_of
 from services.features.user_data import UserStore
 from services.router.policy import Facts
-from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS, LogKind
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS, LogKind
+from services.stream.log.offline_log import OfflineLog
 
 _FACTS = tuple(one.name for one in fields(Facts))
 _HISTORY = ("item_ids", "disliked_item_ids", "newest_event_time_ms", "num_events", "row_time_us")

@@ -27,11 +27,11 @@ from infra.cli.bundle_diff import compare
 from infra.cli.bundles import bundle_row
 from infra.cli.release import report_table
 from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
-from models.name_record import Move, NameRecord, Reference, decode_record
+from models.name_record import Move, NameRecord, ReferenceVersion, decode_record
 from models.prompt import prompt_window
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
@@ -67,7 +67,7 @@ from services.llm.text.tokenizer import TextTokenizer
 from services.settings.topic_reader import Mark
 from services.stream.decode import Record, decode, read_impression
 from services.stream.impressions.memory import remember
-from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS
+from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS
 from tests.support.engine.checkpoints import EOS_ID, TEMPLATE, build_tokenizer, write_checkpoint
 from tests.support.foreign_bytes import ODD_VALUES, Maker, json_of, mutations_of
 
@@ -423,11 +423,16 @@ LOOKED = ReleaseReport(
 RECORD = NameRecord(
     live="v1",
     owner="ann",
-    reference=Reference(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
+    reference=ReferenceVersion(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
     withdrawn={"v2": Withdrawal(version="v2", by="ann", at="2026-11-24T00:00:00Z", reason="", content="c0de")},
     history=(Move(act="promote", version="v1", by="ann", at="2026-11-23T00:00:00Z"),),
     canary=Canary(
-        version="v3", salt="s", stages=(Stage(0.1, 60.0), Stage(1.0, 0.0)), by="ann", at="now", report=LOOKED.encode()
+        version="v3",
+        salt="s",
+        stages=(CanaryStage(0.1, 60.0), CanaryStage(1.0, 0.0)),
+        by="ann",
+        at="now",
+        report=LOOKED.encode(),
     ),
 )
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from infra.local.supervisor.parts import Part, stack_parts
+from infra.local.parts import stack_parts
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.processes import process_tree
 from infra.local.supervisor.stackfile import PartRecord, StackFile
 from services.observability.node_metrics import render_metrics

@@ -19,7 +19,7 @@ from models.student import START
 from pipelines.data.labelled import Labelled, Weighted, dislikes_in, items_of, weights_of
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
-from pipelines.training.fit.batches import IGNORED
+from pipelines.training.batches import IGNORED
 from pipelines.training.start.student_rows import token_of_row
 from pipelines.training.target.softmax import TargetItems, Teacher
 from pipelines.training.target.teacher import single_level

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.layout import AUTO, layout_of
-from pipelines.training.fit.parallel import BUCKET_MB, Compression, Group, Method
-from pipelines.training.fit.recompute import Recompute
+from pipelines.training.parallel.layout import AUTO, layout_of
+from pipelines.training.parallel.mesh import BUCKET_MB, Compression, Mesh, Method
+from pipelines.training.parallel.recompute import Recompute
 from pipelines.training.reports.watched import ended_where_left
 from services.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Team:
     bucket_mb: float = BUCKET_MB
     """Size of DDP's gradient buckets in MiB."""
     compression: str = Compression.NONE
-    """How DDP encodes gradients (`parallel.Compression`). Checkpoints do not contain PowerSGD's error feedback."""
+    """How DDP encodes gradients (`mesh.Compression`). Checkpoints do not contain PowerSGD's error feedback."""
     timeout_s: float = 600.0
     ray: str = ""
     """Address of a Ray cluster used only for training, or `local` for a cluster that ends with the fit; empty: this
@@ -43,7 +43,7 @@ class Team:
     def __post_init__(self) -> None:
         """Reject options that cannot be started. Raises ConfigError naming the option."""
         if self.workers < 1:
-            raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
+            raise ConfigError(f"--workers: {self.workers} is below 1; give a number of processes")
         if self.precision not in _PRECISIONS:
             raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
         if self.recompute not in list(Recompute):
@@ -51,15 +51,15 @@ class Team:
         if self.compression not in list(Compression):
             raise ConfigError(f"--compression: {self.compression!r} is not known; give {', '.join(Compression)}")
         if not self.bucket_mb > 0:
-            raise ConfigError(f"--bucket-mb: {self.bucket_mb} is no size; give MiB above 0, such as {BUCKET_MB:g}")
+            raise ConfigError(f"--bucket-mb: {self.bucket_mb} must be > 0 MiB; give a size such as {BUCKET_MB:g}")
         layout = layout_of(self.parallel, self.workers)
         if self._is_tuned and layout.shard * layout.tensor > 1:
             raise ConfigError(
-                f"--compression and --bucket-mb are of DDP's gradients, which {self.parallel} does not send; leave them out, or give ddp"
+                f"--compression, --bucket-mb: {self.parallel} sends no DDP gradients; remove both options, or give ddp"
             )
         if not self.timeout_s > 0:
             raise ConfigError(
-                f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
+                f"--worker-timeout-s: {self.timeout_s} must be > 0 s; give more than the seconds of one step"
             )
 
     def notes(self, num_cores: int, num_gpus: int) -> list[str]:
@@ -88,7 +88,7 @@ class Team:
             ) from error
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The mesh of the workers."""
         return layout_of(self.parallel, self.workers)
 
@@ -116,6 +116,11 @@ class Team:
             compression=self.compression,
         )
 
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the workers, from its first rank."""
+        return Mesh(layout=self.layout, timeout_s=self.timeout_s, method=self.method)
+
     def fit(
         self,
         work: Callable[..., Any],
@@ -123,21 +128,22 @@ class Team:
         progress: Progress,
         needs: Callable[[int], str] | None = None,
     ) -> Any:
-        """Return the result of `work(progress=..., group=...)`, run here or in each process; rank 0's result counts.
+        """Return the result of `work(progress=..., mesh=...)`, run here or in each process; rank 0's result counts.
 
         It is pickled if there are several processes. `needs` describes the predicted memory of steps with a factor on
         the number of parts of a batch. Raises its TailraceErrors, or StageFailed.
         """
         if self.workers == 1:
-            return work(progress=progress, group=Group(self.method))
+            return work(progress=progress, mesh=self.mesh)
         with ended_where_left(checkpoints):
             if self.ray:
+                self.check_ray()
                 from pipelines.training.workers.on_ray import fit_on_ray
 
-                return fit_on_ray(work, self, checkpoints, progress, needs)
+                return fit_on_ray(work, self.ray, self.mesh, checkpoints, progress, needs)
             from pipelines.training.workers.local import fit_locally
 
-            return fit_locally(work, self, checkpoints, progress, needs)
+            return fit_locally(work, self.mesh, checkpoints, progress, needs)
 
 
 ONE = Team()

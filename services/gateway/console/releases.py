@@ -24,7 +24,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.name_record import NameRecord
 from models.registry import BundleStore
 from models.release_report import ReleaseReport
@@ -115,7 +115,7 @@ class _ReleaseDoor:
 
     async def release(self, http: Request, call: Call) -> Response:
         sent = await read_sent(http, _Released, _MAX_BODY_BYTES)
-        stages = [Stage(one.share, one.hold_s) for one in sent.stages]
+        stages = [CanaryStage(one.share, one.hold_s) for one in sent.stages]
         since_ms, version = self._since_ms(), http.path_params["version"]
         return await self._move(
             http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)

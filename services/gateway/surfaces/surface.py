@@ -24,7 +24,7 @@ from services.contracts.plain import nearest, read_int, read_list, read_number, 
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, RecommendRequest, Tier
 from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
 from services.errors import InvalidRequest
-from services.gateway.request.candidates import NUM_CANDIDATES
+from services.gateway.ranking import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.explore import Exploration
 

@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from services.contracts.recommend import Reason, Tier
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from infra.local.binaries import haproxy_command
 from infra.local.edge.admin import count_up, has_ray_up
 from infra.local.edge.config import EdgePlan, Upstream, check_files
-from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError, ErrorKind
 from services.gateway.openai.schema import OpenAiErrorBody
 from services.gateway.rest.schema import ErrorBody

@@ -11,7 +11,7 @@ from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
-from pipelines.evaluation.evaluate import Trained, evaluate
+from pipelines.evaluation.evaluate import EvaluatedModels, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
@@ -59,7 +59,7 @@ def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
 class Built:
     """The folder of each stage."""
 
-    trained: Trained
+    trained: EvaluatedModels
     evaluated: Path
     similar: Path
     assembled: Path
@@ -85,7 +85,7 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
         fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved))
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
-    trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
+    trained = EvaluatedModels(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
     make_similar((tokens, students), (tokens, students), repeats=False, out=similar)
     assemble(trained, evaluated, similar, MADE_AT, assembled)

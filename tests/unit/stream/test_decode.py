@@ -19,7 +19,7 @@ from services.stream.decode import (
     decode,
     read_impression,
 )
-from services.stream.log_kinds import IMPRESSIONS
+from services.stream.log.kinds import IMPRESSIONS
 
 NOW_MS = 1_795_262_400_000
 YEAR_2099_MS = 4_070_908_800_000

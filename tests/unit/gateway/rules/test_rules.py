@@ -15,7 +15,8 @@ from services.contracts.filters import Condition, OneOf, Range
 from services.contracts.items import ItemState
 from services.contracts.recommend import RecommendRequest, Tier
 from services.contracts.rules import Boost, Cap, Freshness, Pin, Rules
-from services.gateway.request.candidates import ItemRanking, masks_for
+from services.gateway.ranking import ItemRanking
+from services.gateway.request.masks import masks_for
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules, moves_of

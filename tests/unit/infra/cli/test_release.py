@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from infra.cli.main import app
 from infra.cli.release import parse_budgets, parse_stages
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
 from services.errors import CanaryError, ConfigError, TailraceError
@@ -36,9 +36,14 @@ def tailrace(*words: str) -> str:
 
 def test_stages_have_a_share_and_a_time() -> None:
     """The default stages end with all users; a bare `--share` gives a single stage."""
-    assert parse_stages("", "") == (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600), Stage(1.0, 0))
-    assert parse_stages("2.5%:90s,50%:2d", "") == (Stage(0.025, 90), Stage(0.5, 172_800))
-    assert parse_stages("", "5%") == (Stage(0.05, 3_600),)
+    assert parse_stages("", "") == (
+        CanaryStage(0.01, 600),
+        CanaryStage(0.05, 1_800),
+        CanaryStage(0.25, 3_600),
+        CanaryStage(1.0, 0),
+    )
+    assert parse_stages("2.5%:90s,50%:2d", "") == (CanaryStage(0.025, 90), CanaryStage(0.5, 172_800))
+    assert parse_stages("", "5%") == (CanaryStage(0.05, 3_600),)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from models.errors import InvalidRequest
 from pipelines.planner.devices import parse_gpus
 from pipelines.planner.layouts import USABLE, best_layouts, enough_gpus, plan_training
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import Execution, Layout, bubble_of_ideal, bubble_of_step, layout_asked
+from pipelines.planner.mesh import Execution, ParallelLayout, bubble_of_ideal, bubble_of_step, layout_asked
 from pipelines.planner.shapes import Shape, plain_shape
 from pipelines.planner.step_time import step_time
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M, gpt, llama
@@ -116,7 +116,7 @@ def test_the_best_is_no_slower_than_any_other_that_fits() -> None:
         ways = 8 // tensor
         if ways % shard or batch % (ways * micro_batch):
             continue
-        layout = Layout(
+        layout = ParallelLayout(
             data=ways // shard,
             shard=shard,
             tensor=tensor,

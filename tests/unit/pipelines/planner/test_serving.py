@@ -7,14 +7,14 @@ import pytest
 from models.errors import InvalidRequest
 from pipelines.planner.devices import parse_gpus
 from pipelines.planner.memory import kv_bytes_per_token
-from pipelines.planner.serving import Load, Sharding, decode, kv_kind_named, plan_serving, prefill
+from pipelines.planner.serving import ServingLoad, Sharding, decode, kv_kind_named, plan_serving, prefill
 from pipelines.planner.shapes import plain_shape
 from tests.support.planned_models import LLAMA_3_8B, SMOLLM2_135M, llama
 
-LOAD = Load(rate=20, prompt=1_024, output=256)
+LOAD = ServingLoad(rate=20, prompt=1_024, output=256)
 
 
-def ways(gpus: str, load: Load = LOAD) -> tuple[Sharding, ...]:
+def ways(gpus: str, load: ServingLoad = LOAD) -> tuple[Sharding, ...]:
     """Return the ways to use these GPUs for Llama-3-8B."""
     return plan_serving(LLAMA_3_8B, parse_gpus(gpus), load).ways
 

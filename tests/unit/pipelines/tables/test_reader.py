@@ -17,7 +17,7 @@ import pytest
 
 from pipelines.data.ingest import Source, open_tables
 from pipelines.imports.old_events import OldEvents
-from pipelines.imports.run import Run, import_events, import_items
+from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, TableOptions, table_options
 from services.contracts.events import decode_interaction
@@ -64,7 +64,7 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
     table, _ = open_tables(Source(None, path, (), tables=options), folder)
     piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
     sent: list[Any] = []
-    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
     _, findings = import_items(run)
     states = [decode_item(key, value) for key, value in sent]
     imported = [(name, one.title or name, [*(one.categories or ())]) for name, one in states if one is not None]
@@ -81,7 +81,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # the stream's resolution
     piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
     sent: list[Any] = []
-    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
     old = OldEvents(folder / "old.parquet")
     _, findings = import_events(run, old, NOW_MS)
     events = [decode_interaction(value) for _, value in sent]
@@ -472,7 +472,7 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
     """Import items, and return their states by id."""
     sent: list[Any] = []
     path = written(tmp_path, Case(content, []))
-    run = Run(
+    run = ImportRun(
         path=path,
         options=table_options(**options),
         send=sent.extend,
@@ -566,7 +566,7 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
             1
         ].read(),  # type: ignore[union-attr]
         lambda: import_events(
-            Run(
+            ImportRun(
                 path=path,
                 options=table_options(**options),
                 send=said.append,

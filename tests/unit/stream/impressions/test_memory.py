@@ -10,8 +10,8 @@ from services.contracts.events import Impression, decode_impression
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedImpression
 from services.stream.impressions.memory import remember
-from services.stream.log_kinds import IMPRESSIONS
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS
+from services.stream.log.offline_log import OfflineLog
 
 ITEMS = st.lists(st.sampled_from("abcdefgh"), max_size=5)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from models.catalogue import BOS_TOKEN
 from pipelines.data.labelled import Dislikes, Weighted
-from pipelines.training.fit.batches import Batch, Disliked, make_batch, split_batch
+from pipelines.training.batches import Batch, Disliked, make_batch, split_batch
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler

@@ -2,7 +2,7 @@
 
 import re
 
-from pipelines.planner.mesh import MICRO_BATCHES, Layout
+from pipelines.planner.mesh import MICRO_BATCHES, ParallelLayout
 from services.errors import ConfigError
 
 AUTO = "auto"
@@ -11,10 +11,10 @@ _WORD = re.compile(r"(ddp|fsdp)|(hsdp|tp|pp)([0-9]+)")
 _OFFERED = ({"ddp"}, {"fsdp"}, {"hsdp"}, {"tp"}, {"pp"}, {"ddp", "tp"}, {"fsdp", "tp"}, {"pp", "ddp"})
 
 
-def layout_of(words: str, workers: int) -> Layout:
+def layout_of(words: str, workers: int) -> ParallelLayout:
     """Return the layout of `--parallel` for this number of workers. Raises ConfigError naming the option."""
     if words == AUTO:
-        return Layout(data=workers)
+        return ParallelLayout(data=workers)
     sizes: dict[str, int] = {}
     for word in words.split("+"):
         found = _WORD.fullmatch(word)
@@ -37,7 +37,7 @@ def layout_of(words: str, workers: int) -> Layout:
         raise ConfigError(
             f"--parallel: {words} leaves {left} groups of workers without a layout; give {more}, or as many workers"
         )
-    return Layout(
+    return ParallelLayout(
         data=1 if "fsdp" in sizes else left,
         shard=left if "fsdp" in sizes else sizes.get("hsdp", 1),
         tensor=sizes.get("tp", 1),
@@ -46,7 +46,7 @@ def layout_of(words: str, workers: int) -> Layout:
     )
 
 
-def words_of(layout: Layout) -> str | None:
+def words_of(layout: ParallelLayout) -> str | None:
     """Return the `--parallel` value of a layout; None if it is not offered."""
     is_hybrid = layout.shard > 1 and layout.data > 1
     parts = {

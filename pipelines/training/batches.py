@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from pipelines.data.labelled import Dislikes, Labelled, Weighted, dislikes_in, items_of, weights_of
@@ -86,6 +86,9 @@ class Batch:
         return replace(self, digest=number_of(b"".join(parts)))
 
 
+Loss = tuple[Tensor, int]
+"""Mean loss of a batch's labels, and their number."""
+LossFunction = Callable[[nn.Module, Batch], Loss]
 MakeBatch = Callable[[], Batch]
 """A planned batch that builds its tensors on call. Building draws nothing, so it may run at any time and in any
 thread."""

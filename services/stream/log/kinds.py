@@ -13,7 +13,7 @@ from services.contracts.events import Impression, Interaction, decode_impression
 from services.errors import InvalidRequest
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedImpression, LoggedInteraction
-from services.stream.erasure.ledger import Erased, Tombstone
+from services.stream.log.ledger import Erased, Tombstone
 
 
 class _Logged(Protocol):

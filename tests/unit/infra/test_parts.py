@@ -6,11 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from infra.local import binaries
 from infra.local.commands.doctor import examine
 from infra.local.commands.guide import describe_stack, example_user, grpc_call, rest_call
-from infra.local.servers import binaries
+from infra.local.parts import stack_parts
 from infra.local.servers.access import check_access
-from infra.local.supervisor.parts import stack_parts
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
 from services.stream.rebuild import base_table

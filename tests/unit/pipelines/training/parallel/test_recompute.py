@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.decoder.decoder import Decoder
-from pipelines.training.fit import recompute
-from pipelines.training.fit.batches import make_batch
-from pipelines.training.fit.dropout import dropout_after
-from pipelines.training.fit.recompute import blocks_of, flops_factor, kept_operations, recomputed
+from pipelines.training.batches import make_batch
+from pipelines.training.parallel import recompute
+from pipelines.training.parallel.dropout import Dropout
+from pipelines.training.parallel.recompute import blocks_of, flops_factor, kept_operations, recomputed
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
 from tests.support.training.bundles import build_catalogue
 
@@ -40,7 +40,7 @@ def step_with(how: str) -> tuple[list[torch.Tensor], int, int]:
 
     torch.manual_seed(1)
     with (
-        dropout_after([layer["output"] for layer in decoder.layers], 0.5),
+        Dropout([layer["output"] for layer in decoder.layers], 0.5).applied(),
         recomputed(decoder, how),
         Products() as products,
     ):

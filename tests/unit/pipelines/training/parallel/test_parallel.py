@@ -1,4 +1,4 @@
-"""A fit's process as a group of one, and classification of a rank's end."""
+"""A fit as a mesh of one process, the ranks' positions in a mesh, and classification of a rank's end."""
 
 import time
 from dataclasses import replace
@@ -12,21 +12,28 @@ from structlog.testing import capture_logs
 from torch import nn
 
 from pipelines.data.labelled import Weighted
-from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
-from pipelines.training.fit.batches import Batch, make_batch
+from pipelines.training.batches import Batch, make_batch
 from pipelines.training.fit.fitting import Fitted, fit
-from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
-from pipelines.training.reports.watched import Logged
+from pipelines.training.parallel.layout import layout_of
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh, Method
+from pipelines.training.parallel.ranks import LossSum, describe_unusable
+from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.train_decoder import train_in
-from pipelines.training.workers.rank import Ending, Seat, work_at
+from pipelines.training.workers.rank import ExitKind, RankStart, run_rank
 from services.errors import ConfigError
 from tests.support.training.bundles import build_catalogue
 from tests.support.training.lines import numbered, task_of
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, QUICK, Built, checkpoints_in
 
+START = RankStart(mesh=ONE_PROCESS, num_threads=1, has_gpu=False)
 
-def weights_of(built: Built, folder: Path, num_parts: int, group: Group) -> bytes:
+
+def do_nothing() -> None:
+    """Join no other rank."""
+
+
+def weights_of(built: Built, folder: Path, num_parts: int, method: Method = ONE_PROCESS.method) -> bytes:
     """Train the small decoder with dropout and return its weights file."""
     options = replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, num_parts=num_parts))
     folder.mkdir()
@@ -39,17 +46,17 @@ def weights_of(built: Built, folder: Path, num_parts: int, group: Group) -> byte
         None,
         None,
         progress=silent,
-        group=group,
+        mesh=Mesh(method=method),
     )
     return (folder / "decoder" / "model.safetensors").read_bytes()
 
 
 def test_accumulation_multiplies_the_parts_of_a_batch(built: Built, tmp_path: Path) -> None:
     """Two parts and an accumulation factor of two, as after running out of memory, make four parts."""
-    four = weights_of(built, tmp_path / "four", 4, Group())
+    four = weights_of(built, tmp_path / "four", 4)
 
-    assert weights_of(built, tmp_path / "two", 2, Group(accumulation=2)) == four
-    assert weights_of(built, tmp_path / "one", 1, Group()) != four
+    assert weights_of(built, tmp_path / "two", 2, Method(accumulation=2)) == four
+    assert weights_of(built, tmp_path / "one", 1) != four
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
@@ -57,16 +64,16 @@ def test_a_whole_fit_ends_with_the_same_bits_whatever_is_computed_again(
     recompute: str, built: Built, tmp_path: Path
 ) -> None:
     """Recomputation gives bitwise equal weights, also with dropout."""
-    plain = weights_of(built, tmp_path / "plain", 1, Group())
+    plain = weights_of(built, tmp_path / "plain", 1)
 
-    assert weights_of(built, tmp_path / recompute, 1, Group(Method(recompute=recompute))) == plain
+    assert weights_of(built, tmp_path / recompute, 1, Method(recompute=recompute)) == plain
 
 
 def test_bf16_changes_products_alone(built: Built, tmp_path: Path) -> None:
     """bf16 training gives other weights, which are saved in fp32."""
-    plain = weights_of(built, tmp_path / "fp32", 1, Group(Method(is_bf16=False)))
+    plain = weights_of(built, tmp_path / "fp32", 1, Method(is_bf16=False))
 
-    halved = weights_of(built, tmp_path / "bf16", 1, Group(Method(is_bf16=True)))
+    halved = weights_of(built, tmp_path / "bf16", 1, Method(is_bf16=True))
 
     assert halved != plain
     assert len(halved) == len(plain)
@@ -89,10 +96,33 @@ def test_a_batch_is_known_by_its_content() -> None:
 
 def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
     """NaN and far too high losses are reported with their rank, except for a single process."""
-    shares = [Share(4.0, 4, 0), Share(float("nan"), 4, 1), Share(4e9, 4, 2)]
+    sums = [LossSum(4.0, 4, 0), LossSum(float("nan"), 4, 1), LossSum(4e9, 4, 2)]
 
-    assert unusable_share(shares, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
-    assert unusable_share(shares[1:2], 100.0) == ""
+    assert describe_unusable(sums, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
+    assert describe_unusable(sums[1:2], 100.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("parallel", "workers", "positions", "loss_ranks"),
+    [
+        ("ddp", 2, [(0, 0, 0), (1, 0, 0)], [0, 1]),
+        ("fsdp", 2, [(0, 0, 0), (1, 0, 0)], [0, 1]),
+        ("hsdp2", 4, [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)], [0, 1, 2, 3]),
+        ("fsdp+tp2", 4, [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)], [0, 2]),
+        ("pp2", 2, [(0, 0, 0), (0, 0, 1)], [1]),
+        ("pp2+ddp", 4, [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)], [2, 3]),
+    ],
+)
+def test_a_rank_has_one_position_in_the_mesh(
+    parallel: str, workers: int, positions: list[tuple[int, int, int]], loss_ranks: list[int]
+) -> None:
+    """Ranks are numbered with tensor parallelism innermost; one rank of each part of the rows knows its loss."""
+    layout = layout_of(parallel, workers)
+    meshes = [Mesh(layout=layout, rank=rank) for rank in range(workers)]
+
+    assert [(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank) for mesh in meshes] == positions
+    assert list(meshes[0].loss_ranks) == loss_ranks
+    assert [mesh.is_divided for mesh in meshes] == [parallel != "ddp"] * workers
 
 
 def slow(seconds: float, number: int) -> Batch:
@@ -110,7 +140,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
 
     task = task_of(loss, [partial(slow, batch_s, number) for number in range(11)], uniform_loss=1e9)
     with capture_logs() as logged:
-        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
+        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=LoggedFit())
     return fitted, [line["event"] for line in logged]
 
 
@@ -127,17 +157,17 @@ def test_a_fit_that_waits_for_its_data_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raises", "how"),
     [
-        (lambda: torch.empty(10**15), Ending.OUT_OF_MEMORY),
-        (lambda: np.empty(10**15), Ending.OUT_OF_MEMORY),
-        (lambda: {}["item"], Ending.BROKEN),
-        (lambda: torch.distributed.init_process_group("gloo", store=None, rank=0), Ending.BROKEN),
+        (lambda: torch.empty(10**15), ExitKind.OUT_OF_MEMORY),
+        (lambda: np.empty(10**15), ExitKind.OUT_OF_MEMORY),
+        (lambda: {}["item"], ExitKind.BROKEN),
+        (lambda: torch.distributed.init_process_group("gloo", store=None, rank=0), ExitKind.BROKEN),
     ],
 )
-def test_a_rank_says_how_it_ended(raises: object, how: Ending) -> None:
+def test_a_rank_says_how_it_ended(raises: object, how: ExitKind) -> None:
     """Out-of-memory errors of torch and numpy differ from unexpected errors, and tracebacks are kept."""
     sent: list[object] = []
 
-    ended = work_at(seat(), Group, lambda **_: raises(), sent.append)  # type: ignore[operator,arg-type]
+    ended = run_rank(START, do_nothing, lambda **_: raises(), sent.append)  # type: ignore[operator,arg-type]
 
     assert sent == [ended]
     assert ended.how == how
@@ -150,21 +180,6 @@ def test_an_error_of_the_users_arrives_as_it_was_raised() -> None:
     def refuse(**_: object) -> None:
         raise ConfigError("--parallel: tp3 does not divide the decoder's num_attention_heads, 2")
 
-    ended = work_at(seat(), Group, refuse, lambda _: None)  # type: ignore[arg-type]
+    ended = run_rank(START, do_nothing, refuse, lambda _: None)  # type: ignore[arg-type]
 
-    assert (ended.how, type(ended.error()), str(ended.error())) == (Ending.REFUSED, ConfigError, ended.why)
-
-
-def seat() -> Seat:
-    """Return a rank's seat in a group of one."""
-    return Seat(
-        rank=0,
-        size=1,
-        port=0,
-        timeout_s=1.0,
-        num_threads=1,
-        accumulation=1,
-        has_gpu=False,
-        layout=Layout(),
-        method=Method(),
-    )
+    assert (ended.how, type(ended.error()), str(ended.error())) == (ExitKind.REFUSED, ConfigError, ended.why)

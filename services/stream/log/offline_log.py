@@ -40,9 +40,9 @@ import structlog
 
 from models.files import Stamp, rename_durably, stamp_of
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Erased, Ledger
-from services.stream.log_files import Span, choose_merge, current, span_of
-from services.stream.log_kinds import INTERACTIONS, Logged, LogKind
+from services.stream.log.files import Span, choose_merge, current, span_of
+from services.stream.log.kinds import INTERACTIONS, Logged, LogKind
+from services.stream.log.ledger import Erased, ErasureLedger
 
 KEEP_PARTS_S = 3_600.0
 """How long merged files stay for readers that have listed them."""
@@ -80,7 +80,7 @@ class OfflineLog(Generic[Logged]):
         root: Path,
         wall_clock: Callable[[], float] = time.time,
         kind: LogKind[Logged] = _EVENTS,
-        ledger: Ledger | None = None,
+        ledger: ErasureLedger | None = None,
     ) -> None:
         """Take the folder of all logs.
 
@@ -88,7 +88,7 @@ class OfflineLog(Generic[Logged]):
         """
         self._root = root / kind.name
         self._kind = kind
-        self.ledger = ledger or Ledger(root)
+        self.ledger = ledger or ErasureLedger(root)
         self._rewriting = threading.Lock()
         self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}

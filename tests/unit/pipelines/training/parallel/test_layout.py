@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.planner.mesh import Layout
-from pipelines.training.fit.layout import layout_of, words_of
+from pipelines.planner.mesh import ParallelLayout
+from pipelines.training.parallel.layout import layout_of, words_of
 from pipelines.training.workers.team import Team
 from services.errors import ConfigError
 
@@ -11,18 +11,18 @@ from services.errors import ConfigError
 @pytest.mark.parametrize(
     ("words", "workers", "layout"),
     [
-        ("auto", 4, Layout(data=4)),
-        ("ddp", 2, Layout(data=2)),
-        ("fsdp", 4, Layout(shard=4)),
-        ("tp2", 2, Layout(tensor=2)),
-        ("fsdp+tp2", 8, Layout(shard=4, tensor=2)),
-        ("hsdp4", 8, Layout(data=2, shard=4)),
-        ("ddp+tp2", 4, Layout(data=2, tensor=2)),
-        ("pp2", 2, Layout(pipeline=2, accumulation=8)),
-        ("pp2+ddp", 8, Layout(data=4, pipeline=2, accumulation=8)),
+        ("auto", 4, ParallelLayout(data=4)),
+        ("ddp", 2, ParallelLayout(data=2)),
+        ("fsdp", 4, ParallelLayout(shard=4)),
+        ("tp2", 2, ParallelLayout(tensor=2)),
+        ("fsdp+tp2", 8, ParallelLayout(shard=4, tensor=2)),
+        ("hsdp4", 8, ParallelLayout(data=2, shard=4)),
+        ("ddp+tp2", 4, ParallelLayout(data=2, tensor=2)),
+        ("pp2", 2, ParallelLayout(pipeline=2, accumulation=8)),
+        ("pp2+ddp", 8, ParallelLayout(data=4, pipeline=2, accumulation=8)),
     ],
 )
-def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> None:
+def test_a_layout_uses_all_workers(words: str, workers: int, layout: ParallelLayout) -> None:
     """The sizes of a layout multiply to the number of workers, and the layout maps back to the words."""
     assert layout_of(words, workers) == layout
     assert words_of(layout) == ("ddp" if words == "auto" else words)
@@ -44,9 +44,9 @@ def test_what_is_no_layout_is_refused_with_the_option(words: str, workers: int) 
 
 def test_a_product_that_is_not_offered_has_no_words() -> None:
     """Unsupported combinations have no words, so the planner tries the next layout."""
-    assert words_of(Layout(pipeline=2, tensor=2)) is None
-    assert words_of(Layout(data=2, shard=2, tensor=2)) is None
-    assert words_of(Layout()) == "auto"
+    assert words_of(ParallelLayout(pipeline=2, tensor=2)) is None
+    assert words_of(ParallelLayout(data=2, shard=2, tensor=2)) is None
+    assert words_of(ParallelLayout()) == "auto"
 
 
 @pytest.mark.parametrize(

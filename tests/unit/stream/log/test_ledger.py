@@ -11,8 +11,8 @@ from services.contracts.erasure import Erasure
 from services.contracts.events import Interaction
 from services.features.schema import BASE_TOPIC, LogPosition
 from services.stream.decode import LoggedErasure, LoggedInteraction
-from services.stream.erasure.ledger import Ledger
-from services.stream.offline_log import OfflineLog
+from services.stream.log.ledger import ErasureLedger
+from services.stream.log.offline_log import OfflineLog
 
 USERS = ("ann", "bob", "cyd")
 
@@ -64,10 +64,10 @@ def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[s
 
 def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_path: Path) -> None:
     """Redelivery adds no entry, processes agree, and the file has the user id only until the erasure is done."""
-    ledger = Ledger(tmp_path)
+    ledger = ErasureLedger(tmp_path)
     for _ in range(2):
         ledger.append([erased("ann", 3), erased("bob", 4)], ["old", "t"])
-    other = Ledger(tmp_path)
+    other = ErasureLedger(tmp_path)
     before = other.tombstones(0)
     other.close(0, ["xt3"], 9_000)
     after = ledger.tombstones(0)
@@ -83,7 +83,7 @@ def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_p
 
 def test_what_has_no_place_in_the_log_goes_by_its_time(tmp_path: Path) -> None:
     """Impressions and base rows up to the time of acceptance are covered."""
-    ledger = Ledger(tmp_path)
+    ledger = ErasureLedger(tmp_path)
     ledger.append([erased("ann", 3, accepted_ms=5_000)], [])
     found = ledger.erased(0)
 

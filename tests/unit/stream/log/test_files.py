@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.stream.log_files import (
+from services.stream.log.files import (
     FULL_SIZE,
     MAX_FILES,
     MIN_FILES,

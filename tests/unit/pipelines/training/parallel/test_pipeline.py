@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from models.decoder.decoder import Decoder
 from pipelines.scoring.dense import hidden_states
-from pipelines.training.fit.batches import IGNORED, Batch
-from pipelines.training.fit.pipelined import Stage, layers_of, micro_batches_of, stage_of
+from pipelines.training.batches import IGNORED, Batch
+from pipelines.training.parallel.pipeline import DecoderStage, layers_of, micro_batches_of, stage_of
 from services.errors import ConfigError
 from tests.support.training.bundles import build_decoder
 
@@ -53,7 +53,7 @@ def test_stages_one_after_another_are_the_decoder(is_tied: bool) -> None:
     whole = build_decoder(40, 0)
     if not is_tied:
         whole = Decoder(replace(whole.config, tie_word_embeddings=False))
-    stages = [Stage(copy.deepcopy(whole), stage, 2) for stage in range(2)]
+    stages = [DecoderStage(copy.deepcopy(whole), stage, 2) for stage in range(2)]
     tokens_BL = torch.randint(1, 40, (3, 5))
 
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_stages_one_after_another_are_the_decoder(is_tied: bool) -> None:
 
 def test_a_loss_that_runs_the_decoder_twice_is_refused_with_the_option() -> None:
     """The input from the previous stage is available only once per batch."""
-    last = Stage(build_decoder(40, 0), 1, 2)
+    last = DecoderStage(build_decoder(40, 0), 1, 2)
     last.entering_TD = torch.zeros(15, last.config.hidden_size)
     tokens_BL = torch.ones(3, 5, dtype=torch.long)
     hidden_states(last, tokens_BL)

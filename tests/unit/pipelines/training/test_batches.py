@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from pipelines.data.labelled import Dislikes, Weighted
-from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows, group_by_length, make_batch
+from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows, group_by_length, make_batch
 from tests.support.training.bundles import build_catalogue
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)

@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Tier
-from services.gateway.request.candidates import ItemRanking, best_allowed, choose, merge, merge_history
+from services.gateway.ranking import ItemRanking, best_allowed, choose, merge
+from services.gateway.request.masks import merge_history
 
 
 @pytest.mark.parametrize(

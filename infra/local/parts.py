@@ -8,44 +8,20 @@ Derived only from settings; starts nothing.
 """
 
 import sys
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
+from infra.local.binaries import tansu_command, valkey_command
 from infra.local.edge.admin import edge_answers
 from infra.local.edge.config import edge_folder
 from infra.local.servers.access import valkey_access_file
-from infra.local.servers.binaries import tansu_command, valkey_command
+from infra.local.servers.environment import log_environment, metrics_environment
 from infra.local.supervisor.lifecycle import RestartPolicy
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.ports import Port
-from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
+from infra.local.supervisor.probes import accepts, answers_http, answers_kafka, answers_redis, beats
 from services.errors import ConfigError
 from services.settings.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One supervised process.
-
-    The part is healthy when all `probes` succeed; without probes, while it lives. `grace_s` is the time between SIGTERM
-    and SIGKILL. `needs` names parts that must be healthy before the first start. `heartbeat` is the file that the part
-    touches while it works; the file of a dead process is removed before the next start.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    ports: tuple[Port, ...] = ()
-    probes: tuple[Probe, ...] = ()
-    needs: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
-    grace_s: float = 5.0
-    heartbeat: Path | None = None
-
-    def is_healthy(self) -> bool:
-        """Probe the part now."""
-        return all(probe() for probe in self.probes)
 
 
 def valkey_part(settings: Settings) -> Part:
@@ -195,21 +171,6 @@ def _check_apart(ports: list[Port]) -> None:
         if one.meets(other)
     ]:
         raise ConfigError("\n".join(faults))
-
-
-def metrics_environment(settings: Settings) -> dict[str, str]:
-    """Return the variable that makes a process share its metrics; prometheus-client reads it at import."""
-    return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
-
-
-def gateway_log(settings: Settings) -> Path:
-    """Return the log file that all gateways and engines share, inside and outside Ray."""
-    return settings.log_file or settings.state_dir / "logs" / "gateway.log"
-
-
-def log_environment(settings: Settings) -> dict[str, str]:
-    """Return the variable that names the log file to a process."""
-    return {"TAILRACE_LOG_FILE": str(gateway_log(settings))}
 
 
 def broker_address(bootstrap: str) -> tuple[str, int]:

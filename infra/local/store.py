@@ -1,4 +1,4 @@
-"""A feature store for offline commands: the running store, or one started for the duration of the command."""
+"""The feature store of offline commands: the running store, or one started for the duration of the command."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,15 +6,16 @@ from contextlib import contextmanager
 
 import redis
 
-from infra.local.commands.up import part_environment
+from infra.local.parts import valkey_part
 from infra.local.servers.access import prepare_valkey
+from infra.local.servers.environment import part_environment
 from infra.local.supervisor.leftovers import end_leftovers
-from infra.local.supervisor.parts import valkey_part
 from infra.local.supervisor.ports import STORE_SETTINGS, check_free, is_free, ports_of, with_free_ports
 from infra.local.supervisor.probes import TIMEOUT_S, answers_redis
 from infra.local.supervisor.stackfile import StackFile
 from infra.local.supervisor.supervisor import Supervisor
 from services.errors import EnvironmentFault
+from services.settings.redis_clients import client_options
 from services.settings.settings import Settings
 
 _ANY_PORT = 0
@@ -75,7 +76,7 @@ def _answers(settings: Settings) -> bool:
     """Return whether a store answers, even if it refuses the password."""
     if settings.redis_tls_ca_file is None:
         return answers_redis(settings.redis_host, settings.redis_port)
-    options = settings.redis_address.client_options()
+    options = client_options(settings.redis_address)
     try:
         with redis.Redis(**options, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as store:
             return bool(store.ping())

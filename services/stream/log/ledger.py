@@ -95,7 +95,7 @@ class Erased:
         return found is not None and time_ms <= found.accepted_time_ms
 
 
-class Ledger:
+class ErasureLedger:
     """The erasures below one offline log. Safe for any thread and process."""
 
     def __init__(self, offline_log_dir: Path) -> None:

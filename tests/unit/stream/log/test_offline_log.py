@@ -20,8 +20,8 @@ from pipelines.data.ingest import Source, key, live_log_files
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
-from services.stream.log_files import MIN_FILES, Span, current, span_of
-from services.stream.offline_log import KEEP_PARTS_S, OfflineLog
+from services.stream.log.files import MIN_FILES, Span, current, span_of
+from services.stream.log.offline_log import KEEP_PARTS_S, OfflineLog
 from tests.support.disk import FullDisk
 
 
