@@ -28,7 +28,8 @@ from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
 from models.student import read_student
 from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.runner.stage import silent
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels

@@ -23,7 +23,8 @@ from models.registry import BundleStore
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE, Cases
 from pipelines.evaluation.pair import load_pair
 from pipelines.features.tables import latest_histories
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.scoring.metrics import gains, interval, rank_labels
 from services.contracts.event_roles import Role

@@ -37,7 +37,8 @@ from pipelines.optimize.children import read_num_parameters
 from pipelines.optimize.choice import DEFAULT_BUDGET, parse_budget, relative_difference
 from pipelines.optimize.optimize import Optimised, OptimizeOptions, optimize
 from pipelines.optimize.recipes import chosen
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions

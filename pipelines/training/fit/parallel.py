@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ from pipelines.planner.mesh import Layout
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.ranges import named
-from pipelines.training.fit.recompute import Recompute
+from pipelines.training.options import BUCKET_MB, Compression, Recompute
 from services.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ LossFunction = Callable[[nn.Module, Batch], Loss]
 
 _LONGEST_WAIT = timedelta(hours=6)
 """Timeout for work that only rank 0 does, such as a validation."""
-BUCKET_MB = 25.0
-"""torch's default size of DDP's gradient buckets, in MiB."""
 _UNCOMPRESSED_STEPS = 100
 """Steps before PowerSGD begins: early gradients have a higher rank."""
 _AGREED = ("the step", "the batch", "the random numbers")
@@ -66,18 +63,6 @@ class Share:
     total: float
     num_labels: int
     rank: int = 0
-
-
-class Compression(StrEnum):
-    """How DDP sends gradients: fp32, two bytes per number, or rank-1 factors with error feedback.
-
-    PowerSGD: Vogels et al. 2019.
-    """
-
-    NONE = "none"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    POWER_SGD = "powersgd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import torch
 
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.parallel import Group
-from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.options import Reporting
 from services.errors import ConfigError
 
 log = structlog.get_logger()
