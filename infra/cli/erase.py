@@ -1,6 +1,5 @@
 """`tailrace erase`: writes the erasures of a file of users directly to the interactions log."""
 
-import asyncio
 import csv
 import io
 import os
@@ -31,6 +30,8 @@ def erase(
     ],
 ) -> None:
     """Erase many users, and report the progress of the erasures. A killed run resumes; a later run reports again."""
+    import asyncio
+
     from pipelines.publication.user_lists import read_user_ids
 
     settings = running_settings()
@@ -119,6 +120,8 @@ async def _count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple
 
     Raises DependencyUnavailable.
     """
+    import asyncio
+
     from services.features.erasing import RedisReceipts
 
     receipts, num_online, num_done = RedisReceipts(settings.redis_address), 0, 0
