@@ -11,7 +11,8 @@ from rich.console import Console
 
 from models.bundle import Bundle
 from models.registry import BundleStore
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication import precompute
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock_if_free

@@ -30,11 +30,12 @@ from models.registry import BundleStore
 from pipelines.codes import reuse, tokenize
 from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import SplitKind
 from pipelines.evaluation import code_depth, evaluate, gate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
@@ -241,7 +242,7 @@ def _train(run: ModelRun, progress: Progress) -> StageOutput:
 def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, progress: Progress) -> StageOutput:
     parameters = {
         "device": run.device.type,
-        "precision": run.options.precision,
+        "precision": run.options.team.precision,
         "started_from": run.start.version if run.start else None,
     }
     checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
@@ -259,7 +260,7 @@ def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, pro
 def _distill(run: ModelRun, progress: Progress) -> StageOutput:
     """Train the student with the decoder's targets, and its twin without; the better one on validation serves."""
     tokenized, trained, options = run.made["tokenize"].path, run.made["train"], run.recipe.distill
-    key = content_key(asdict(options) | {"precision": run.options.precision}, [trained.key], [train_student])
+    key = content_key(asdict(options) | {"precision": run.options.team.precision}, [trained.key], [train_student])
     saved, decoder_dir = run.checkpoints("distill", key), trained.path / "decoder"
     return run.cache.run(
         "distill",

@@ -30,10 +30,11 @@ from models.decoder.config import read_config
 from models.decoder.decoder import Decoder
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.runner.bars import Bars
 from pipelines.runner.stage import StageCache, content_key

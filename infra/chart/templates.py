@@ -12,7 +12,10 @@ import yaml
 
 from infra.chart.values import Thing, Value, ValuePath, path_of
 
-_LLM = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs/1"
+_GROUPS = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs"
+_LLM = f"{_GROUPS}/1"
+_CPUS = '{{{{ include "tailrace.cpus" .Values.{}.resources | quote }}}}'
+"""Ray's CPUs of a pod, from its requests."""
 _GPU_MOUNT = "{name: kernels, mountPath: /kernels}"
 _GPU_VOLUME = "{name: kernels, emptyDir: {sizeLimit: 1Gi}}"
 
@@ -46,6 +49,10 @@ _ITEMS: Mapping[str, str] = {
 """Additions to a list."""
 
 _EXPRESSIONS: Mapping[str, str] = {
+    f"{_GROUPS}/0/rayStartParams/num-cpus": _CPUS.format("gateway"),
+    f"{_GROUPS}/1/rayStartParams/num-cpus": _CPUS.format("llm"),
+    f"{_GROUPS}/*/terminationGracePeriodSeconds": '{{ add 45 (include "tailrace.drain-seconds" . | int) }}',
+    f"{_GROUPS}/*/preStop/exec/command/2": 'sleep {{ include "tailrace.drain-seconds" . }}; ray stop --grace-period 20',
     "*/metadata/namespace": "{{ .Release.Namespace | quote }}",
     "Namespace/tailrace/metadata/name": "{{ .Release.Namespace | quote }}",
     f"{_LLM}/template/spec/containers/0/image": '{{ include "tailrace.llm-image" . | quote }}',

@@ -24,7 +24,8 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
+from pipelines.data.examples import Split, read_cases, read_sequences, read_split, sample_cases
+from pipelines.data.options import SplitKind
 from pipelines.evaluation.decoder_times import decoder_ms
 from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share

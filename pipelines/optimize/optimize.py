@@ -30,7 +30,7 @@ from pipelines.optimize.exports import OnnxVariant, write_onnx
 from pipelines.optimize.measure import MeasuredVariant, Ranker, Speed, ranked, speeds
 from pipelines.optimize.parent import Parent, open_parent
 from pipelines.optimize.recipes import RECIPES, VariantRecipe
-from pipelines.options import Places
+from pipelines.places import Places
 from pipelines.publication.bundle import version_of
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock

@@ -1,6 +1,7 @@
-"""Parameters that a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts. Pure data.
+"""Parameters that a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts.
 
-`families.json` has the defaults of absent keys, by `model_type`. Both are transformers' own: a test counts parameters of its models.
+Pure data. `families.json` has the defaults of absent keys, by `model_type`. Both are transformers' own: a test counts
+the parameters of its models.
 """
 
 import json
@@ -18,10 +19,11 @@ Flag = bool | str
 class LayerFamily:
     """Parameters of a layer that no size names.
 
-    `norms` counts the norms of the residual stream in a layer. `qk_norm` normalises queries and keys over a head, over all heads together, or
-    over each head with weights of its own; `qk_norm_key` names the key that enables it. `positions` is the number of learned rows beyond
-    `max_position_embeddings`, None without learned positions. `window`: whether `sliding_window` applies never, to all layers, to the layers
-    from `max_window_layers` on, or to all but each `window_period`-th.
+    `norms` counts the norms of the residual stream in a layer. `qk_norm` normalises queries and keys over a head, over
+    all heads together, or over each head with weights of its own; `qk_norm_key` names the key that enables it.
+    `positions` is the number of learned rows beyond `max_position_embeddings`, None without learned positions.
+    `window`: whether `sliding_window` applies never, to all layers, to the layers from `max_window_layers` on, or to
+    all but each `window_period`-th.
     """
 
     qkv_bias: Flag = False

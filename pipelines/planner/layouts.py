@@ -18,7 +18,6 @@ _ALIKE = 0.01
 """Within this fraction of the time, larger micro-batches win: small products are less efficient than modelled."""
 USABLE = 0.95
 """Fraction of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
-_MAX_ROWS = 2**24
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
@@ -79,9 +78,6 @@ def plan_training(
 
     `asked` restricts it to one mesh. `dtype` is the layers' product type. Raises InvalidRequest naming the option.
     """
-    for option, value in (("--batch", batch), ("--length", length)):
-        if not 1 <= value <= _MAX_ROWS:
-            raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_ROWS:,}", "give a number between")
     if dtype not in gpus.device.flops_per_s:
         known = ", ".join(gpus.device.flops_per_s)
         raise InvalidRequest("--dtype", f"{gpus.device.name} has no products in {dtype}", f"give one of {known}")
@@ -256,7 +252,10 @@ def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, PlannedL
         return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. {more}"
     kept = made.memory.parts.get("activations", 0.0)
     if isinstance(shape, DecoderShape) and kept > 0.5 * (made.memory.total - made.memory.states):
-        return f"{why}. One row of {length:,} tokens is too long: context parallelism would share it, not offered by this trainer. Shorter rows fit"
+        return (
+            f"{why}. One row of {length:,} tokens is too long: context parallelism would share it, not offered "
+            "by this trainer. Shorter rows fit"
+        )
     return f"{why}. {more}; LoRA or QLoRA would train fewer parameters, not offered by this trainer"
 
 

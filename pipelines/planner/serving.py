@@ -7,42 +7,21 @@ engine serves one model on one GPU; shards over several are computed for compari
 
 import math
 from dataclasses import dataclass
-from typing import cast, get_args
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus
 from pipelines.planner.layouts import USABLE
 from pipelines.planner.memory import BF16, Memory, kv_bytes, serving_memory
+from pipelines.planner.options import ServingLoad
 from pipelines.planner.shapes import DecoderShape, Shape
-from services.llm.engine.config import KvKind
 
 FACTOR = 1.5
 """Times are within this factor either way: an assumption, as wide as published errors of planners (45 % in TTFT)."""
 _COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
-_MAX_TOKENS = 2**24
 _STEP_S = 1e-3
 """Host time to plan and start a step."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
 """The minimal time of an all-reduce; a sharded layer has two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingLoad:
-    """The requested load: requests per second in total, tokens of each; `beams` above 1 ranks items by beam search."""
-
-    rate: float
-    prompt: int
-    output: int
-    beams: int = 1
-    kv_kind: KvKind = "model"
-
-    def __post_init__(self) -> None:
-        """Validate the values. Raises InvalidRequest naming the option."""
-        if not 0 < self.rate < math.inf:
-            raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
-        for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
-            if not 1 <= value <= _MAX_TOKENS:
-                raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_TOKENS:,}", "give a number between")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +77,6 @@ class ServingPlan:
     phases: tuple[ServingStep, ...]
     ways: tuple[Sharding, ...]
     verdict: str
-
-
-def kv_kind_named(name: str) -> KvKind:
-    """Return the kind of KV cache of this name. Raises InvalidRequest."""
-    for kind in get_args(KvKind):
-        if kind == name:
-            return cast("KvKind", kind)
-    raise InvalidRequest("--kv", f"unknown kind {name!r}", f"give one of {', '.join(get_args(KvKind))}")
-
-
-def price_of(value: float | None) -> float | None:
-    """Return the price of a GPU hour. Raises InvalidRequest for a negative or infinite price."""
-    if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequest("--price-per-gpu-hour", f"{value:g} is not a price", "give 0 or more")
-    return value
 
 
 def plan_serving(shape: Shape, gpus: Gpus, load: ServingLoad) -> ServingPlan:
@@ -257,16 +221,22 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
         return f"It does not fit on {ways[-1].shards} GPUs together; {number:,} would hold the weights and one request"
     first, last = fitting[0], fitting[-1]
     if first.shards > 1:
-        return f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this engine does not offer"
+        return (
+            f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this "
+            "engine does not offer"
+        )
     if len(fitting) == 1:
         return "One replica a GPU"
     best = max(fitting, key=lambda way: way.best_tokens_per_s_per_gpu)
     if best is first:
         return (
-            f"Replicas win: {first.replicas} of one GPU each give {first.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU, "
-            f"shards over {last.shards} {last.best_tokens_per_s_per_gpu:,.0f}: each layer of those waits for two all-reduces"
+            f"Replicas win: {first.replicas} of one GPU each give {first.best_tokens_per_s_per_gpu:,.0f} output "
+            "tokens/s a GPU, "
+            f"shards over {last.shards} {last.best_tokens_per_s_per_gpu:,.0f}: each layer of those waits for two "
+            "all-reduces"
         )
     return (
-        f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU {first.best_tokens_per_s_per_gpu:,.0f}, "
+        f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU "
+        f"{first.best_tokens_per_s_per_gpu:,.0f}, "
         "since they read the weights once for more requests at a time; this engine does not offer shards"
     )

@@ -20,6 +20,11 @@ class UnplannedConfig(ValueError):
 
 Raw = Mapping[str, Any]
 _KINDS = ("attention", "ffn", "experts", "shared", "router", "embedding", "head", "vectors")
+_SKIP_KEYS = (
+    *("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "skip_modules"),
+    *("exclude", "exclude_modules", "ignored_layers"),
+)
+"""Keys that list unquantised modules."""
 _MAX_PATTERNS = 20_000
 _DTYPES = {
     "float64": 8.0,
@@ -176,11 +181,7 @@ def _read(raw: Raw) -> tuple[str, list[tuple[Matches, Format]], Matches]:
         known = ", ".join(sorted(set(_METHODS)))
         raise UnplannedConfig(f"quantization_config.quant_method: unknown method {method[:40]!r}; known: {known}")
     rules = _METHODS[method](raw)
-    patterns = [
-        pattern
-        for key in ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "skip_modules", "exclude", "exclude_modules", "ignored_layers")
-        for pattern in _texts(raw, key)
-    ]  # fmt: skip
+    patterns = [pattern for key in _SKIP_KEYS for pattern in _texts(raw, key)]
     if len(patterns) > _MAX_PATTERNS:
         raise UnplannedConfig(f"quantization_config: over {_MAX_PATTERNS:,} patterns of modules; give fewer")
     converts_tables = bool(raw.get("lm_head")), bool(raw.get("include_input_output_embeddings"))
@@ -340,7 +341,14 @@ def _hqq(raw: Raw) -> list[tuple[Matches, Format]]:
     )
 
 
-_TORCHAO = {"int4": Format(bits=4, group=128, scale_bytes=4), "int8": Format(bits=8), "float8": Format(bits=8, scale_bytes=4), "nvfp4": Format(bits=4, group=16, scale_bytes=1), "mxfp4": Format(bits=4, group=32, scale_bytes=1), "mxfp8": Format(bits=8, group=32, scale_bytes=1)}  # fmt: skip
+_TORCHAO = {
+    "int4": Format(bits=4, group=128, scale_bytes=4),
+    "int8": Format(bits=8),
+    "float8": Format(bits=8, scale_bytes=4),
+    "nvfp4": Format(bits=4, group=16, scale_bytes=1),
+    "mxfp4": Format(bits=4, group=32, scale_bytes=1),
+    "mxfp8": Format(bits=8, group=32, scale_bytes=1),
+}
 
 
 def _torchao(raw: Raw) -> list[tuple[Matches, Format]]:

@@ -23,10 +23,10 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from infra.cli.bundle_diff import compare
 from infra.cli.bundles import bundle_row
 from infra.cli.release import report_table
 from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
+from models.bundle_diff import compare
 from models.canary import Canary, CanaryStage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf

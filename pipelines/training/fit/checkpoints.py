@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.files import rename_durably
-from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.options import Reporting
 from pipelines.training.parallel.tensors import Like, nothing_alike
 from services.errors import CheckpointError, StageFailed
 

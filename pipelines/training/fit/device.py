@@ -1,18 +1,9 @@
 """Device of the offline models: one option for training and evaluation."""
 
-from enum import StrEnum
-
 import torch
 
+from pipelines.training.options import DeviceChoice
 from services.errors import ConfigError
-
-
-class DeviceChoice(StrEnum):
-    """`auto` selects the GPU if there is one. On a GPU, matrix products run in bf16 with fp32 weights."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def choose_device(name: str) -> torch.device:

@@ -9,8 +9,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.training.batches import Batch, Loss, LossFunction
+from pipelines.training.options import Compression
 from pipelines.training.parallel.dropout import Dropout
-from pipelines.training.parallel.mesh import Compression, Mesh, Method
+from pipelines.training.parallel.mesh import Mesh, Method
 from pipelines.training.parallel.model import ParallelModel
 from services.errors import ConfigError
 

@@ -5,27 +5,11 @@ along `pipeline` or `tensor` learn from the same rows.
 """
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import torch
 
 from pipelines.planner.mesh import ParallelLayout
-from pipelines.training.parallel.recompute import Recompute
-
-BUCKET_MB = 25.0
-"""torch's default size of DDP's gradient buckets, in MiB."""
-
-
-class Compression(StrEnum):
-    """How DDP sends gradients: fp32, two bytes per number, or rank-1 factors with error feedback.
-
-    PowerSGD: Vogels et al. 2019.
-    """
-
-    NONE = "none"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    POWER_SGD = "powersgd"
+from pipelines.training.options import BUCKET_MB, Compression, Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ attention, and recomputes the cheap rest.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
+
+from pipelines.training.options import Recompute
 
 _KEPT = (
     "mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "_int_mm", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm",
@@ -30,14 +31,6 @@ def kept_operations() -> list[Any]:
     """Return the operations whose outputs `selective` keeps, in every overload."""
     packets = [getattr(torch.ops.aten, name) for name in _KEPT if hasattr(torch.ops.aten, name)]
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads() if overload != "out"]
-
-
-class Recompute(StrEnum):
-    """Activations of a block that are recomputed."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -9,7 +9,8 @@ import structlog
 import torch
 
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.options import Reporting
 from pipelines.training.parallel.mesh import Mesh
 from services.errors import ConfigError
 

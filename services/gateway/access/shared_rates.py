@@ -124,7 +124,7 @@ class SharedRates:
         self._leases: dict[str, Lease] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
-        self._is_unavailable = False
+        self.is_unavailable = False
         self._settling = PeriodicTask("rate_counts", self.settle, _SETTLE_EVERY_S)
 
     async def start(self) -> None:
@@ -246,10 +246,10 @@ class SharedRates:
                 self._breaker.failed(self._clock())
             self._report_if_unavailable(repr(error.__cause__))
         else:
-            if self._is_unavailable:
+            if self.is_unavailable:
                 log.info("rate_counts_back")
             self._breaker.succeeded()
-            self._is_unavailable = False
+            self.is_unavailable = False
             self._on_unavailable(False)
 
     async def _count_peers(self, counts: SharedCounts) -> None:
@@ -257,8 +257,8 @@ class SharedRates:
         self._peers.reported(await counts.check(_CHECK_TIMEOUT_S), self._clock())
 
     def _report_if_unavailable(self, why: str) -> None:
-        if not self._is_unavailable and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
-            self._is_unavailable = True
+        if not self.is_unavailable and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
+            self.is_unavailable = True
             self._on_unavailable(True)
             log.warning("rate_counts_unavailable", why=why)
 

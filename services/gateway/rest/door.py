@@ -76,14 +76,15 @@ def create_rest_app(
         tracing: Destination of spans; default: none.
         echoes_request_id: Whether answers carry X-Request-Id; False under Ray Serve, whose proxy already sends it.
     """
+    access = access or OpenAccess()
     app = HttpApp(
         "Tailrace",
         REST_ERRORS,
-        access=access or OpenAccess(),
+        access=access,
         tracing=tracing or Tracing(),
         echoes_request_id=echoes_request_id,
     )
-    door = _RestDoor(plane, render_metrics, max_body_bytes)
+    door = _RestDoor(plane, render_metrics, max_body_bytes, access)
     app.serve(RECOMMEND, door.recommend, door.recommend_refused)
     app.serve(RECOMMEND_BATCH, door.recommend_batch, door.recommend_refused)
     app.serve(SIMILAR_ITEMS, door.similar, door.recommend_refused)
@@ -106,8 +107,9 @@ class _RestDoor:
     """The handlers of the operations."""
 
     def __init__(
-        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int, access: Access
     ) -> None:
+        self._access = access
         self._plane = plane
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
@@ -198,7 +200,8 @@ class _RestDoor:
 
     async def readyz(self, _: Request, __: Call) -> Response:
         plane = self._plane()
-        ready = "; degraded: ".join(["ready", *([", ".join(plane.degraded)] if plane.degraded else [])])
+        degraded = ", ".join((*plane.degraded, *self._access.degraded))
+        ready = f"ready; degraded: {degraded}" if degraded else "ready"
         return json_response({"status": plane.missing or ready}, 503 if plane.missing else 200)
 
     async def metrics(self, _: Request, __: Call) -> Response:

@@ -25,7 +25,8 @@ from pipelines.evaluation import code_depth
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.evaluation.pair import load_pair
-from pipelines.options import PipelineOptions, Places, PrecomputeOptions
+from pipelines.options import PipelineOptions, PrecomputeOptions
+from pipelines.places import Places
 from pipelines.refresh import refresh_lists
 from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock

@@ -1,6 +1,6 @@
-"""The audit file of a state folder: one line of JSON per administrative command, including refused commands.
+"""The session of a command: its console, the settings of its stack, and its line in the audit file.
 
-The gateway's log audits calls to the API. The file is opened for appending and flushed at each line, so that concurrent
+The audit file of a state folder has one line of JSON per administrative command, including refused commands. The gateway's log audits calls to the API. The file is opened for appending and flushed at each line, so that concurrent
 commands do not mix. Anyone who can write to the folder can change the file: ship it elsewhere where that matters.
 """
 
@@ -12,8 +12,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from services.settings.settings import Settings
+
+out = Console(highlight=False, soft_wrap=True)
 AUDIT_FILE = "audit.log"
+
+
+def print_line(line: str) -> None:
+    """Print a line of progress."""
+    out.print(f"[dim]{escape(line)}[/]")
+
+
+def running_settings() -> "Settings":
+    """Return the settings, with absolute paths and the ports of the stack that runs from their folder."""
+    from infra.local.supervisor.ports import of_running_stack
+    from services.settings.settings import load_settings
+
+    settings = load_settings()
+    paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
+    return of_running_stack(settings.model_copy(update={name: path.absolute() for name, path in paths.items()}))
 
 
 @contextmanager

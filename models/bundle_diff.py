@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from models.bundle import Bundle, answers_with
+from models.errors import BundleError
 from models.withdrawals import content_of
-from services.errors import BundleError
 
 Row = tuple[str, str, str, str]
 """The property, each bundle's value (a dash if missing), and the difference."""

@@ -1,4 +1,4 @@
-"""Shared by commands that write to the broker's topics: the running stack's settings, and sending records."""
+"""Sends records to a topic and waits until the broker has stored them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +16,6 @@ Record = tuple[bytes, bytes]
 """Key and value."""
 
 
-def running_settings() -> "Settings":
-    """Return the settings with the ports of the stack that runs from their folder."""
-    from infra.local.supervisor.ports import of_running_stack
-    from services.settings.settings import load_settings
-
-    settings = load_settings()
-    return of_running_stack(settings.model_copy(update={"state_dir": settings.state_dir.absolute()}))
-
-
 @contextmanager
 def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence[Record]], None]]:
     """Provide a function that sends records to a topic and waits until they are stored.
@@ -39,12 +30,12 @@ def topic_sender(settings: "Settings", name: str) -> Iterator[Callable[[Sequence
     address = settings.kafka_address
     if not any_listens(address.bootstrap, _RETRY_AFTER_S):
         raise DependencyUnavailable(
-            f"the broker at {address.bootstrap} (`tailrace up` starts one, TAILRACE_KAFKA_BOOTSTRAP names another)", 5.0
+            f"the broker at {address.bootstrap} (`tailrace up` starts it, or set TAILRACE_KAFKA_BOOTSTRAP)", 5.0
         )
     with broker_as_dependency():
         admin = open_client(KafkaAdminClient, address)
         try:
-            create_missing(admin, [one for one in wanted_topics(settings) if one.name == name])
+            create_missing(admin, [topic for topic in wanted_topics(settings) if topic.name == name])
         finally:
             admin.close()
         producer = open_client(KafkaProducer, address, acks="all", linger_ms=5, allow_auto_create_topics=False)
