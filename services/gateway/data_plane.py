@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry
 from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.registry import BundleStore
-from services.contracts.events import Recorded
+from services.contracts.answers import BundleInfo, CanaryInfo
+from services.contracts.events import EventBody, Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import PopularIn, RecommendRequest
 from services.contracts.text import TextWriter
@@ -28,7 +29,7 @@ from services.errors import TailraceError
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
-from services.gateway.events.record import Draft, EventLog, RecordEvents, once_each
+from services.gateway.events.record import EventLog, RecordEvents, once_each
 from services.gateway.overload.admission import Admission, AdmissionLimits
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
@@ -83,26 +84,6 @@ class Producer(Protocol):
     def stop(self) -> None:
         """Stop the thread; may block for seconds."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryInfo:
-    """A release in progress: the candidate and its current traffic fraction."""
-
-    version: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleInfo:
-    """Public description of a name's live bundle and of its release in progress, if any."""
-
-    name: str
-    version: str
-    num_items: int
-    code_depth: int
-    manifest: dict[str, object]
-    canary: CanaryInfo | None
 
 
 class DataPlane:
@@ -201,7 +182,7 @@ class DataPlane:
         for sink in self._refusal_sinks:
             sink(record)
 
-    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
+    async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> Recorded:
         """Record events; see RecordEvents."""
         sent = await self._record(drafts)
         events, known = once_each(sent), [live.items for live in self.names.loaded]
@@ -209,7 +190,11 @@ class DataPlane:
         unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
         self._metrics.recorded(door, [event.request_id for event in events], len(unknown))
         log.info("recorded", request_id=request_id, door=door, num_events=len(events), num_unknown=len(unknown))
-        return Recorded(tuple(event.event_id for event in sent), tuple(dict.fromkeys(unknown)), len(events))
+        return Recorded(
+            event_ids=tuple(event.event_id for event in sent),
+            unknown_items=tuple(dict.fromkeys(unknown)),
+            accepted=len(events),
+        )
 
     @property
     def max_events_per_request(self) -> int:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from services.contracts.access import Scope
+from services.contracts.message import M, Message, decode, encode
 from services.errors import (
     ErrorKind,
     InvalidRequest,
@@ -259,8 +260,11 @@ def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) ->
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with plain values as compact JSON. Raises ValueError for NaN and infinity."""
-    return text_response(json_text(body), status, headers)
+    """Return a response with a message or plain values as compact JSON.
+
+    Raises ValueError for NaN and infinity in plain values.
+    """
+    return text_response(encode(body) if isinstance(body, Message) else json_text(body), status, headers)
 
 
 def json_text(body: object) -> str:
@@ -268,7 +272,7 @@ def json_text(body: object) -> str:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def text_response(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def text_response(text: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response with this JSON text."""
     return Response(text, status, headers, media_type=JSON)
 
@@ -294,6 +298,11 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise RequestTooLarge(max_bytes)
     return bytes(body)
+
+
+async def read_message(http: Request, kind: type[M], max_bytes: int) -> M:
+    """Read a body as a message. Raises InvalidRequest naming the first wrong field, or RequestTooLarge."""
+    return decode(kind, await read_body(http, max_bytes))
 
 
 def refuse_query(http: Request) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.contracts.batch import check_batch_size
+from services.contracts.protobuf import message_of, parse_strictly
 from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
@@ -32,7 +33,6 @@ from services.gateway.grpc.schema import (
     parse_popular,
     parse_recommend,
     parse_similar,
-    parse_strictly,
     request_id_of,
 )
 from services.observability.tracing import Tracing
@@ -144,11 +144,7 @@ class RpcDoor:
                 request, parse_events, request, self._max_body_bytes, plane.max_events_per_request
             )
             recorded = await plane.record(drafts, DOOR, call.request_id)
-            return pb.RecordEventsResponse(
-                accepted=recorded.accepted,
-                event_ids=recorded.event_ids,
-                unknown_items=recorded.unknown_items,
-            )
+            return message_of(pb.RecordEventsResponse, recorded)
 
         refused = plane.events_refused
         answering = guarded(
@@ -205,7 +201,7 @@ class RpcDoor:
         async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
             plane = self._plane()
             patch = await plane.reading.read(request, items.parse_patch, request, self._max_body_bytes)
-            return items.format_item(await plane.items.patch(*patch))
+            return message_of(pb.CatalogueItem, await plane.items.patch(*patch))
 
         return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
 
@@ -213,7 +209,7 @@ class RpcDoor:
         """Return an item as it appears in answers."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
-            return items.format_item(self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
+            return message_of(pb.CatalogueItem, self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
 
         return await self._on_items(context, "GetItem", handle, pb.CatalogueItem(), is_audited=False)
 

@@ -4,26 +4,14 @@ The source of the routes and the OpenAPI document.
 """
 
 from services.contracts.access import Scope
-from services.contracts.batch import MAX_BATCH
-from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, WINDOWS
+from services.contracts.answers import BatchAnswersBody, BundleInfo, ErrorBody, Status
+from services.contracts.batch import MAX_BATCH, BatchBody
+from services.contracts.events import EventBody, EventsBody, Recorded
+from services.contracts.explanation import ExplanationAnswer
+from services.contracts.recommend import MAX_DEADLINE_MS, PopularQuery, Recommendation, RecommendBody, SimilarBody
 from services.errors import ErrorKind, TailraceError
-from services.gateway.call.operation import Answer, ErrorFormat, Operation, Parameter, json_answer
-from services.gateway.rest.schema import (
-    ID_SCHEMA,
-    BatchAnswersBody,
-    BatchBody,
-    BundleBody,
-    ErrorBody,
-    EventBody,
-    EventListBody,
-    EventsBody,
-    ExplanationBody,
-    RecommendationBody,
-    RecommendBody,
-    RecordedBody,
-    SimilarBody,
-    StatusBody,
-)
+from services.gateway.call.json_schema import query_parameters
+from services.gateway.call.operation import Answer, ErrorFormat, ListOf, Operation, Parameter, json_answer
 
 STATUS = {
     ErrorKind.INVALID_REQUEST: 422,
@@ -74,7 +62,7 @@ RECOMMEND = Operation(
     ),
     bodies=(RecommendBody,),
     examples=({"user_id": "196", "k": 5, "deadline_ms": 200},),
-    answers=json_answer(RecommendationBody),
+    answers=json_answer(Recommendation),
     is_traced=True,
 )
 RECOMMEND_BATCH = Operation(
@@ -113,7 +101,7 @@ SIMILAR_ITEMS = Operation(
     ),
     bodies=(SimilarBody,),
     examples=({"k": 5}, {"user_id": "196", "item_ids": ["181", "174"]}),
-    answers=json_answer(RecommendationBody),
+    answers=json_answer(Recommendation),
     is_traced=True,
 )
 POPULAR = Operation(
@@ -124,31 +112,8 @@ POPULAR = Operation(
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
     kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
-    parameters=(
-        Parameter(
-            name="window",
-            where="query",
-            schema={"type": "string", "enum": list(WINDOWS)},
-            description="Scores are the users of this window; absent: shares over all windows and the training events",
-        ),
-        Parameter(
-            name="category", where="query", schema={"type": "string", "minLength": 1}, description="Of the catalogue"
-        ),
-        Parameter(
-            name="k",
-            where="query",
-            schema={"type": "integer", "minimum": 1, "maximum": MAX_K, "default": 10},
-            description="How many items",
-        ),
-        Parameter(
-            name="session_id",
-            where="query",
-            schema={"type": "string", **ID_SCHEMA},
-            description="The visitor's; experiments and canaries keep to it",
-        ),
-        *RECOMMEND.parameters,
-    ),
-    answers=json_answer(RecommendationBody),
+    parameters=(*query_parameters(PopularQuery), *RECOMMEND.parameters),
+    answers=json_answer(Recommendation),
     is_traced=True,
 )
 RECORD_EVENTS = Operation(
@@ -159,9 +124,9 @@ RECORD_EVENTS = Operation(
     scope=Scope.EVENTS,
     errors=REST_ERRORS,
     kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
-    bodies=(EventsBody, EventListBody, EventBody),
+    bodies=(EventsBody, ListOf("EventListBody", EventBody, "Many events as a list."), EventBody),
     examples=({"events": [_EVENT]}, _EVENT),
-    answers=json_answer(RecordedBody),
+    answers=json_answer(Recorded),
     is_traced=True,
 )
 BUNDLE = Operation(
@@ -180,7 +145,7 @@ BUNDLE = Operation(
             description="Of those that this stack serves; absent: that of requests which name no surface",
         ),
     ),
-    answers=json_answer(BundleBody),
+    answers=json_answer(BundleInfo),
 )
 EXPLANATION = Operation(
     name="explanation",
@@ -195,7 +160,7 @@ EXPLANATION = Operation(
             name="request_id", where="path", schema={"type": "string"}, description="From the answer or the error"
         ),
     ),
-    answers=json_answer(ExplanationBody),
+    answers=json_answer(ExplanationAnswer),
     is_audited=True,
 )
 HEALTHZ = Operation(
@@ -205,7 +170,7 @@ HEALTHZ = Operation(
     summary="Report that the process runs",
     scope=None,
     errors=REST_ERRORS,
-    answers=json_answer(StatusBody),
+    answers=json_answer(Status),
 )
 READYZ = Operation(
     name="readyz",
@@ -215,8 +180,8 @@ READYZ = Operation(
     scope=None,
     errors=REST_ERRORS,
     answers={
-        **json_answer(StatusBody),
-        503: Answer("No bundle is loaded, or no state of an item is known", {"application/json": StatusBody}),
+        **json_answer(Status),
+        503: Answer("No bundle is loaded, or no state of an item is known", {"application/json": Status}),
     },
 )
 METRICS = Operation(

@@ -1,12 +1,13 @@
 """Which records can be applied."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from services.contracts.events import Interaction
-from services.contracts.recommend import MAX_ID_CHARS
+from services.contracts.message import MAX_ID_CHARS
 from services.errors import InvalidRequest
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
@@ -147,7 +148,9 @@ def test_the_largest_event_is_within_the_bound() -> None:
     event = Interaction(
         event_id=name, user_id=name, item_id=name, event_type=name, request_id=name, event_time_ms=NOW_MS
     )
-    longest = json.dumps({field: given for field, given in asdict(event).items() if given is not None}, indent=8)
+    longest = json.dumps(
+        {field: given for field, given in msgspec.structs.asdict(event).items() if given is not None}, indent=8
+    )
 
     assert decode([replace(record(longest.encode()), key=event.key)], 1, NOW_MS).dead == []
     assert len(longest) > MAX_VALUE_BYTES / 5
