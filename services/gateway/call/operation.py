@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import Message as Protobuf
+
 from services.contracts.access import Scope
 from services.contracts.message import Message
 from services.errors import ErrorKind, TailraceError
@@ -66,6 +68,15 @@ class Answer:
     content: Mapping[str, Model | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """The gRPC method of an operation: its name, and the types of its request and its answer."""
+
+    method: str
+    request: type[Protobuf]
+    answer: type[Protobuf]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path.
@@ -84,6 +95,7 @@ class Operation:
         is_audited: Whether each call writes an audit line.
         is_private: Whether the audit line shows the path template instead of the sent path, which names a user.
         is_described: Whether the OpenAPI document includes it.
+        rpc: The same operation at the gRPC door, with the same scope, spans and audit lines; None: REST only.
     """
 
     name: str
@@ -102,6 +114,13 @@ class Operation:
     is_audited: bool = False
     is_private: bool = False
     is_described: bool = True
+    rpc: Rpc | None = None
+
+    @property
+    def required_scope(self) -> Scope:
+        """The scope of a guarded operation."""
+        assert self.scope is not None, "an open operation is not guarded"
+        return self.scope
 
     @property
     def all_kinds(self) -> frozenset[ErrorKind]:

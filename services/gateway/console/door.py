@@ -31,10 +31,10 @@ from services.contracts.message import plain_of
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.call.operation import Operation
+from services.gateway.call.operations import REST_ERRORS
 from services.gateway.console.service import ConsoleService
 from services.gateway.drills import DrillTarget
 from services.gateway.records.reasons import REASONS, TIERS
-from services.gateway.rest.operations import REST_ERRORS
 
 PAGE_DIR = Path(__file__).parent / "page"
 INDEX = "index.html"

@@ -42,12 +42,11 @@ from services.contracts.message import plain_of
 from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_message
+from services.gateway.call.operations import ERASE_USER, ERASURE, GET_ITEM, PATCH_ITEM
 from services.gateway.console.door import console_operation
 from services.gateway.console.items import find_items
 from services.gateway.data_plane import DataPlane
 from services.gateway.preview import Previewed
-from services.gateway.rest.items import GET_ITEM, PATCH_ITEM
-from services.gateway.rest.users import ERASE_USER, ERASURE
 from services.gateway.surfaces.editor import MAX_TEXT_BYTES
 
 DOOR = "console"

@@ -43,16 +43,6 @@ def _refuse_without_value(attributes: dict[str, Any]) -> None:
             raise InvalidRequest(f"changes.attributes.{name}", "no value", "send a text, texts, a number or a flag")
 
 
-def parse_get(body: bytes, max_bytes: int) -> str:
-    """Read an item's id. Raises InvalidRequest or RequestTooLarge."""
-    return parse_strictly(pb.GetItemRequest, body, max_bytes).item_id
-
-
-def parse_delete(body: bytes, max_bytes: int) -> list[str]:
-    """Read item ids. Raises InvalidRequest or RequestTooLarge."""
-    return list(parse_strictly(pb.DeleteItemsRequest, body, max_bytes).item_ids)
-
-
 def format_outcomes(outcomes: Sequence[ItemOutcome]) -> pb.PutItemsResponse:
     """Return the outcomes of a batch as a message."""
     return message_of(pb.PutItemsResponse, PutOutcomesBody.of(outcomes))

@@ -17,16 +17,11 @@ from services.contracts.explanation import ExplanationAnswer
 from services.contracts.message import encode
 from services.contracts.recommend import MAX_DEADLINE_MS, Recommendation, RecommendRequest
 from services.errors import InvalidRequest
-from services.gateway.access.authorize import Access, OpenAccess
+from services.gateway.access.authorize import OpenAccess
+from services.gateway.call.guard import Access
 from services.gateway.call.headers import EDGE_LIMIT, Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query, text_response
-from services.gateway.data_plane import DataPlane
-from services.gateway.openai.door import add_openai
-from services.gateway.overload.long_work import LongWork
-from services.gateway.records.describe import describe
-from services.gateway.rest.assignment import add_assignment
-from services.gateway.rest.items import add_items
-from services.gateway.rest.operations import (
+from services.gateway.call.operations import (
     BUNDLE,
     DOCS,
     EXPLANATION,
@@ -40,6 +35,12 @@ from services.gateway.rest.operations import (
     REST_ERRORS,
     SIMILAR_ITEMS,
 )
+from services.gateway.data_plane import DataPlane
+from services.gateway.openai.door import add_openai
+from services.gateway.overload.long_work import LongWork
+from services.gateway.records.describe import describe
+from services.gateway.rest.assignment import add_assignment
+from services.gateway.rest.items import add_items
 from services.gateway.rest.schema import (
     parse_batch,
     parse_events,

@@ -1,4 +1,4 @@
-"""Items of the live catalogue at the REST door: operations, bodies and handlers.
+"""Items of the live catalogue at the REST door.
 
 Holds no rule: the contract checks the values.
 """
@@ -9,88 +9,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.contracts.access import Scope
 from services.contracts.answers import Status
-from services.contracts.items import (
-    ItemPatchBody,
-    ItemState,
-    ItemStateBody,
-    PutItemsBody,
-    PutOutcomesBody,
-    StatedItemBody,
-)
-from services.contracts.message import MAX_ID_CHARS, PRINTABLE, decode_object
-from services.errors import ErrorKind, InvalidRequest
+from services.contracts.items import ItemState, PutOutcomesBody
+from services.contracts.message import decode_object
+from services.errors import InvalidRequest
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body, refuse_query
-from services.gateway.call.operation import Operation, Parameter, json_answer
+from services.gateway.call.operations import DELETE_ITEM, GET_ITEM, PATCH_ITEM, PUT_ITEM, PUT_ITEMS
 from services.gateway.data_plane import DataPlane
-from services.gateway.rest.operations import REST_ERRORS
-
-_COLOURS = {"colour": "red", "sizes": ["s", "m"], "price": 9.5, "new": True}
-
-
-def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id}", **more: Any) -> Operation:
-    schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
-    parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
-    return Operation(
-        name=name,
-        method=method,
-        path=path,
-        summary=summary,
-        scope=Scope.ITEMS,
-        errors=REST_ERRORS,
-        parameters=(parameter,) if "{" in path else (),
-        is_audited=method != "GET",
-        **more,
-    )
-
-
-_WRITES = frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE})
-_STATE = {"categories": ["Comedy"], "attributes": _COLOURS, "available": True}
-
-PUT_ITEM = _operation(
-    "putItem",
-    "PUT",
-    "Replace what is stated of an item; answers when the broker has it, and every answer follows within a second",
-    kinds=_WRITES,
-    bodies=(ItemStateBody,),
-    examples=(_STATE, {"available": False}),
-    answers=json_answer(StatedItemBody),
-)
-PATCH_ITEM = _operation(
-    "patchItem",
-    "PATCH",
-    "Change some fields of an item (a JSON merge patch)",
-    kinds=_WRITES | {ErrorKind.NOT_FOUND},
-    bodies=(ItemPatchBody,),
-    examples=({"available": False}, {"attributes": {"price": 8.5}}),
-    answers=json_answer(StatedItemBody),
-)
-GET_ITEM = _operation(
-    "getItem",
-    "GET",
-    "Return an item as it stands in answers",
-    kinds=frozenset({ErrorKind.NOT_FOUND}),
-    answers=json_answer(StatedItemBody),
-)
-DELETE_ITEM = _operation(
-    "deleteItem",
-    "DELETE",
-    "Delete an item, from later bundles too",
-    kinds=_WRITES,
-    answers=json_answer(Status),
-)
-PUT_ITEMS = _operation(
-    "putItems",
-    "PUT",
-    "Replace what is stated of many items, each with its outcome",
-    "/v1/items",
-    kinds=_WRITES,
-    bodies=(PutItemsBody,),
-    examples=({"items": [{"item_id": "242", **_STATE}, {"item_id": "302", "available": False}]},),
-    answers=json_answer(PutOutcomesBody),
-)
 
 
 def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int) -> None:

@@ -5,8 +5,8 @@ import json
 from infra.openapi import PATH, document
 from services.errors import ErrorKind
 from services.gateway.call.openapi import ERROR_MEANINGS
+from services.gateway.call.operations import STATUS as REST_STATUS
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
-from services.gateway.rest.operations import STATUS as REST_STATUS
 from services.gateway.rest.schema import RecommendationBody
 from tests.support.pages import ROOT, fences
 
