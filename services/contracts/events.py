@@ -157,7 +157,7 @@ class Impression(Message, kw_only=True, forbid_unknown_fields=False, omit_defaul
             randomisation.
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
-        session: Of a visitor without a user id, a hash of the session by which experiments assign.
+        session: Of a visitor without a user id, a hash of the session that experiments assign.
         failure: Error code of a request that got no list although a bundle was assigned to its user; recorded during
             releases, only canary analysis reads it.
     """

@@ -128,6 +128,9 @@ class Condition(Clause):
         return cls(key, test, f"{key!r} {type(test).__name__} {tested}")
 
 
+_NO_BOUNDS = Range()
+
+
 class ConditionBody(Message):
     """One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`."""
 
@@ -150,11 +153,11 @@ class ConditionBody(Message):
     def __post_init__(self) -> None:
         """Check that there is one test. Raises InvalidField."""
         super().__post_init__()
-        sent = [name for name in TESTS if getattr(self, "in_" if name == "in" else name) is not None]
-        if len(sent) != 1:
+        if (self.eq is None) + (self.in_ is None) + (self.range is None) + (self.exists is None) != len(TESTS) - 1:
+            sent = [name for name in TESTS if getattr(self, "in_" if name == "in" else name) is not None]
             problem = " and ".join(sent) + " together" if sent else "no test"
             raise InvalidField("", problem, f"send one of {', '.join(TESTS)}")
-        if self.range == Range():
+        if self.range is not None and self.range == _NO_BOUNDS:
             raise InvalidField("range", "without bounds", f"send one of {', '.join(BOUNDS)}, or two")
 
     @property
@@ -177,7 +180,7 @@ class ExpressionBody(Message):
 
     must: Annotated[Clauses | None, Meta(description="All of these hold", examples=[[_EXAMPLE]])] = None
     should: Annotated[Clauses | None, Meta(description="At least one of these holds, if there are any")] = None
-    must_not: Annotated[Clauses | None, Meta(description="None of these holds")] = None
+    must_not: Annotated[Clauses | None, Meta(description="No clause of these holds")] = None
 
     def as_expression(self) -> "Expression | None":
         """Return the expression that it describes; None without clauses."""
@@ -239,6 +242,8 @@ def conditions_of(clause: Clause, path: str) -> Iterator[tuple[str, Condition]]:
 
 def check_size(clause: Clause, path: str, level: int = 2) -> None:
     """Reject a clause with too many levels, conditions or values; filters are at level 1. Raises InvalidField."""
+    if isinstance(clause, Condition):  # its declaration limits its values
+        return
     num_conditions = num_values = 0
     for at, inner, depth in clauses_in(clause, path, level):
         if isinstance(inner, Expression) and depth > MAX_DEPTH:

@@ -72,11 +72,11 @@ class ItemStateBody(Message):
     ] = None
     available: Annotated[bool | None, Meta(description="Whether the item may be shown; absent: yes")] = None
     published_ms: Annotated[
-        _StateTimeMs | None, Meta(description="Unix milliseconds from which the item may be shown")
+        _StateTimeMs | None, Meta(description="Start of the time when the item may be shown, in Unix milliseconds")
     ] = None
-    expires_ms: Annotated[_StateTimeMs | None, Meta(description="Unix milliseconds from which the item is hidden")] = (
-        None
-    )
+    expires_ms: Annotated[
+        _StateTimeMs | None, Meta(description="End of the time when the item may be shown, in Unix milliseconds")
+    ] = None
     value: Annotated[float | None, Meta(description="The value of a sale, in any unit, for rules")] = None
 
     def __post_init__(self) -> None:

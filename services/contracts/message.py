@@ -8,6 +8,7 @@ InvalidRequest with its path. Knows no transport.
 import json
 import math
 import re
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -23,6 +24,7 @@ PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
 """JSON-schema pattern equivalent to `str.isprintable`. A text with this pattern is checked to be printable."""
 _MAX_NAME_CHARS = 256
 _SHOWN_CHARS = 40
+_MAX_CUSTOM = 6_000
 _SEND_ONE_OBJECT = "send one JSON object"
 _TOO_LARGE = ("Number out of range", "Integer value out of range")
 
@@ -55,8 +57,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check texts and numbers. Raises InvalidField."""
         for name, sent_name in _checked_fields(type(self)):
             value = getattr(self, name)
-            if value is not None:
-                _check_value(sent_name, value)
+            if value is None or (value.__class__ is str and value.isprintable()):
+                continue
+            _check_value(sent_name, value)
 
 
 class Answer(Message):
@@ -71,6 +74,7 @@ M = TypeVar("M", bound=Message)
 
 def decode(kind: type[M], body: bytes, whole: str = "body") -> M:
     """Read JSON text, which errors call `whole`. Raises InvalidRequest naming the first wrong field."""
+    _reading.num_custom = 0
     try:
         return _decoder(kind).decode(body)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
@@ -115,6 +119,7 @@ def convert(kind: type[M], plain: Any, path: str = "", *, strict: bool = True) -
 
     Raises InvalidRequest naming the first wrong field, below `path`.
     """
+    _reading.num_custom = 0
     try:
         return convert_part(kind, plain, strict=strict)
     except InvalidField as error:
@@ -177,10 +182,22 @@ class Custom:
         raise NotImplementedError
 
 
+class _Reading(threading.local):
+    """Counts the custom values of the message that this thread reads: the decoder checks lengths of lists last."""
+
+    num_custom = 0
+
+
+_reading = _Reading()
+
+
 def _read_custom(kind: type[Any], plain: Any) -> Any:
-    if issubclass(kind, Custom):
-        return kind.read(plain)
-    raise NotImplementedError(kind)
+    if not issubclass(kind, Custom):
+        raise NotImplementedError(kind)
+    _reading.num_custom += 1
+    if _reading.num_custom > _MAX_CUSTOM:
+        raise InvalidField("", f"more than {_MAX_CUSTOM:,} entries before this entry", "send fewer")
+    return kind.read(plain)
 
 
 @cache

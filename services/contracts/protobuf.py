@@ -169,12 +169,12 @@ def _is_plain_map(field: FieldDescriptor) -> bool:
 
 
 def _list_field(kind: Descriptor) -> str | None:
-    """Return the name of the repeated field of a message that stands for a list."""
+    """Return the name of the repeated field of a message that represents a list."""
     return "texts" if [field.name for field in kind.fields] == ["texts"] else None
 
 
 def _value_oneof(kind: Descriptor) -> str | None:
-    """Return the oneof of a message that stands for one value."""
+    """Return the oneof of a message that represents one value."""
     return "value" if [one.name for one in kind.oneofs] == ["value"] else None
 
 

@@ -1,6 +1,6 @@
 """The recommendation request and its answer: the frozen types behind all doors.
 
-Knows nothing of JSON, protobuf or time sources. A body becomes a RecommendRequest with the call's id, deadline and
+Does not know JSON, protobuf or time sources. A body becomes a RecommendRequest with the call's id, deadline and
 subject; both doors decode the same messages, so they reject the same values with the same field.
 """
 
@@ -224,7 +224,7 @@ class SimilarBody(RecommendBody):
 
     item_ids: Annotated[
         Annotated[tuple[Id, ...], Meta(max_length=MAX_SIMILAR_TO - 1)],
-        Meta(description="Further items besides the item of the path, such as those of a cart"),
+        Meta(description="Further items besides the item of the path, such as the items of a cart"),
     ] = ()
 
 

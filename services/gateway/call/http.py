@@ -293,7 +293,7 @@ def refuse_query(http: Request) -> None:
     """Reject query parameters of calls that read only the body. Raises InvalidRequest naming the first."""
     for name in http.query_params:
         raise InvalidRequest(
-            name, "a query parameter, of which this call has none", "send it as a field of the JSON body"
+            name, "a query parameter, which this call does not take", "send it as a field of the JSON body"
         )
 
 

@@ -12,12 +12,12 @@ from services.gateway.call.operation import Answer, Operation, Parameter, compon
 ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",
     ErrorKind.TOO_LARGE: "the body is larger than the door takes",
-    ErrorKind.UNAUTHENTICATED: "no API key, or none that is valid now",
+    ErrorKind.UNAUTHENTICATED: "the API key is missing or not valid now",
     ErrorKind.NOT_ALLOWED: "the key lacks the scope that the call needs",
     ErrorKind.NOT_FOUND: "no such name, or it is no longer kept",
     ErrorKind.QUOTA: "the key's rate or quota is used up; retry after `retry-after`",
     ErrorKind.OVERLOADED: "no capacity at the moment; retry after `retry-after`",
-    ErrorKind.UNAVAILABLE: "a dependency does not answer and nothing was done; retry after `retry-after`",
+    ErrorKind.UNAVAILABLE: "a dependency does not answer and the call had no effect; retry after `retry-after`",
     ErrorKind.LATE: "a stage exceeded the deadline",
     ErrorKind.INTERNAL: "an internal error; it is logged under the request id",
 }

@@ -8,11 +8,12 @@
     POST /console/names/NAME/versions/VERSION:release    {"stages": [{"share": 0.05, "hold_s": 3600.0}],
                                                          "by_hand": false}:
                                                          releases the version to a traffic fraction
-    POST /console/names/NAME/versions/VERSION:stage      {"seen": ID, "stage": 1}: moves its release to this stage, from 0
+    POST /console/names/NAME/versions/VERSION:stage      {"seen": ID, "stage": 1}: moves its release to
+                                                         this stage, from 0
     POST /console/names/NAME/versions/VERSION:stop       {"seen": ID, "withdraw": false, "reason": ""}: ends its release
 
-`seen` is the live version, or the id of the release, shown on the page: a move from any other state is rejected. Each move writes an audit line
-with name and version. Holds no rule: the bundle store decides which moves are allowed.
+`seen` is the live version, or the id of the release, on the page: a move from any other state is rejected. Each move
+writes an audit line with name and version. Holds no rule: the bundle store decides which moves are allowed.
 """
 
 import asyncio

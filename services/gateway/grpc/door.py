@@ -61,7 +61,7 @@ Parse = Callable[[bytes, int, str, int | None], RecommendRequest]
 
 
 class RpcDoor:
-    """The servicer of `tailrace.v1.Recommender`, whose methods are attributes, and of `grpc.health.v1.Health`'s Check."""
+    """The servicer of `tailrace.v1.Recommender`, with its methods as attributes, and of `grpc.health.v1.Health`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Items of the live catalogue at the gRPC door: protobuf messages to item ids and fields. The contract checks values."""
+"""Items of the live catalogue at the gRPC door: messages to item ids and fields. The contract checks values."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -7,10 +7,15 @@ from google.protobuf.message import Message as Protobuf
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.answers import ErrorDetail
+from services.contracts.assignment import Assigned, SurfaceAssignment
+from services.contracts.erasure import ErasedStore, ReceiptBody, Remaining
+from services.contracts.events import EventBody, Recorded
+from services.contracts.items import ItemOutcome, StatedItemBody
 from services.contracts.message import Message
 from services.contracts.recommend import Filters, Recommendation, RecommendBody, ScoredItem
 from services.contracts.rules import Boost, Cap, Freshness, Pin, Rules
 from tailrace_client import calls
+from tailrace_client.items import CatalogueItem
 
 
 @pytest.mark.parametrize(
@@ -26,6 +31,15 @@ from tailrace_client import calls
         (Pin, pb.Rules.Pin, None),
         (Cap, pb.Rules.Cap, None),
         (Freshness, pb.Rules.Freshness, None),
+        (Assigned, pb.AssignResponse, calls.Assigned),
+        (SurfaceAssignment, pb.SurfaceAssignment, calls.SurfaceAssignment),
+        (EventBody, pb.Interaction, calls.Event),
+        (Recorded, pb.RecordEventsResponse, calls.Recorded),
+        (StatedItemBody, pb.CatalogueItem, CatalogueItem),
+        (ItemOutcome, pb.ItemOutcome, None),
+        (ReceiptBody, pb.ErasureReceipt, calls.ErasureReceipt),
+        (ErasedStore, pb.ErasedStore, None),
+        (Remaining, pb.Remaining, None),
     ],
 )
 def test_a_message_has_the_contract_s_fields(
