@@ -10,13 +10,13 @@ from services.contracts.recommend import Recommendation
 from services.errors import TailraceError
 
 
-class Status(Answer):
+class Status(Answer, frozen=True):
     """A short answer."""
 
     status: Annotated[str, Meta(examples=["ok"])]
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(Answer, frozen=True):
     """One error; `field` and `fix` when the caller can correct it."""
 
     component: ClassVar = "ErrorDetail"
@@ -35,13 +35,13 @@ class ErrorDetail(Answer):
         )
 
 
-class ErrorBody(Answer):
+class ErrorBody(Answer, frozen=True):
     """The body of every error."""
 
     error: ErrorDetail
 
 
-class CanaryInfo(Answer):
+class CanaryInfo(Answer, frozen=True):
     """A release in progress."""
 
     component: ClassVar = "CanaryBody"
@@ -50,7 +50,7 @@ class CanaryInfo(Answer):
     share: Annotated[float, Meta(description="Fraction of the users who get this version now")]
 
 
-class BundleInfo(Answer, kw_only=True):
+class BundleInfo(Answer, frozen=True, kw_only=True):
     """The live bundle of a model name."""
 
     component: ClassVar = "BundleBody"
@@ -74,7 +74,7 @@ class BatchOutcome(Custom):
         return Recommendation, ErrorBody
 
 
-class BatchAnswersBody(Answer):
+class BatchAnswersBody(Answer, frozen=True):
     """The answers, in the order of the requests."""
 
     answers: Annotated[

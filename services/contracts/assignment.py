@@ -8,7 +8,7 @@ from msgspec import Meta
 from services.contracts.message import Answer, Id, InvalidField, Message
 
 
-class AssignRequest(Message, kw_only=True):
+class AssignRequest(Message, frozen=True, kw_only=True):
     """The user or session of an assignment; user_id takes precedence, as in recommendations."""
 
     user_id: Annotated[Id | None, Meta(description="The user; required without session_id")] = None
@@ -26,7 +26,7 @@ class AssignRequest(Message, kw_only=True):
         return self.user_id or self.session_id or ""
 
 
-class SurfaceAssignment(Answer, kw_only=True):
+class SurfaceAssignment(Answer, frozen=True, kw_only=True):
     """The assignment on one surface."""
 
     surface: Annotated[str | None, Meta(description="Null: requests without a surface")]
@@ -38,7 +38,7 @@ class SurfaceAssignment(Answer, kw_only=True):
     ]
 
 
-class Assigned(Answer):
+class Assigned(Answer, frozen=True):
     """The assignment of a user, or a visitor's session, now."""
 
     surfaces: Annotated[

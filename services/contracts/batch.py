@@ -13,7 +13,7 @@ MAX_BATCH = 100
 _PLACE_CHARS = len(f".{MAX_BATCH}")
 
 
-class BatchBody(Message):
+class BatchBody(Message, frozen=True):
     """Requests for several users; each is answered or rejected individually."""
 
     requests: Annotated[

@@ -10,20 +10,20 @@ MAX_REASON_CHARS = 500
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
-class Availability(Message):
+class Availability(Message, frozen=True):
     """Shows or hides an item."""
 
     available: bool
 
 
-class SavedSurfaces(Message):
+class SavedSurfaces(Message, frozen=True):
     """A text to save as the surfaces file, which had this SHA-256 when it was read."""
 
     text: str
     sha256: str
 
 
-class BoostedSurface(Message):
+class BoostedSurface(Message, frozen=True):
     """A boost to add to a surface of a text."""
 
     text: str
@@ -32,14 +32,14 @@ class BoostedSurface(Message):
     factor: float
 
 
-class SurfaceForm(Message):
+class SurfaceForm(Message, frozen=True):
     """A surface of a text whose fields are wanted."""
 
     text: str
     surface: str
 
 
-class SurfaceFields(Message):
+class SurfaceFields(Message, frozen=True):
     """Fields to set in a surface of a text."""
 
     text: str
@@ -47,7 +47,7 @@ class SurfaceFields(Message):
     fields: dict[str, Any]
 
 
-class SurfaceDraft(Message):
+class SurfaceDraft(Message, frozen=True):
     """A surface of a text to preview for a user."""
 
     text: str
@@ -55,13 +55,13 @@ class SurfaceDraft(Message):
     user_id: Id
 
 
-class ErasedUser(Message):
+class ErasedUser(Message, frozen=True):
     """A user to erase."""
 
     user_id: Id
 
 
-class Drills(Message):
+class Drills(Message, frozen=True):
     """Dependencies to switch off or on; absent: unchanged."""
 
     llm: Literal["off", "on"] | UnsetType = UNSET
@@ -73,13 +73,13 @@ class Drills(Message):
             raise InvalidField("", "no dependency", 'send {"llm": "off"}')
 
 
-class Promotion(Message):
+class Promotion(Message, frozen=True):
     """A promotion; `seen` is the live version on the caller's page."""
 
     seen: str | None
 
 
-class Rollback(Message):
+class Rollback(Message, frozen=True):
     """A rollback from the live version `seen` to the previous version, or to `to`."""
 
     seen: str
@@ -91,28 +91,28 @@ class Rollback(Message):
         check_reason(self.reason)
 
 
-class ReleaseStage(Message):
+class ReleaseStage(Message, frozen=True):
     """A traffic fraction and the time for which it lasts at least."""
 
     share: float
     hold_s: float
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """The stages of a release, which advance by analysis or by hand."""
 
     stages: tuple[ReleaseStage, ...]
     by_hand: bool
 
 
-class ReleaseMove(Message):
+class ReleaseMove(Message, frozen=True):
     """A move of the release `seen`, as the list of names returned it, to a stage from 0."""
 
     seen: str
     stage: int
 
 
-class ReleaseStop(Message):
+class ReleaseStop(Message, frozen=True):
     """The end of the release `seen`; `withdraw` also withdraws its version."""
 
     seen: str

@@ -48,7 +48,7 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
 }
 
 
-class Remaining(Answer):
+class Remaining(Answer, frozen=True):
     """Data that an erasure does not remove, and until when."""
 
     what: str
@@ -56,7 +56,7 @@ class Remaining(Answer):
     until_unix_ms: Annotated[int | None, Meta(description="Null: only `until` describes it")] = None
 
 
-class Erasure(Message, kw_only=True):
+class Erasure(Message, frozen=True, kw_only=True):
     """The event.
 
     `accepted_time_ms` (Unix ms) is when a door accepted it; impressions and answers up to then are removed too.
@@ -96,7 +96,7 @@ class ErasureReceipt:
         return all(self.stores[store] is not None for store in ONLINE_STORES)
 
 
-class ErasedStore(Answer):
+class ErasedStore(Answer, frozen=True):
     """One store from which a user is removed."""
 
     store: Annotated[str, Meta(examples=["features"])]
@@ -104,7 +104,7 @@ class ErasedStore(Answer):
     done_time_ms: Annotated[int | None, Meta(description="Unix milliseconds; null: not done yet")]
 
 
-class ReceiptBody(Answer):
+class ReceiptBody(Answer, frozen=True):
     """The progress of an erasure. Names no user."""
 
     erasure_id: Id
@@ -127,7 +127,7 @@ class ReceiptBody(Answer):
         )
 
 
-class UserDataBody(Answer):
+class UserDataBody(Answer, frozen=True):
     """All data about one user."""
 
     user_id: str

@@ -30,7 +30,7 @@ TimeMs = Annotated[int, Meta(ge=0, le=_LAST_TIME_MS)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-class EventBody(Message):
+class EventBody(Message, frozen=True):
     """One user action on an item."""
 
     user_id: Annotated[Id, Meta(examples=["196"])]
@@ -54,13 +54,13 @@ class EventBody(Message):
     request_id: Annotated[Id | None, Meta(description="The answer that the user acted on")] = None
 
 
-class EventsBody(Message):
+class EventsBody(Message, frozen=True):
     """Many events."""
 
     events: Annotated[tuple[EventBody, ...], Meta(min_length=1)]
 
 
-class Interaction(EventBody, kw_only=True):
+class Interaction(EventBody, frozen=True, kw_only=True):
     """One user action on one item.
 
     `event_id` makes a repeated delivery by the caller harmless. `event_time_ms` is when it happened (Unix ms),
@@ -103,7 +103,7 @@ class Interaction(EventBody, kw_only=True):
         return self.user_id.encode()
 
 
-class Recorded(Answer):
+class Recorded(Answer, frozen=True):
     """Number of events that the broker acknowledged, with each id counted once, and all ids in the order sent.
 
     While no bundle is loaded, every item counts as known.
@@ -141,7 +141,7 @@ def _in_seconds(name: str, time: float) -> InvalidRequest:
     )
 
 
-class Impression(Message, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
+class Impression(Message, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
     """One impression: the items shown to a user and the features behind them, for training joins and skew measurement.
 
     `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see

@@ -24,7 +24,7 @@ class ListState(StrEnum):
     NOT_READ = "not_read"
 
 
-class StageTime(Answer):
+class StageTime(Answer, frozen=True):
     """One stage of the request; stages may overlap (the student works while the LLM does)."""
 
     name: Annotated[str, Meta(examples=["features"])]
@@ -32,7 +32,7 @@ class StageTime(Answer):
     duration_ms: float
 
 
-class LlmPart(Answer):
+class LlmPart(Answer, frozen=True):
     """How the request to the LLM ended; counts and times are the engine's, null without a timely result."""
 
     outcome: Annotated[str, Meta(examples=["in_time"])]
@@ -44,7 +44,7 @@ class LlmPart(Answer):
     decode_ms: float | None = None
 
 
-class RuledItem(Answer):
+class RuledItem(Answer, frozen=True):
     """One item's position (from 1) before any rule and after all rules; null if the item was not in that list."""
 
     item_id: str
@@ -53,7 +53,7 @@ class RuledItem(Answer):
     rules: Annotated[tuple[str, ...], Meta(description="Rules that moved it, or moved other items past it")] = ()
 
 
-class Explanation(Answer, kw_only=True):
+class Explanation(Answer, frozen=True, kw_only=True):
     """How a request was answered; fields that a rejected request lacks are null or empty.
 
     `planned_tier` and `planned_reason` are the first decision, by `facts` (services.router.policy.Facts); `tier` and
@@ -90,7 +90,7 @@ class Explanation(Answer, kw_only=True):
     ruled: Annotated[tuple[RuledItem, ...], Meta(description="The first items before and after the rules")] = ()
 
 
-class ExplanationAnswer(Explanation):
+class ExplanationAnswer(Explanation, frozen=True):
     """How a request was answered; fields that a rejected request lacks are null."""
 
     component: ClassVar = "ExplanationBody"

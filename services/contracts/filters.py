@@ -64,7 +64,7 @@ class Clause(Custom):
         return ConditionBody, ExpressionBody
 
 
-class Range(Message):
+class Range(Message, frozen=True):
     """Bounds of a number, at least one."""
 
     extra_schema: ClassVar = {"minProperties": 1}
@@ -108,7 +108,7 @@ class Condition(Clause):
     text: str
 
     @property
-    def num_tests(self) -> int:
+    def num_tests(self) -> int:  # type: ignore[override]
         """The cost in tests over every item: one, or one per number, and more for many texts."""
         if not isinstance(self.test, OneOf):
             return 1
@@ -131,7 +131,7 @@ class Condition(Clause):
 _NO_BOUNDS = Range()
 
 
-class ConditionBody(Message):
+class ConditionBody(Message, frozen=True):
     """One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`."""
 
     extra_schema: ClassVar = {"oneOf": [{"required": [test]} for test in TESTS]}
@@ -173,7 +173,7 @@ class ConditionBody(Message):
 Clauses = Annotated[tuple[Clause, ...], Meta(max_length=MAX_CONDITIONS)]
 
 
-class ExpressionBody(Message):
+class ExpressionBody(Message, frozen=True):
     """Clauses in the place of one condition."""
 
     extra_schema: ClassVar = {"minProperties": 1}

@@ -56,7 +56,7 @@ AttributeValue = str | tuple[str, ...] | float | bool
 _StateTimeMs = Annotated[int, Meta(ge=MIN_TIME_MS, le=MAX_TIME_MS)]
 
 
-class ItemStateBody(Message):
+class ItemStateBody(Message, frozen=True):
     """The state of an item as the shop sends it; absent fields have no value, or the bundle's."""
 
     title: Annotated[
@@ -87,16 +87,16 @@ class ItemStateBody(Message):
                 raise InvalidField(f"attributes.{name}", "a name that every item has", "choose another name")
 
 
-class ItemPatchBody(ItemStateBody):
+class ItemPatchBody(ItemStateBody, frozen=True):
     """Fields to change; null removes a field or an attribute, other fields stay."""
 
-    attributes: Annotated[
+    attributes: Annotated[  # type: ignore[assignment]
         Annotated[dict[Name, SentValue | None], Meta(max_length=MAX_ATTRIBUTES)] | None,
         Meta(description="Attributes to change by name; null removes an attribute, other attributes stay"),
     ] = None
 
 
-class StatedItemBody(ItemStateBody, kw_only=True):
+class StatedItemBody(ItemStateBody, frozen=True, kw_only=True):
     """An item of the live catalogue."""
 
     item_id: Id
@@ -111,13 +111,13 @@ class ItemEntry(Custom):
         return StatedItemBody, dict
 
 
-class PutItemsBody(Message):
+class PutItemsBody(Message, frozen=True):
     """Many items; an invalid entry is rejected individually."""
 
     items: Annotated[tuple[ItemEntry, ...], Meta(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)]
 
 
-class ItemRefusal(Answer):
+class ItemRefusal(Answer, frozen=True):
     """Why an entry was rejected."""
 
     component: ClassVar = "RefusalBody"
@@ -127,7 +127,7 @@ class ItemRefusal(Answer):
     fix: str
 
 
-class ItemOutcome(Answer):
+class ItemOutcome(Answer, frozen=True):
     """The outcome of one entry: without an error the broker has acknowledged it."""
 
     item_id: str
@@ -141,7 +141,7 @@ class ItemOutcome(Answer):
         return cls(item_id, ItemRefusal(error.field or "", error.problem, error.fix or ""))
 
 
-class PutOutcomesBody(Answer):
+class PutOutcomesBody(Answer, frozen=True):
     """The outcome of each entry, in the order sent."""
 
     accepted: int
@@ -153,7 +153,7 @@ class PutOutcomesBody(Answer):
         return cls(sum(one.error is None for one in outcomes), tuple(outcomes))
 
 
-class ItemState(StatedItemBody, kw_only=True):
+class ItemState(StatedItemBody, frozen=True, kw_only=True):
     """The state of an item.
 
     Attributes:
@@ -161,7 +161,7 @@ class ItemState(StatedItemBody, kw_only=True):
         expires_ms: If before published_ms, the item is never shown.
     """
 
-    attributes: Mapping[str, AttributeValue] = {}
+    attributes: Mapping[str, AttributeValue] = {}  # type: ignore[assignment]
     available: bool = True
 
     @property

@@ -8,9 +8,9 @@ InvalidRequest with its path. Knows no transport.
 import json
 import math
 import re
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -62,7 +62,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _check_value(sent_name, value)
 
 
-class Answer(Message):
+class Answer(Message, frozen=True):
     """A message that we write: it only declares, since its values are our own."""
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ M = TypeVar("M", bound=Message)
 
 def decode(kind: type[M], body: bytes, whole: str = "body") -> M:
     """Read JSON text, which errors call `whole`. Raises InvalidRequest naming the first wrong field."""
-    _reading.num_custom = 0
+    _num_custom.set([0])
     try:
         return _decoder(kind).decode(body)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
@@ -119,7 +119,7 @@ def convert(kind: type[M], plain: Any, path: str = "", *, strict: bool = True) -
 
     Raises InvalidRequest naming the first wrong field, below `path`.
     """
-    _reading.num_custom = 0
+    _num_custom.set([0])
     try:
         return convert_part(kind, plain, strict=strict)
     except InvalidField as error:
@@ -182,20 +182,16 @@ class Custom:
         raise NotImplementedError
 
 
-class _Reading(threading.local):
-    """Counts the custom values of the message that this thread reads: the decoder checks lengths of lists last."""
-
-    num_custom = 0
-
-
-_reading = _Reading()
+_num_custom: ContextVar[list[int]] = ContextVar("num_custom")
+"""The number of custom values read of the current message: the decoder checks lengths of lists last."""
 
 
 def _read_custom(kind: type[Any], plain: Any) -> Any:
     if not issubclass(kind, Custom):
         raise NotImplementedError(kind)
-    _reading.num_custom += 1
-    if _reading.num_custom > _MAX_CUSTOM:
+    count = _num_custom.get()
+    count[0] += 1
+    if count[0] > _MAX_CUSTOM:
         raise InvalidField("", f"more than {_MAX_CUSTOM:,} entries before this entry", "send fewer")
     return kind.read(plain)
 

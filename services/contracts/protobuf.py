@@ -156,15 +156,16 @@ def _writer(kind: Descriptor) -> Callable[[Any], Any]:
 
 
 def _field_writer(field: FieldDescriptor) -> Callable[[Any], Any]:
-    if field.message_type.GetOptions().map_entry:
-        write = _writer(field.message_type.fields_by_name["value"].message_type)
+    kind: Any = field.message_type
+    if kind.GetOptions().map_entry:
+        write = _writer(kind.fields_by_name["value"].message_type)
         return lambda entries: {key: write(value) for key, value in entries.items()}
-    write = _writer(field.message_type)
+    write = _writer(kind)
     return (lambda values: [write(one) for one in values]) if field.is_repeated else write
 
 
 def _is_plain_map(field: FieldDescriptor) -> bool:
-    kind = field.message_type
+    kind: Any = field.message_type
     return bool(kind.GetOptions().map_entry) and kind.fields_by_name["value"].message_type is None
 
 

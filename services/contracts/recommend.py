@@ -98,7 +98,7 @@ class Rationale:
     sentence: str | None = None
 
 
-class Filters(ExpressionBody, kw_only=True, dict=True):
+class Filters(ExpressionBody, frozen=True, kw_only=True, dict=True):
     """Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
 
     Null means no limit.
@@ -133,7 +133,7 @@ class Filters(ExpressionBody, kw_only=True, dict=True):
         return cls(must=expression.must, should=expression.should, must_not=expression.must_not, **limits)
 
 
-class AvoidShown(Message):
+class AvoidShown(Message, frozen=True):
     """Excludes recent impressions."""
 
     within: Annotated[
@@ -156,7 +156,7 @@ class AvoidShown(Message):
         return int(self.within[:-1]) * _UNIT_S[self.within[-1]]
 
 
-class RecommendBody(Message, kw_only=True):
+class RecommendBody(Message, frozen=True, kw_only=True):
     """The user, the number of items and the deadline."""
 
     extra_schema: ClassVar = {
@@ -217,7 +217,7 @@ class RecommendBody(Message, kw_only=True):
     ] = False
 
 
-class SimilarBody(RecommendBody):
+class SimilarBody(RecommendBody, frozen=True):
     """The user, if any, and limits on the similar items. All fields are optional."""
 
     extra_schema: ClassVar = {}
@@ -228,13 +228,13 @@ class SimilarBody(RecommendBody):
     ] = ()
 
 
-class SimilarTo(Message):
+class SimilarTo(Message, frozen=True):
     """Asks for items similar to these items, such as the item of a page or the items of a cart."""
 
     item_ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_SIMILAR_TO)]
 
 
-class PopularIn(Message):
+class PopularIn(Message, frozen=True):
     """Asks for popular items: in one of `WINDOWS`, or over all windows and the training events."""
 
     window: Annotated[
@@ -246,7 +246,7 @@ class PopularIn(Message):
     ] = None
 
 
-class PopularQuery(PopularIn, kw_only=True):
+class PopularQuery(PopularIn, frozen=True, kw_only=True):
     """The query of a request for popular items."""
 
     category: Annotated[Id | None, Meta(description="Of the catalogue")] = None
@@ -254,7 +254,7 @@ class PopularQuery(PopularIn, kw_only=True):
     session_id: SessionId = None
 
 
-class RecommendRequest(RecommendBody, kw_only=True):
+class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
     """Which items to show to a user, how many, and by when: a body with the call's id and subject.
 
     `deadline_ms` counts from the request's arrival. `subject` is the subject of the list instead of the user.
@@ -327,7 +327,7 @@ class RecommendRequest(RecommendBody, kw_only=True):
             raise InvalidRequest("k", f"{self.num_items} is out of range", f"send 1 to {max_k}")
 
 
-class ScoredItem(Answer, kw_only=True):
+class ScoredItem(Answer, frozen=True, kw_only=True):
     """One recommended item; `source` is the tier that chose it."""
 
     component: ClassVar = "ItemBody"
@@ -338,7 +338,7 @@ class ScoredItem(Answer, kw_only=True):
     source: Annotated[Tier, Meta(description="The tier that chose the item", examples=["llm"])]
 
 
-class Recommendation(Answer, kw_only=True, omit_defaults=True):
+class Recommendation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     """The items, and how they were made."""
 
     request_id: Annotated[str, Meta(description="Send it with the events that follow from this answer")]

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from services.contracts.access import MAX_K
 from services.contracts.filters import Clause, check_size
 from services.contracts.message import Id, InvalidField, Message
 
 MAX_BOOSTS, MAX_PINS, MAX_BLOCKS, MAX_CAPS = 20, 20, 20, 5
-MAX_PLACES = 2_000
+MAX_PLACES = MAX_K
 """Maximum number of items in a list."""
 MAX_FACTOR = 100.0
 MIN_FACTOR = 0.01
@@ -25,7 +26,7 @@ MIN_FACTOR = 0.01
 Place = Annotated[int, Meta(ge=1, le=MAX_PLACES)]
 
 
-class Boost(Message):
+class Boost(Message, frozen=True):
     """Multiplies the likelihood of items that match `where` by `factor`."""
 
     where: Clause
@@ -37,28 +38,28 @@ class Boost(Message):
         check_size(self.where, "where")
 
 
-class Pin(Message):
+class Pin(Message, frozen=True):
     """An item and its position in the list."""
 
     item_id: Id
     position: Annotated[Place, Meta(description="From 1")]
 
 
-class Cap(Message):
+class Cap(Message, frozen=True):
     """At most `most` items of each value of an attribute."""
 
     attribute: Annotated[Id, Meta(examples=["categories"])]
     most: Place
 
 
-class Freshness(Message):
+class Freshness(Message, frozen=True):
     """Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours."""
 
     half_life_h: Annotated[float, Meta(ge=0.01, le=100_000)]
     factor: Annotated[float, Meta(ge=1, le=MAX_FACTOR)]
 
 
-class Rules(Message, kw_only=True):
+class Rules(Message, frozen=True, kw_only=True):
     """The rules of one request, which override the surface's rules; blocks are combined. Null: not set."""
 
     boosts: Annotated[tuple[Boost, ...], Meta(max_length=MAX_BOOSTS)] | None = None
