@@ -56,6 +56,15 @@ AttributeValue = str | tuple[str, ...] | float | bool
 _StateTimeMs = Annotated[int, Meta(ge=MIN_TIME_MS, le=MAX_TIME_MS)]
 
 
+_PatchedAttributes = Annotated[
+    dict[Name, SentValue | None],
+    Meta(
+        description="Attributes to change by name; null removes an attribute, other attributes stay",
+        max_length=MAX_ATTRIBUTES,
+    ),
+]
+
+
 class ItemStateBody(Message, frozen=True):
     """The state of an item as the shop sends it; absent fields have no value, or the bundle's."""
 
@@ -90,10 +99,7 @@ class ItemStateBody(Message, frozen=True):
 class ItemPatchBody(ItemStateBody, frozen=True):
     """Fields to change; null removes a field or an attribute, other fields stay."""
 
-    attributes: Annotated[  # type: ignore[assignment]
-        Annotated[dict[Name, SentValue | None], Meta(max_length=MAX_ATTRIBUTES)] | None,
-        Meta(description="Attributes to change by name; null removes an attribute, other attributes stay"),
-    ] = None
+    attributes: _PatchedAttributes | None = None  # type: ignore[assignment]
 
 
 class StatedItemBody(ItemStateBody, frozen=True, kw_only=True):
