@@ -134,6 +134,8 @@ def convert_part(kind: type[M], plain: Any, *, strict: bool = True) -> M:
         raise _refusal(error, kind, "", lambda: plain) from error
     except RecursionError as error:
         raise InvalidField("", "nested too deep", "send fewer levels") from error
+    except UnicodeEncodeError as error:  # a text where another type or a field name is expected
+        raise InvalidField("", "has half of a surrogate pair", "send Unicode texts") from error
 
 
 def plain_of(message: Message) -> dict[str, Any]:
@@ -389,6 +391,6 @@ def _with_key(path: str, kind: type[Message], sent: Any) -> str:
         for name, value in values.items() if isinstance(values, Mapping) else ():
             try:
                 msgspec.convert(value, get_args(leaf)[1], dec_hook=_read_custom)
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeEncodeError):
                 return f"{before}.{name[:_MAX_NAME_CHARS]}{after}"
     return before
