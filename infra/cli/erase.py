@@ -53,7 +53,7 @@ def erase(
 
 def _check(user_ids: Sequence[str]) -> None:
     """Validate the ids of a file before any user is erased. Raises ConfigError."""
-    from services.contracts.recommend import check_id
+    from services.contracts.message import check_id
 
     for user_id in user_ids:
         try:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.contracts.events import Recorded
+from services.contracts.answers import BundleInfo, CanaryInfo
+from services.contracts.events import EventBody, Recorded
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch, Refused
 from services.gateway.events.items import ItemOperations
-from services.gateway.events.record import Draft, RecordEvents, once_each
+from services.gateway.events.record import RecordEvents, once_each
 from services.gateway.lifecycle import BackgroundPart, Lifecycle, Thread
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
@@ -36,26 +37,6 @@ from services.gateway.users.export import ExportUser
 from services.items.live_items import Knowledge
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryInfo:
-    """A release in progress: the candidate and its current traffic fraction."""
-
-    version: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleInfo:
-    """Public description of a name's live bundle and of its release in progress, if any."""
-
-    name: str
-    version: str
-    num_items: int
-    code_depth: int
-    manifest: dict[str, object]
-    canary: CanaryInfo | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +146,7 @@ class DataPlane:
         for sink in self._refusal_sinks:
             sink(record)
 
-    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
+    async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> Recorded:
         """Record events; see RecordEvents."""
         sent = await self._record(drafts)
         events, known = once_each(sent), [live.items for live in self.names.loaded]
@@ -173,7 +154,11 @@ class DataPlane:
         unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
         self._metrics.recorded(door, [event.request_id for event in events], len(unknown))
         log.info("recorded", request_id=request_id, door=door, num_events=len(events), num_unknown=len(unknown))
-        return Recorded(tuple(event.event_id for event in sent), tuple(dict.fromkeys(unknown)), len(events))
+        return Recorded(
+            event_ids=tuple(event.event_id for event in sent),
+            unknown_items=tuple(dict.fromkeys(unknown)),
+            accepted=len(events),
+        )
 
     @property
     def max_events_per_request(self) -> int:

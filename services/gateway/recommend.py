@@ -260,7 +260,8 @@ class Recommend:
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=admitted.deadline.total_ms,
             stages_ms=stages_ms,
-            rationale=rationale,
+            rationale=None if rationale is None else rationale.sentence,
+            rationale_reason=None if rationale is None else rationale.outcome,
             next=self._pages.next_token(admitted.request, items),
         )
         record = AnswerRecord(

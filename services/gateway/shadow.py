@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 import structlog
 from prometheus_client import Counter, Histogram
 
@@ -218,7 +219,7 @@ class Shadow:
             return "no_capacity"
         shown, context = record.answer, routing.context
         deadline_ms = ranker.deadline_ms(routing)
-        request = replace(context.request, next=None, rationale=False, deadline_ms=deadline_ms)
+        request = msgspec.structs.replace(context.request, next=None, rationale=False, deadline_ms=deadline_ms)
         caller = replace(record.caller, priority=Priority.LOW)
         features = _Known(_features_for(live, routing))
         recommend = ranker.recommend(live, routing)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.contracts.access import Priority, places_for
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.router.policy import LlmOutcome
 from services.router.replica import RankSize, Replica, SentRequest
 

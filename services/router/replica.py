@@ -13,7 +13,7 @@ Pure: time is an argument.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.router.breaker import Breaker, BreakerState
 from services.router.predictor import LatencyPredictor
 

@@ -36,18 +36,19 @@ from models.prompt import prompt_window
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
 from models.withdrawals import Withdrawal
+from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
+from services.contracts.console import Drills, SurfaceFields
 from services.contracts.explanation import whose
 from services.contracts.items import decode_item, item_from
+from services.contracts.message import convert, decode_object
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
 from services.features.page_key import FilePageKey
 from services.features.schema import LogPosition
 from services.gateway.access.keys import read_keys
 from services.gateway.call.path import WITH_PARAMETER, check_path, parameters_of, pattern_of
-from services.gateway.console.door import parse_drills
-from services.gateway.console.editor import _Set
 from services.gateway.console.releases import describe_name
 from services.gateway.events.record import check_events
 from services.gateway.grpc import items as rpc_items
@@ -261,7 +262,7 @@ def page_token(body: bytes) -> None:
 def console_form(body: bytes) -> None:
     """Apply form fields like the console."""
     EDITOR.with_fields(
-        CART, "cart", _Set.model_validate({"text": "", "surface": "cart", "fields": rest_items._object(body)}).fields
+        CART, "cart", convert(SurfaceFields, {"text": "", "surface": "cart", "fields": decode_object(body)}).fields
     )
 
 
@@ -561,7 +562,7 @@ PARSERS = {
         read(lambda body: rest.parse_recommend(body, "r", None)), of_json(RULED, RULED["rules"], NESTED)
     ),
     "REST batch": Parser(read(lambda body: rest.parse_batch(body, "r", None)), of_json({"requests": [RULED, ASKED]})),
-    "REST items": Parser(read(lambda body: put_items(rest_items._entries(rest_items._object(body)))), of_json(PUT)),
+    "REST items": Parser(read(lambda body: put_items(rest_items._entries(decode_object(body)))), of_json(PUT)),
     "path": Parser(path, lambda _: mutations_of(*(one.encode() for one in PATHS))),
     "page token": Parser(
         page_token, lambda _: mutations_of(b"AgAAAAAAAwECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", bytes(range(60)))
@@ -569,11 +570,11 @@ PARSERS = {
     "console form": Parser(read(console_form), of_json(FORM)),
     "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
     "REST events": Parser(
-        lambda body: check_events(rest.parse_events(body), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})
+        lambda body: check_events(rest.parse_events(body, 500), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})
     ),
     "OpenAI completion": Parser(lambda body: parse_completion(body, CONTEXT), of_json(COMPLETION)),
     "OpenAI chat": Parser(lambda body: parse_chat(body, CONTEXT), of_json(CHAT)),
-    "drills": Parser(parse_drills, of_json({"llm": "off", "features": "on"})),
+    "drills": Parser(lambda body: message.decode(Drills, body), of_json({"llm": "off", "features": "on"})),
     "event row": Parser(stream_row, of_json(EVENT, ERASURE)),
     "impression row": Parser(impression_row, of_json(IMPRESSION)),
     "item record": Parser(item_record, of_json(ITEM)),

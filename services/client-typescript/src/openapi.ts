@@ -47,7 +47,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** List items that are like one, or like those of a cart */
+        /** List items similar to one item, or to the items of a cart */
         post: operations["similarItems"];
         delete?: never;
         options?: never;
@@ -181,7 +181,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Say which version and variants a user, or a visitor's session, gets on each surface */
+        /** Return the version and variants of a user, or of a visitor's session, on each surface */
         get: operations["assignment"];
         put?: never;
         post?: never;
@@ -201,7 +201,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history */
+        /** Erase a user: every store drops the events that the broker has by now; later events begin a new history */
         delete: operations["eraseUser"];
         options?: never;
         head?: never;
@@ -249,7 +249,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return an item as it stands in answers */
+        /** Return an item as it appears in answers */
         get: operations["getItem"];
         /** Replace what is stated of an item; answers when the broker has it, and every answer follows within a second */
         put: operations["putItem"];
@@ -368,128 +368,6 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /**
-         * AssignedBody
-         * @description What a user, or a visitor's session, gets now.
-         */
-        AssignedBody: {
-            /**
-             * Surfaces
-             * @description All of them, first that of requests which name none
-             */
-            surfaces: components["schemas"]["SurfaceAssignmentBody"][];
-        };
-        /**
-         * AvoidShownBody
-         * @description What was shown a short while ago, and is left out.
-         */
-        AvoidShownBody: {
-            /**
-             * Within
-             * @description A period of at most 30d
-             * @example 1h
-             */
-            within: string;
-        };
-        /**
-         * BatchAnswersBody
-         * @description The answers, in the order of the requests.
-         */
-        BatchAnswersBody: {
-            /**
-             * Answers
-             * @description Each a recommendation, or the error that this request alone would have got
-             */
-            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
-        };
-        /**
-         * BatchBody
-         * @description Requests for several users; each is answered, or refused, as if it came alone.
-         */
-        BatchBody: {
-            /**
-             * Requests
-             * @description Each without deadline_ms
-             */
-            requests: components["schemas"]["RecommendBody"][];
-            /**
-             * Deadline Ms
-             * @description For all of them together, from arrival; or header X-Deadline-Ms
-             * @example 1000
-             */
-            deadline_ms?: number | null;
-        };
-        /**
-         * BoostBody
-         * @description Items that count as more likely, or below 1 as less.
-         */
-        BoostBody: {
-            /** Where */
-            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
-         * BundleBody
-         * @description The live bundle of a name.
-         */
-        BundleBody: {
-            /** Name */
-            name: string;
-            /** Version */
-            version: string;
-            /**
-             * Num Items
-             * Format: int64
-             * @description In its catalogue
-             */
-            num_items: number;
-            /**
-             * Code Depth
-             * Format: int64
-             * @description Codes per item
-             */
-            code_depth: number;
-            /**
-             * Manifest
-             * @description How it was made, and how it was evaluated
-             */
-            manifest: {
-                [key: string]: unknown;
-            };
-            /** @description The release under way beside it; null: none is, or not loaded yet */
-            canary: components["schemas"]["CanaryBody"] | null;
-        };
-        /**
-         * CanaryBody
-         * @description A release under way.
-         */
-        CanaryBody: {
-            /** Version */
-            version: string;
-            /**
-             * Share
-             * Format: double
-             * @description Of the users, who get this version now
-             */
-            share: number;
-        };
-        /**
-         * CapBody
-         * @description At most so many items of each value of an attribute.
-         */
-        CapBody: {
-            /**
-             * Attribute
-             * @example categories
-             */
-            attribute: string;
-            /** Most */
-            most: number;
-        };
         /**
          * ChatAnswerBody
          * @description With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`.
@@ -852,465 +730,6 @@ export interface components {
             } | null;
         };
         /**
-         * ConditionBody
-         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
-         */
-        ConditionBody: {
-            /**
-             * Key
-             * @description The attribute's name, or `item_id`
-             * @example categories
-             */
-            key: string;
-            /**
-             * Eq
-             * @description Equal to this
-             * @example Comedy
-             */
-            eq?: string | number | boolean;
-            /**
-             * In
-             * @description Equal to one of these
-             */
-            in?: (string | number | boolean)[];
-            /**
-             * Range
-             * @description A number within bounds
-             */
-            range?: components["schemas"]["RangeBody"];
-            /**
-             * Exists
-             * @description Whether the item has the attribute at all
-             */
-            exists?: boolean;
-        } & (unknown | unknown | unknown | unknown);
-        /**
-         * ErasedStoreBody
-         * @description One store of which a user is taken out.
-         */
-        ErasedStoreBody: {
-            /**
-             * Store
-             * @example features
-             */
-            store: string;
-            /**
-             * Meaning
-             * @description What of the user it held
-             */
-            meaning: string;
-            /**
-             * Done Time Ms
-             * Format: int64
-             * @description Unix milliseconds; null: not done yet
-             */
-            done_time_ms: number | null;
-        };
-        /**
-         * ErrorBody
-         * @description The body of every error.
-         */
-        ErrorBody: {
-            error: components["schemas"]["ErrorDetail"];
-        };
-        /**
-         * ErrorDetail
-         * @description One error; `field` and `fix` when the caller can correct it.
-         */
-        ErrorDetail: {
-            /**
-             * Code
-             * @example invalid_request
-             */
-            code: string;
-            /** Message */
-            message: string;
-            /** Field */
-            field: string | null;
-            /** Fix */
-            fix: string | null;
-            /** Request Id */
-            request_id: string;
-        };
-        /**
-         * EventBody
-         * @description One thing that a user did with an item.
-         */
-        EventBody: {
-            /**
-             * User Id
-             * @example 196
-             */
-            user_id: string;
-            /**
-             * Item Id
-             * @example 242
-             */
-            item_id: string;
-            /**
-             * Event Type
-             * @default click
-             * @example click
-             */
-            event_type?: string;
-            /**
-             * Event Time Ms
-             * Format: int64
-             * @description Unix milliseconds, at most 30 days ago and 60 s ahead; absent: now
-             */
-            event_time_ms?: number | null;
-            /**
-             * Value
-             * Format: double
-             * @default 1
-             */
-            value?: number;
-            /**
-             * Event Id
-             * @description Send one to make a repeat harmless: it is recognised among the 1024 of its user seen last
-             */
-            event_id?: string | null;
-            /**
-             * Request Id
-             * @description The answer that the user acted on
-             */
-            request_id?: string | null;
-        };
-        /**
-         * EventListBody
-         * @description Many events as a list.
-         */
-        EventListBody: components["schemas"]["EventBody"][];
-        /**
-         * EventsBody
-         * @description Many events.
-         */
-        EventsBody: {
-            /** Events */
-            events: components["schemas"]["EventBody"][];
-        };
-        /**
-         * ExplanationBody
-         * @description How a request was answered; fields that a refusal does not have are null.
-         */
-        ExplanationBody: {
-            /** Request Id */
-            request_id: string;
-            /**
-             * Door
-             * @example rest
-             */
-            door: string;
-            /**
-             * Outcome
-             * @description "ok", or the error's code
-             */
-            outcome: string;
-            /**
-             * At Unix Ms
-             * Format: int64
-             */
-            at_unix_ms: number;
-            /**
-             * Message
-             * @description The error that a refused caller received
-             */
-            message: string | null;
-            /** Trace Id */
-            trace_id: string | null;
-            /** User Id */
-            user_id: string | null;
-            /** Caller */
-            caller: string | null;
-            /** Priority */
-            priority: string | null;
-            /** Tier */
-            tier: string | null;
-            /** Reason */
-            reason: string | null;
-            /**
-             * Planned Tier
-             * @description The first decision, before anything was ranked
-             */
-            planned_tier: string | null;
-            /** Planned Reason */
-            planned_reason: string | null;
-            /** Bundle Version */
-            bundle_version: string | null;
-            /**
-             * K
-             * Format: int64
-             */
-            k: number | null;
-            /**
-             * Num Items
-             * Format: int64
-             */
-            num_items: number | null;
-            /**
-             * Deadline Ms
-             * Format: int64
-             */
-            deadline_ms: number | null;
-            /**
-             * Elapsed Ms
-             * Format: double
-             */
-            elapsed_ms: number | null;
-            /**
-             * Feature Age Ms
-             * Format: int64
-             */
-            feature_age_ms: number | null;
-            /**
-             * List State
-             * @description Whether the user's stored list was usable
-             */
-            list_state: string | null;
-            /** Surface */
-            surface: string | null;
-            /**
-             * Variant
-             * @description Of each experiment: `fresher=fresh,layout=control`
-             */
-            variant: string | null;
-            /**
-             * Facts
-             * @description The policy's inputs
-             */
-            facts: {
-                [key: string]: boolean | number;
-            };
-            llm: components["schemas"]["LlmPartBody"] | null;
-            /** Stages */
-            stages: components["schemas"]["StageTimeBody"][];
-            /**
-             * Ruled
-             * @description The first items before and after the rules
-             */
-            ruled: components["schemas"]["RuledItemBody"][];
-            /**
-             * Sentences
-             * @description The explanation in words
-             */
-            sentences: string[];
-        };
-        /**
-         * ExpressionBody
-         * @description Clauses in the place of one condition.
-         */
-        ExpressionBody: {
-            /**
-             * Must
-             * @description All of these hold
-             */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-            /**
-             * Should
-             * @description At least one of these holds
-             */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-            /**
-             * Must Not
-             * @description None of these holds
-             */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-        };
-        /**
-         * FiltersBody
-         * @description Which items may be shown.
-         */
-        FiltersBody: {
-            /**
-             * Categories
-             * @description Items of any of these; each must be in the catalogue
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Allowed Item Ids
-             * @description Only these items; each must be in the catalogue
-             */
-            allowed_item_ids?: string[] | null;
-            /**
-             * Must
-             * @description All of these hold
-             * @example [
-             *       {
-             *         "eq": "Comedy",
-             *         "key": "categories"
-             *       }
-             *     ]
-             */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Should
-             * @description At least one of these holds, if there are any
-             */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Must Not
-             * @description None of these holds
-             */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-        };
-        /**
-         * FreshnessBody
-         * @description An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours.
-         */
-        FreshnessBody: {
-            /**
-             * Half Life H
-             * Format: double
-             */
-            half_life_h: number;
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
-         * ItemBody
-         * @description One recommended item; `source` is the tier that chose it.
-         */
-        ItemBody: {
-            /** Item Id */
-            item_id: string;
-            /**
-             * Score
-             * Format: double
-             * @description Comparable within one answer only
-             */
-            score: number;
-            /** Title */
-            title: string;
-            /**
-             * Source
-             * @description The tier that chose the item
-             * @example llm
-             */
-            source: string;
-        };
-        /**
-         * ItemOutcomeBody
-         * @description What became of one entry: without an error the broker has it.
-         */
-        ItemOutcomeBody: {
-            /** Item Id */
-            item_id: string;
-            error: components["schemas"]["RefusalBody"] | null;
-        };
-        /**
-         * ItemPatchBody
-         * @description Fields to change; null takes a field or an attribute away, others stay.
-         */
-        ItemPatchBody: {
-            /**
-             * Title
-             * @description Absent: as in the live bundle
-             */
-            title?: string | null;
-            /**
-             * Categories
-             * @description Absent: as in the live bundle
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Attributes
-             * @description Attributes to change by name; null takes one away, others stay
-             */
-            attributes?: {
-                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
-            } | null;
-            /**
-             * Available
-             * @description Whether it may be shown at all; absent: yes
-             */
-            available?: boolean | null;
-            /**
-             * Published Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may be shown
-             */
-            published_ms?: number | null;
-            /**
-             * Expires Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may not
-             */
-            expires_ms?: number | null;
-            /**
-             * Value
-             * Format: double
-             * @description What a sale is worth, in any unit
-             */
-            value?: number | null;
-        };
-        /**
-         * ItemStateBody
-         * @description What is stated of an item; what is left out has no value, or the bundle's.
-         */
-        ItemStateBody: {
-            /**
-             * Title
-             * @description Absent: as in the live bundle
-             */
-            title?: string | null;
-            /**
-             * Categories
-             * @description Absent: as in the live bundle
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Attributes
-             * @description Texts, numbers and flags by name, for filters and rules
-             * @example {
-             *       "colour": "red",
-             *       "new": true,
-             *       "price": 9.5,
-             *       "sizes": [
-             *         "s",
-             *         "m"
-             *       ]
-             *     }
-             */
-            attributes?: {
-                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
-            } | null;
-            /**
-             * Available
-             * @description Whether it may be shown at all; absent: yes
-             */
-            available?: boolean | null;
-            /**
-             * Published Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may be shown
-             */
-            published_ms?: number | null;
-            /**
-             * Expires Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may not
-             */
-            expires_ms?: number | null;
-            /**
-             * Value
-             * Format: double
-             * @description What a sale is worth, in any unit
-             */
-            value?: number | null;
-        };
-        /**
          * JsonSchemaBody
          * @description A schema that the text must satisfy.
          */
@@ -1337,47 +756,6 @@ export interface components {
              * @description Sent on to another server; here schemas are always enforced
              */
             strict?: boolean | null;
-        };
-        /**
-         * LlmPartBody
-         * @description How the LLM call ended; counts and times only when it answered in time.
-         */
-        LlmPartBody: {
-            /**
-             * Outcome
-             * @example in_time
-             */
-            outcome: string;
-            /**
-             * Num Prompt Tokens
-             * Format: int64
-             */
-            num_prompt_tokens: number | null;
-            /**
-             * Num Cached Tokens
-             * Format: int64
-             */
-            num_cached_tokens: number | null;
-            /**
-             * Num Steps
-             * Format: int64
-             */
-            num_steps: number | null;
-            /**
-             * Queue Ms
-             * Format: double
-             */
-            queue_ms: number | null;
-            /**
-             * Compute Ms
-             * Format: double
-             */
-            compute_ms: number | null;
-            /**
-             * Decode Ms
-             * Format: double
-             */
-            decode_ms: number | null;
         };
         /**
          * MessageBody
@@ -1477,19 +855,6 @@ export interface components {
             code: string;
         };
         /**
-         * PinBody
-         * @description An item and its place.
-         */
-        PinBody: {
-            /** Item Id */
-            item_id: string;
-            /**
-             * Position
-             * @description From 1
-             */
-            position: number;
-        };
-        /**
          * PromptDetailsBody
          * @description Details of the prompt's tokens.
          */
@@ -1502,86 +867,91 @@ export interface components {
             cached_tokens: number;
         };
         /**
-         * PutItemsBody
-         * @description Many items; an entry that is wrong is refused by itself.
+         * ReplyBody
+         * @description The assistant's message.
          */
-        PutItemsBody: {
-            /** Items */
-            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
+        ReplyBody: {
+            /**
+             * Role
+             * @default assistant
+             */
+            role?: string;
+            /** Content */
+            content: string;
         };
         /**
-         * PutOutcomesBody
-         * @description The outcome of each entry, in the order sent.
+         * ResponseFormatBody
+         * @description The form that the text must have.
          */
-        PutOutcomesBody: {
+        ResponseFormatBody: {
             /**
-             * Accepted
+             * Type
+             * @default text
+             * @enum {string}
+             */
+            type?: "text" | "json_object" | "json_schema";
+            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
+        };
+        /**
+         * StreamOptionsBody
+         * @description Contents of a stream in addition to the text.
+         */
+        StreamOptionsBody: {
+            /**
+             * Include Usage
+             * @description A last chunk with the tokens used, and no choice
+             * @default false
+             */
+            include_usage?: boolean;
+            /**
+             * Continuous Usage Stats
+             * @description The tokens used so far in every chunk (vLLM's)
+             * @default false
+             */
+            continuous_usage_stats?: boolean;
+            /**
+             * Include Obfuscation
+             * @description Accepted, without effect
+             * @default false
+             */
+            include_obfuscation?: boolean;
+        };
+        /**
+         * TextPartBody
+         * @description One part of a message; `text` is the only supported type.
+         */
+        TextPartBody: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text";
+            /** Text */
+            text?: string | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * UsageBody
+         * @description Tokens used.
+         */
+        UsageBody: {
+            /**
+             * Prompt Tokens
              * Format: int64
              */
-            accepted: number;
-            /** Outcomes */
-            outcomes: components["schemas"]["ItemOutcomeBody"][];
-        };
-        /**
-         * RangeBody
-         * @description Bounds of a number, at least one.
-         */
-        RangeBody: {
+            prompt_tokens: number;
             /**
-             * Gte
-             * Format: double
-             * @description At least
-             */
-            gte?: number;
-            /**
-             * Gt
-             * Format: double
-             * @description More than, in place of gte
-             */
-            gt?: number;
-            /**
-             * Lte
-             * Format: double
-             * @description At most
-             */
-            lte?: number;
-            /**
-             * Lt
-             * Format: double
-             * @description Less than, in place of lte
-             */
-            lt?: number;
-        };
-        /**
-         * ReceiptBody
-         * @description What became of an erasure. Names no user.
-         */
-        ReceiptBody: {
-            /** Erasure Id */
-            erasure_id: string;
-            /**
-             * Accepted Time Ms
+             * Completion Tokens
              * Format: int64
-             * @description Unix milliseconds
              */
-            accepted_time_ms: number;
+            completion_tokens: number;
             /**
-             * Is Done Online
-             * @description No answer depends on the user's past any more
+             * Total Tokens
+             * Format: int64
              */
-            is_done_online: boolean;
-            /**
-             * Is Done
-             * @description Every store is done
-             */
-            is_done: boolean;
-            /** Stores */
-            stores: components["schemas"]["ErasedStoreBody"][];
-            /**
-             * Remaining
-             * @description What is left, and until when
-             */
-            remaining: components["schemas"]["RemainingBody"][];
+            total_tokens: number;
+            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
         };
         /**
          * RecommendBody
@@ -1596,84 +966,56 @@ export interface components {
             user_id?: string | null;
             /**
              * Session Id
-             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
+             * @description Stable visitor id for experiments and canaries; ignored when user_id is set
              * @example 7f3a9c
              */
             session_id?: string | null;
             /**
              * Surface
-             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             * @description A configured slot of the product, whose k, deadline, filter and rules apply
              */
             surface?: string | null;
             /**
              * K
-             * @description How many items; absent: the surface's, or 10
+             * @description Number of items; absent: the surface's, or 10
              * @example 10
              */
             k?: number | null;
             /**
              * Recent Item Ids
-             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
+             * @description Oldest first; events that the store cannot know yet, appended to a known user's history. Items outside the catalogue have no effect
              */
             recent_item_ids?: string[];
             /**
              * Exclude Item Ids
-             * @description Never show these; ids that the catalogue lacks have no effect
+             * @description Never show these items; items outside the catalogue have no effect
              */
             exclude_item_ids?: string[];
             /**
              * Exclude Seen
-             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
+             * @description Exclude items that the user has seen; absent: true unless the live bundle learned that users repeat items
              */
             exclude_seen?: boolean | null;
             filters?: components["schemas"]["FiltersBody"] | null;
-            /**
-             * RulesBody
-             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
-             */
-            rules?: {
-                /** Boosts */
-                boosts?: components["schemas"]["BoostBody"][] | null;
-                /** Pins */
-                pins?: components["schemas"]["PinBody"][] | null;
-                /**
-                 * Blocks
-                 * @description Items for which any of these holds are not shown
-                 */
-                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-                /** Caps */
-                caps?: components["schemas"]["CapBody"][] | null;
-                /**
-                 * Diversity
-                 * Format: double
-                 * @description The weight of unlikeness in maximal marginal relevance
-                 */
-                diversity?: number | null;
-                /**
-                 * Decay
-                 * Format: double
-                 * @description How likely an item counts after each time that it was shown and not clicked
-                 */
-                decay?: number | null;
-                freshness?: components["schemas"]["FreshnessBody"] | null;
-            } | null;
+            /** @description How the ranking is reordered */
+            rules?: components["schemas"]["RulesBody"] | null;
             /**
              * Deadline Ms
-             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
+             * @description From arrival; or header X-Deadline-Ms. The server limits it and has a default; the answer uses the tiers that are ready by then
              * @example 200
              */
             deadline_ms?: number | null;
             /**
              * Request Id
-             * @description Or header X-Request-Id; one is made when absent
+             * @description Or header X-Request-Id; generated if absent
              */
             request_id?: string | null;
             /**
              * Next
-             * @description Of this user's last answer: get items that it and those before it did not hold
+             * @description Token from the previous response; returns the next page
              */
             next?: string | null;
-            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            /** @description Exclude items shown to the user lately; the newest 200 items are remembered */
             avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
             /**
              * Rationale
@@ -1681,6 +1023,145 @@ export interface components {
              * @default false
              */
             rationale?: boolean;
+        };
+        /**
+         * FiltersBody
+         * @description Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
+         *
+         *         Null means no limit.
+         */
+        FiltersBody: {
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "key": "categories",
+             *         "eq": "Comedy"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description No clause of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Categories
+             * @description Items of any of these; each must be in the catalogue
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Allowed Item Ids
+             * @description Only these items; each must be in the catalogue
+             */
+            allowed_item_ids?: string[] | null;
+        };
+        /**
+         * RulesBody
+         * @description The rules of one request, which override the surface's rules; blocks are combined. Null: not set.
+         */
+        RulesBody: {
+            /** Boosts */
+            boosts?: components["schemas"]["BoostBody"][] | null;
+            /** Pins */
+            pins?: components["schemas"]["PinBody"][] | null;
+            /**
+             * Blocks
+             * @description Items that match any of these are excluded
+             */
+            blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /** Caps */
+            caps?: components["schemas"]["CapBody"][] | null;
+            /**
+             * Diversity
+             * Format: double
+             * @description Weight of dissimilarity in maximal marginal relevance
+             */
+            diversity?: number | null;
+            /**
+             * Decay
+             * Format: double
+             * @description Multiplies the likelihood of an item for each impression without a click
+             */
+            decay?: number | null;
+            freshness?: components["schemas"]["FreshnessBody"] | null;
+        };
+        /**
+         * BoostBody
+         * @description Multiplies the likelihood of items that match `where` by `factor`.
+         */
+        BoostBody: {
+            /** Where */
+            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
+         * PinBody
+         * @description An item and its position in the list.
+         */
+        PinBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Position
+             * @description From 1
+             */
+            position: number;
+        };
+        /**
+         * CapBody
+         * @description At most `most` items of each value of an attribute.
+         */
+        CapBody: {
+            /**
+             * Attribute
+             * @example categories
+             */
+            attribute: string;
+            /** Most */
+            most: number;
+        };
+        /**
+         * FreshnessBody
+         * @description Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours.
+         */
+        FreshnessBody: {
+            /**
+             * Half Life H
+             * Format: double
+             */
+            half_life_h: number;
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
+         * AvoidShownBody
+         * @description Excludes recent impressions.
+         */
+        AvoidShownBody: {
+            /**
+             * Within
+             * @description A period of at most 30d
+             * @example 1h
+             */
+            within: string;
         };
         /**
          * RecommendationBody
@@ -1699,7 +1180,7 @@ export interface components {
             items: components["schemas"]["ItemBody"][];
             /**
              * Tier
-             * @description The tier that answered; the next ones fill a list that it cannot fill
+             * @description The tier that answered; lower tiers complete a list that it cannot fill
              *     - `precomputed`: A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.
              *     - `llm`: The decoder generates the next items from the history. Called if its predicted finish meets the deadline.
              *     - `student`: A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.
@@ -1742,7 +1223,7 @@ export interface components {
             /**
              * Newest Event Time Ms
              * Format: int64
-             * @description Unix milliseconds of the newest event of this user that the answer is based on; null: none
+             * @description Unix milliseconds of the user's newest event that the answer is based on; null: none
              */
             newest_event_time_ms: number | null;
             /**
@@ -1766,120 +1247,106 @@ export interface components {
             };
             /**
              * Rationale
-             * @description One sentence on why these items; absent when none was requested or written
+             * @description One sentence on why these items; absent when not requested or not written
              */
             rationale?: string | null;
             /**
              * Next
-             * @description Send it as `next` for the items that follow, within an hour; absent: the list ends here
+             * @description Send it as `next` for the following items, within an hour; absent: the list ends here
              */
             next?: string | null;
             /**
              * Rationale Reason
-             * @description written, or why not: late, busy, failed, no_text; absent when none was requested
+             * @description written, or why not: late, busy, failed, no_text; absent when not requested
              */
             rationale_reason?: string | null;
         };
         /**
-         * RecordedBody
-         * @description How many events the broker acknowledged, an id that was sent several times counted once, and all ids in the order sent.
+         * ItemBody
+         * @description One recommended item; `source` is the tier that chose it.
          */
-        RecordedBody: {
-            /**
-             * Accepted
-             * Format: int64
-             */
-            accepted: number;
-            /** Event Ids */
-            event_ids: string[];
-            /**
-             * Unknown Items
-             * @description Items of these events that the live catalogue lacks, each once; their events are recorded all the same
-             */
-            unknown_items: string[];
-        };
-        /**
-         * RefusalBody
-         * @description Why an entry was refused.
-         */
-        RefusalBody: {
-            /** Field */
-            field: string;
-            /** Message */
-            message: string;
-            /** Fix */
-            fix: string;
-        };
-        /**
-         * RemainingBody
-         * @description What an erasure leaves.
-         */
-        RemainingBody: {
-            /** What */
-            what: string;
-            /** Until */
-            until: string;
-            /**
-             * Until Unix Ms
-             * Format: int64
-             * @description Null: `until` alone says it
-             */
-            until_unix_ms: number | null;
-        };
-        /**
-         * ReplyBody
-         * @description The assistant's message.
-         */
-        ReplyBody: {
-            /**
-             * Role
-             * @default assistant
-             */
-            role?: string;
-            /** Content */
-            content: string;
-        };
-        /**
-         * ResponseFormatBody
-         * @description The form that the text must have.
-         */
-        ResponseFormatBody: {
-            /**
-             * Type
-             * @default text
-             * @enum {string}
-             */
-            type?: "text" | "json_object" | "json_schema";
-            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
-        };
-        /**
-         * RuledItemBody
-         * @description An item's place before the rules and after them, from 1; null: it was or is not there.
-         */
-        RuledItemBody: {
+        ItemBody: {
             /** Item Id */
             item_id: string;
             /**
-             * Before
-             * Format: int64
+             * Score
+             * Format: double
+             * @description Comparable within one answer only
              */
-            before: number | null;
+            score: number;
+            /** Title */
+            title: string;
             /**
-             * After
-             * Format: int64
+             * Source
+             * @description The tier that chose the item
+             * @example llm
              */
-            after: number | null;
+            source: string;
+        };
+        /**
+         * ErrorBody
+         * @description The body of every error.
+         */
+        ErrorBody: {
+            error: components["schemas"]["ErrorDetail"];
+        };
+        /**
+         * ErrorDetail
+         * @description One error; `field` and `fix` when the caller can correct it.
+         */
+        ErrorDetail: {
             /**
-             * Rules
-             * @description Those that moved it, or others past it
+             * Code
+             * @example invalid_request
              */
-            rules: string[];
+            code: string;
+            /** Message */
+            message: string;
+            /** Field */
+            field: string | null;
+            /** Fix */
+            fix: string | null;
+            /** Request Id */
+            request_id: string;
+        };
+        /**
+         * BatchBody
+         * @description Requests for several users; each is answered or rejected individually.
+         */
+        BatchBody: {
+            /**
+             * Requests
+             * @description Each without deadline_ms
+             */
+            requests: components["schemas"]["RecommendBody"][];
+            /**
+             * Deadline Ms
+             * @description For all of them together, from arrival; or header X-Deadline-Ms
+             * @example 1000
+             */
+            deadline_ms?: number | null;
+        };
+        /**
+         * BatchAnswersBody
+         * @description The answers, in the order of the requests.
+         */
+        BatchAnswersBody: {
+            /**
+             * Answers
+             * @description Each a recommendation, or the error that this request would get by itself
+             */
+            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
         };
         /**
          * SimilarBody
-         * @description For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional.
+         * @description The user, if any, and limits on the similar items. All fields are optional.
          */
         SimilarBody: {
+            /**
+             * Item Ids
+             * @description Further items besides the item of the path, such as the items of a cart
+             */
+            item_ids?: string[];
             /**
              * User Id
              * @description Absent for an anonymous visitor, who needs recent_item_ids
@@ -1888,84 +1355,56 @@ export interface components {
             user_id?: string | null;
             /**
              * Session Id
-             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
+             * @description Stable visitor id for experiments and canaries; ignored when user_id is set
              * @example 7f3a9c
              */
             session_id?: string | null;
             /**
              * Surface
-             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             * @description A configured slot of the product, whose k, deadline, filter and rules apply
              */
             surface?: string | null;
             /**
              * K
-             * @description How many items; absent: the surface's, or 10
+             * @description Number of items; absent: the surface's, or 10
              * @example 10
              */
             k?: number | null;
             /**
              * Recent Item Ids
-             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
+             * @description Oldest first; events that the store cannot know yet, appended to a known user's history. Items outside the catalogue have no effect
              */
             recent_item_ids?: string[];
             /**
              * Exclude Item Ids
-             * @description Never show these; ids that the catalogue lacks have no effect
+             * @description Never show these items; items outside the catalogue have no effect
              */
             exclude_item_ids?: string[];
             /**
              * Exclude Seen
-             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
+             * @description Exclude items that the user has seen; absent: true unless the live bundle learned that users repeat items
              */
             exclude_seen?: boolean | null;
             filters?: components["schemas"]["FiltersBody"] | null;
-            /**
-             * RulesBody
-             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
-             */
-            rules?: {
-                /** Boosts */
-                boosts?: components["schemas"]["BoostBody"][] | null;
-                /** Pins */
-                pins?: components["schemas"]["PinBody"][] | null;
-                /**
-                 * Blocks
-                 * @description Items for which any of these holds are not shown
-                 */
-                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-                /** Caps */
-                caps?: components["schemas"]["CapBody"][] | null;
-                /**
-                 * Diversity
-                 * Format: double
-                 * @description The weight of unlikeness in maximal marginal relevance
-                 */
-                diversity?: number | null;
-                /**
-                 * Decay
-                 * Format: double
-                 * @description How likely an item counts after each time that it was shown and not clicked
-                 */
-                decay?: number | null;
-                freshness?: components["schemas"]["FreshnessBody"] | null;
-            } | null;
+            /** @description How the ranking is reordered */
+            rules?: components["schemas"]["RulesBody"] | null;
             /**
              * Deadline Ms
-             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
+             * @description From arrival; or header X-Deadline-Ms. The server limits it and has a default; the answer uses the tiers that are ready by then
              * @example 200
              */
             deadline_ms?: number | null;
             /**
              * Request Id
-             * @description Or header X-Request-Id; one is made when absent
+             * @description Or header X-Request-Id; generated if absent
              */
             request_id?: string | null;
             /**
              * Next
-             * @description Of this user's last answer: get items that it and those before it did not hold
+             * @description Token from the previous response; returns the next page
              */
             next?: string | null;
-            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            /** @description Exclude items shown to the user lately; the newest 200 items are remembered */
             avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
             /**
              * Rationale
@@ -1973,15 +1412,274 @@ export interface components {
              * @default false
              */
             rationale?: boolean;
+        };
+        /**
+         * EventsBody
+         * @description Many events.
+         */
+        EventsBody: {
+            /** Events */
+            events: components["schemas"]["EventBody"][];
+        };
+        /**
+         * EventBody
+         * @description One user action on an item.
+         */
+        EventBody: {
             /**
-             * Item Ids
-             * @description Further items beside the one of the path, such as those of a cart
+             * User Id
+             * @example 196
              */
-            item_ids?: string[];
+            user_id: string;
+            /**
+             * Item Id
+             * @example 242
+             */
+            item_id: string;
+            /**
+             * Event Type
+             * @default click
+             * @example click
+             */
+            event_type?: string;
+            /**
+             * Event Time Ms
+             * Format: int64
+             * @description Unix milliseconds, at most 30 days ago and 60 s ahead; absent: now
+             */
+            event_time_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @default 1
+             */
+            value?: number;
+            /**
+             * Event Id
+             * @description Send one to make a repeat harmless: it is recognised among the user's 1024 newest events
+             */
+            event_id?: string | null;
+            /**
+             * Request Id
+             * @description The answer that the user acted on
+             */
+            request_id?: string | null;
+        };
+        /**
+         * RecordedBody
+         * @description Number of events that the broker acknowledged, with each id counted once, and all ids in the order sent.
+         *
+         *         While no bundle is loaded, every item counts as known.
+         */
+        RecordedBody: {
+            /** Event Ids */
+            event_ids: string[];
+            /**
+             * Unknown Items
+             * @description Items of these events outside the live catalogue, without duplicates; the events are recorded
+             */
+            unknown_items: string[];
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+        };
+        /**
+         * BundleBody
+         * @description The live bundle of a model name.
+         */
+        BundleBody: {
+            /** Name */
+            name: string;
+            /** Version */
+            version: string;
+            /**
+             * Num Items
+             * Format: int64
+             * @description In its catalogue
+             */
+            num_items: number;
+            /**
+             * Code Depth
+             * Format: int64
+             * @description Codes per item
+             */
+            code_depth: number;
+            /**
+             * Manifest
+             * @description How it was made, and how it was evaluated
+             */
+            manifest: {
+                [key: string]: unknown;
+            };
+            /** @description The release in progress; null: none, or its bundle is not loaded yet */
+            canary: components["schemas"]["CanaryBody"] | null;
+        };
+        /**
+         * CanaryBody
+         * @description A release in progress.
+         */
+        CanaryBody: {
+            /** Version */
+            version: string;
+            /**
+             * Share
+             * Format: double
+             * @description Fraction of the users who get this version now
+             */
+            share: number;
+        };
+        /**
+         * ExplanationBody
+         * @description How a request was answered; fields that a rejected request lacks are null.
+         */
+        ExplanationBody: {
+            /**
+             * Sentences
+             * @description The explanation in words
+             */
+            sentences: string[];
+            /** Request Id */
+            request_id: string;
+            /**
+             * Door
+             * @example rest
+             */
+            door: string;
+            /**
+             * Outcome
+             * @description "ok", or the error's code
+             */
+            outcome: string;
+            /**
+             * At Unix Ms
+             * Format: int64
+             */
+            at_unix_ms: number;
+            /**
+             * Message
+             * @description The error that the caller received
+             */
+            message: string | null;
+            /** Trace Id */
+            trace_id: string | null;
+            /** User Id */
+            user_id: string | null;
+            /** Caller */
+            caller: string | null;
+            /** Priority */
+            priority: string | null;
+            /** Tier */
+            tier: string | null;
+            /** Reason */
+            reason: string | null;
+            /**
+             * Planned Tier
+             * @description The first decision, before anything was ranked
+             */
+            planned_tier: string | null;
+            /** Planned Reason */
+            planned_reason: string | null;
+            /** Bundle Version */
+            bundle_version: string | null;
+            /**
+             * K
+             * Format: int64
+             */
+            k: number | null;
+            /**
+             * Num Items
+             * Format: int64
+             */
+            num_items: number | null;
+            /**
+             * Deadline Ms
+             * Format: int64
+             */
+            deadline_ms: number | null;
+            /**
+             * Elapsed Ms
+             * Format: double
+             */
+            elapsed_ms: number | null;
+            /**
+             * Feature Age Ms
+             * Format: int64
+             */
+            feature_age_ms: number | null;
+            /**
+             * List State
+             * @description Whether the user's stored list was usable
+             */
+            list_state: string | null;
+            /** Surface */
+            surface: string | null;
+            /**
+             * Variant
+             * @description Of each experiment: `fresher=fresh,layout=control`
+             */
+            variant: string | null;
+            /**
+             * Facts
+             * @description The policy's inputs
+             */
+            facts: {
+                [key: string]: boolean | number;
+            };
+            llm: components["schemas"]["LlmPartBody"] | null;
+            /** Stages */
+            stages: components["schemas"]["StageTimeBody"][];
+            /**
+             * Ruled
+             * @description The first items before and after the rules
+             */
+            ruled: components["schemas"]["RuledItemBody"][];
+        };
+        /**
+         * LlmPartBody
+         * @description How the request to the LLM ended; counts and times are the engine's, null without a timely result.
+         */
+        LlmPartBody: {
+            /**
+             * Outcome
+             * @example in_time
+             */
+            outcome: string;
+            /**
+             * Num Prompt Tokens
+             * Format: int64
+             */
+            num_prompt_tokens: number | null;
+            /**
+             * Num Cached Tokens
+             * Format: int64
+             */
+            num_cached_tokens: number | null;
+            /**
+             * Num Steps
+             * Format: int64
+             */
+            num_steps: number | null;
+            /**
+             * Queue Ms
+             * Format: double
+             */
+            queue_ms: number | null;
+            /**
+             * Compute Ms
+             * Format: double
+             */
+            compute_ms: number | null;
+            /**
+             * Decode Ms
+             * Format: double
+             */
+            decode_ms: number | null;
         };
         /**
          * StageTimeBody
-         * @description One stage; stages may overlap.
+         * @description One stage of the request; stages may overlap (the student works while the LLM does).
          */
         StageTimeBody: {
             /**
@@ -2000,6 +1698,264 @@ export interface components {
              * Format: double
              */
             duration_ms: number;
+        };
+        /**
+         * RuledItemBody
+         * @description One item's position (from 1) before any rule and after all rules; null if the item was not in that list.
+         */
+        RuledItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Before
+             * Format: int64
+             */
+            before: number | null;
+            /**
+             * After
+             * Format: int64
+             */
+            after: number | null;
+            /**
+             * Rules
+             * @description Rules that moved it, or moved other items past it
+             */
+            rules: string[];
+        };
+        /**
+         * StatusBody
+         * @description A short answer.
+         */
+        StatusBody: {
+            /**
+             * Status
+             * @example ok
+             */
+            status: string;
+        };
+        /**
+         * AssignedBody
+         * @description The assignment of a user, or a visitor's session, now.
+         */
+        AssignedBody: {
+            /**
+             * Surfaces
+             * @description All surfaces; first requests without a surface
+             */
+            surfaces: components["schemas"]["SurfaceAssignmentBody"][];
+        };
+        /**
+         * SurfaceAssignmentBody
+         * @description The assignment on one surface.
+         */
+        SurfaceAssignmentBody: {
+            /**
+             * Surface
+             * @description Null: requests without a surface
+             */
+            surface: string | null;
+            /**
+             * Name
+             * @description The model name
+             */
+            name: string;
+            /**
+             * Bundle Version
+             * @description The answering version; null: no live version
+             */
+            bundle_version: string | null;
+            /**
+             * Is Canary
+             * @description Whether that is the candidate of a release in progress
+             */
+            is_canary: boolean;
+            /**
+             * Variants
+             * @description The variant by experiment
+             * @example {
+             *       "fresher": "control"
+             *     }
+             */
+            variants: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * ReceiptBody
+         * @description The progress of an erasure. Names no user.
+         */
+        ReceiptBody: {
+            /** Erasure Id */
+            erasure_id: string;
+            /**
+             * Accepted Time Ms
+             * Format: int64
+             * @description Unix milliseconds
+             */
+            accepted_time_ms: number;
+            /**
+             * Is Done Online
+             * @description No answer depends on the user's past any more
+             */
+            is_done_online: boolean;
+            /**
+             * Is Done
+             * @description Every store is done
+             */
+            is_done: boolean;
+            /** Stores */
+            stores: components["schemas"]["ErasedStoreBody"][];
+            /**
+             * Remaining
+             * @description Data that remains, and until when
+             */
+            remaining: components["schemas"]["RemainingBody"][];
+        };
+        /**
+         * ErasedStoreBody
+         * @description One store from which a user is removed.
+         */
+        ErasedStoreBody: {
+            /**
+             * Store
+             * @example features
+             */
+            store: string;
+            /**
+             * Meaning
+             * @description The user's data that it held
+             */
+            meaning: string;
+            /**
+             * Done Time Ms
+             * Format: int64
+             * @description Unix milliseconds; null: not done yet
+             */
+            done_time_ms: number | null;
+        };
+        /**
+         * RemainingBody
+         * @description Data that an erasure does not remove, and until when.
+         */
+        RemainingBody: {
+            /** What */
+            what: string;
+            /** Until */
+            until: string;
+            /**
+             * Until Unix Ms
+             * Format: int64
+             * @description Null: only `until` describes it
+             */
+            until_unix_ms: number | null;
+        };
+        /**
+         * UserDataBody
+         * @description All data about one user.
+         */
+        UserDataBody: {
+            /** User Id */
+            user_id: string;
+            /**
+             * History
+             * @description Null: none
+             */
+            history: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Shown
+             * @description Remembered impressions
+             */
+            shown: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Lists
+             * @description Stored lists, by bundle
+             */
+            lists: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Explanations
+             * @description Of the user's recent requests
+             */
+            explanations: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Events
+             * @description Of the offline log; null: this gateway has no access
+             */
+            events: {
+                [key: string]: unknown;
+            }[] | null;
+            /**
+             * Impressions
+             * @description As events
+             */
+            impressions: {
+                [key: string]: unknown;
+            }[] | null;
+        };
+        /**
+         * ItemStateBody
+         * @description The state of an item as the shop sends it; absent fields have no value, or the bundle's.
+         */
+        ItemStateBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ],
+             *       "price": 9.5,
+             *       "new": true
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether the item may be shown; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Start of the time when the item may be shown, in Unix milliseconds
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description End of the time when the item may be shown, in Unix milliseconds
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description The value of a sale, in any unit, for rules
+             */
+            value?: number | null;
         };
         /**
          * StatedItemBody
@@ -2024,12 +1980,12 @@ export interface components {
              * @description Texts, numbers and flags by name, for filters and rules
              * @example {
              *       "colour": "red",
-             *       "new": true,
-             *       "price": 9.5,
              *       "sizes": [
              *         "s",
              *         "m"
-             *       ]
+             *       ],
+             *       "price": 9.5,
+             *       "new": true
              *     }
              */
             attributes?: {
@@ -2037,194 +1993,219 @@ export interface components {
             } | null;
             /**
              * Available
-             * @description Whether it may be shown at all; absent: yes
+             * @description Whether the item may be shown; absent: yes
              */
             available?: boolean | null;
             /**
              * Published Ms
              * Format: int64
-             * @description Unix milliseconds from which it may be shown
+             * @description Start of the time when the item may be shown, in Unix milliseconds
              */
             published_ms?: number | null;
             /**
              * Expires Ms
              * Format: int64
-             * @description Unix milliseconds from which it may not
+             * @description End of the time when the item may be shown, in Unix milliseconds
              */
             expires_ms?: number | null;
             /**
              * Value
              * Format: double
-             * @description What a sale is worth, in any unit
+             * @description The value of a sale, in any unit, for rules
              */
             value?: number | null;
             /** Item Id */
             item_id: string;
         };
         /**
-         * StatusBody
-         * @description A probe's answer.
+         * ItemPatchBody
+         * @description Fields to change; null removes a field or an attribute, other fields stay.
          */
-        StatusBody: {
+        ItemPatchBody: {
             /**
-             * Status
-             * @example ok
+             * Title
+             * @description Absent: as in the live bundle
              */
-            status: string;
-        };
-        /**
-         * StreamOptionsBody
-         * @description What a stream contains beside the text.
-         */
-        StreamOptionsBody: {
+            title?: string | null;
             /**
-             * Include Usage
-             * @description A last chunk with the tokens used, and no choice
-             * @default false
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
              */
-            include_usage?: boolean;
+            categories?: string[] | null;
             /**
-             * Continuous Usage Stats
-             * @description The tokens used so far in every chunk (vLLM's)
-             * @default false
+             * Attributes
+             * @description Attributes to change by name; null removes an attribute, other attributes stay
              */
-            continuous_usage_stats?: boolean;
-            /**
-             * Include Obfuscation
-             * @description Accepted, without effect
-             * @default false
-             */
-            include_obfuscation?: boolean;
-        };
-        /**
-         * SurfaceAssignmentBody
-         * @description What applies on one surface.
-         */
-        SurfaceAssignmentBody: {
-            /**
-             * Surface
-             * @description null: requests that name none
-             */
-            surface: string | null;
-            /**
-             * Name
-             * @description The model name
-             */
-            name: string;
-            /**
-             * Bundle Version
-             * @description The version that answers; null: nothing is live
-             */
-            bundle_version: string | null;
-            /**
-             * Is Canary
-             * @description Whether that is the candidate of a release under way
-             */
-            is_canary: boolean;
-            /**
-             * Variants
-             * @description The variant by experiment
-             * @example {
-             *       "fresher": "control"
-             *     }
-             */
-            variants: {
-                [key: string]: string;
-            };
-        };
-        /**
-         * TextPartBody
-         * @description One part of a message; `text` is the only supported type.
-         */
-        TextPartBody: {
-            /**
-             * Type
-             * @enum {string}
-             */
-            type: "text";
-            /** Text */
-            text?: string | null;
-        } & {
-            [key: string]: unknown;
-        };
-        /**
-         * UsageBody
-         * @description Tokens used.
-         */
-        UsageBody: {
-            /**
-             * Prompt Tokens
-             * Format: int64
-             */
-            prompt_tokens: number;
-            /**
-             * Completion Tokens
-             * Format: int64
-             */
-            completion_tokens: number;
-            /**
-             * Total Tokens
-             * Format: int64
-             */
-            total_tokens: number;
-            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
-        };
-        /**
-         * UserDataBody
-         * @description All that is kept of one user.
-         */
-        UserDataBody: {
-            /** User Id */
-            user_id: string;
-            /**
-             * History
-             * @description Null: none
-             */
-            history: {
-                [key: string]: unknown;
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
             } | null;
             /**
-             * Shown
-             * @description What the user was shown, as far as it is remembered
+             * Available
+             * @description Whether the item may be shown; absent: yes
              */
-            shown: {
-                [key: string]: unknown;
-            }[];
+            available?: boolean | null;
             /**
-             * Lists
-             * @description Stored lists, by bundle
+             * Published Ms
+             * Format: int64
+             * @description Start of the time when the item may be shown, in Unix milliseconds
              */
-            lists: {
-                [key: string]: unknown;
-            }[];
+            published_ms?: number | null;
             /**
-             * Explanations
-             * @description Of the user's recent requests
+             * Expires Ms
+             * Format: int64
+             * @description End of the time when the item may be shown, in Unix milliseconds
              */
-            explanations: {
-                [key: string]: unknown;
-            }[];
+            expires_ms?: number | null;
             /**
-             * Events
-             * @description Of the offline log; null: this gateway does not see it
+             * Value
+             * Format: double
+             * @description The value of a sale, in any unit, for rules
              */
-            events: {
-                [key: string]: unknown;
-            }[] | null;
-            /**
-             * Impressions
-             * @description As events
-             */
-            impressions: {
-                [key: string]: unknown;
-            }[] | null;
+            value?: number | null;
         };
+        /**
+         * PutItemsBody
+         * @description Many items; an invalid entry is rejected individually.
+         */
+        PutItemsBody: {
+            /** Items */
+            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
+        };
+        /**
+         * PutOutcomesBody
+         * @description The outcome of each entry, in the order sent.
+         */
+        PutOutcomesBody: {
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+            /** Outcomes */
+            outcomes: components["schemas"]["ItemOutcomeBody"][];
+        };
+        /**
+         * ItemOutcomeBody
+         * @description The outcome of one entry: without an error the broker has acknowledged it.
+         */
+        ItemOutcomeBody: {
+            /** Item Id */
+            item_id: string;
+            error: components["schemas"]["RefusalBody"] | null;
+        };
+        /**
+         * RefusalBody
+         * @description Why an entry was rejected.
+         */
+        RefusalBody: {
+            /** Field */
+            field: string;
+            /** Message */
+            message: string;
+            /** Fix */
+            fix: string;
+        };
+        /**
+         * ConditionBody
+         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
+         */
+        ConditionBody: {
+            /**
+             * Key
+             * @description The attribute's name, or `item_id`
+             * @example categories
+             */
+            key: string;
+            /**
+             * Eq
+             * @description Equal to this value
+             * @example Comedy
+             */
+            eq?: string | number | boolean;
+            /**
+             * In
+             * @description Equal to any of these values
+             */
+            in?: (string | number | boolean)[];
+            /** @description A number within bounds */
+            range?: components["schemas"]["RangeBody"];
+            /**
+             * Exists
+             * @description Whether the item has the attribute
+             */
+            exists?: boolean;
+        } & (unknown | unknown | unknown | unknown);
+        /**
+         * RangeBody
+         * @description Bounds of a number, at least one.
+         */
+        RangeBody: {
+            /**
+             * Gte
+             * Format: double
+             * @description At least
+             */
+            gte?: number;
+            /**
+             * Gt
+             * Format: double
+             * @description More than, instead of gte
+             */
+            gt?: number;
+            /**
+             * Lte
+             * Format: double
+             * @description At most
+             */
+            lte?: number;
+            /**
+             * Lt
+             * Format: double
+             * @description Less than, instead of lte
+             */
+            lt?: number;
+        };
+        /**
+         * ExpressionBody
+         * @description Clauses in the place of one condition.
+         */
+        ExpressionBody: {
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "key": "categories",
+             *         "eq": "Comedy"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description No clause of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+        };
+        /**
+         * EventListBody
+         * @description Many events as a list.
+         */
+        EventListBody: components["schemas"]["EventBody"][];
         StopStringList: string[];
         PromptStringList: string[];
         PromptIntegerList: number[];
         PromptIntegerListList: number[][];
-        AttributesStringList: string[];
         ContentTextPartBodyList: components["schemas"]["TextPartBody"][];
+        AttributesStringList: string[];
     };
     responses: never;
     parameters: never;
@@ -2274,7 +2255,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2335,7 +2316,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2390,7 +2371,7 @@ export interface operations {
                     "application/json": components["schemas"]["BatchAnswersBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2451,7 +2432,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2507,7 +2488,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2577,7 +2558,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2602,13 +2583,13 @@ export interface operations {
     popular: {
         parameters: {
             query?: {
-                /** @description Scores are the users of this window; absent: shares over all windows and the training events */
+                /** @description Scores are the users of this window; absent: fractions over all windows and the training events */
                 window?: "1h" | "24h" | "7d";
                 /** @description Of the catalogue */
                 category?: string;
-                /** @description How many items */
+                /** @description Number of items */
                 k?: number;
-                /** @description The visitor's; experiments and canaries keep to it */
+                /** @description Stable visitor id for experiments and canaries; ignored when user_id is set */
                 session_id?: string;
             };
             header?: {
@@ -2635,7 +2616,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2687,7 +2668,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2738,7 +2719,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecordedBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2799,7 +2780,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2815,7 +2796,7 @@ export interface operations {
     bundle: {
         parameters: {
             query?: {
-                /** @description Of those that this stack serves; absent: that of requests which name no surface */
+                /** @description A model name that this stack serves; absent: the name for requests without a surface */
                 name?: string;
             };
             header?: {
@@ -2840,7 +2821,7 @@ export interface operations {
                     "application/json": components["schemas"]["BundleBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2892,7 +2873,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2933,7 +2914,7 @@ export interface operations {
                     "application/json": components["schemas"]["ExplanationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2994,7 +2975,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3081,7 +3062,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3138,9 +3119,9 @@ export interface operations {
     assignment: {
         parameters: {
             query?: {
-                /** @description The user; one of the two is needed */
+                /** @description The user; required without session_id */
                 user_id?: string;
-                /** @description A visitor's session; a user goes before it */
+                /** @description A visitor's session; ignored when user_id is set */
                 session_id?: string;
             };
             header?: {
@@ -3165,7 +3146,7 @@ export interface operations {
                     "application/json": components["schemas"]["AssignedBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3247,7 +3228,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReceiptBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3299,7 +3280,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3340,7 +3321,7 @@ export interface operations {
                     "application/json": components["schemas"]["UserDataBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3392,7 +3373,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3433,7 +3414,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReceiptBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3494,7 +3475,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3535,7 +3516,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3630,7 +3611,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3691,7 +3672,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3732,7 +3713,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3784,7 +3765,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3829,7 +3810,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3899,7 +3880,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3941,7 +3922,7 @@ export interface operations {
                     "application/json": components["schemas"]["PutOutcomesBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4002,7 +3983,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4067,7 +4048,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4110,7 +4091,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4160,7 +4141,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4212,7 +4193,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4266,7 +4247,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4327,7 +4308,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4390,7 +4371,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4451,7 +4432,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */

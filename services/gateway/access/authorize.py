@@ -27,30 +27,6 @@ _CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN})
 """The scopes of calls that change state."""
 
 
-class Access(Protocol):
-    """Decides whether a call is admitted; every door calls it first."""
-
-    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
-        """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
-
-        Waits for a few milliseconds at most.
-        """
-        ...
-
-    @property
-    def degraded(self) -> tuple[str, ...]:
-        """The degraded modes of authorization, for readiness; the metrics report the same."""
-        ...
-
-    async def start(self) -> None:
-        """Start following the keys and sharing the counts. Call in the serving loop."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop following and sharing."""
-        ...
-
-
 class OpenAccess:
     """Admits every call as one caller, for a server without keys; rejects calls from other sites' pages.
 

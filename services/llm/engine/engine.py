@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.decoder.decoder import Decoder
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.errors import CheckpointError
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie

@@ -16,7 +16,7 @@ from itertools import count
 
 import torch
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.errors import DependencyUnavailable, TailraceError
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status

@@ -6,7 +6,7 @@ spans are created afterwards from the times in the outcome.
 
 from collections.abc import Sequence
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.llm.engine.cost.cost_model import StepKind
 from services.llm.engine.cost.machine_limits import MachineLimits
 from services.llm.engine.engine import Engine

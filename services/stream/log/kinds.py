@@ -1,9 +1,10 @@
 """The kinds of offline logs: columns and rows of each kind of event. A further log is one more `LogKind`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,7 +116,7 @@ _LISTS = ("item_ids", "positions", "scores", "propensity")
 def _impression_row(event: LoggedImpression) -> dict[str, Any]:
     place = event.position
     where = {"topic_id": place.topic_id, "partition": place.partition, "offset": place.offset}
-    return {**asdict(event.impression), **where}
+    return {**msgspec.structs.asdict(event.impression), **where}
 
 
 def _impression_of(row: dict[str, Any]) -> LoggedImpression:

@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 
 from services.contracts.access import Priority
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.contracts.recommend import Tier
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig

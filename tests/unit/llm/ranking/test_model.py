@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.bundle import Bundle
-from services.contracts.rank import EngineLoad, RankRequest
+from services.contracts.engine_load import EngineLoad
+from services.contracts.rank import RankRequest
 from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt, CheckpointError
 from services.llm.engine.config import EngineConfig

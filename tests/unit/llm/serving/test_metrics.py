@@ -8,7 +8,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.serving.engine_thread import Stepped

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -54,7 +55,10 @@ def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path)
         log.append(events(first, first))
     for path in sorted(tmp_path.rglob("*.parquet"))[:-1]:
         pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["request_id"]), path)
-    named = [replace(one, interaction=replace(one.interaction, request_id="r")) for one in events(MIN_FILES, MIN_FILES)]
+    named = [
+        replace(one, interaction=msgspec.structs.replace(one.interaction, request_id="r"))
+        for one in events(MIN_FILES, MIN_FILES)
+    ]
     log.append(named)
 
     num_merged = log.compact(0, time.time())

@@ -30,7 +30,8 @@ class ReasonText:
 TIERS: Mapping[Tier, TierText] = {
     Tier.PRECOMPUTED: TierText(
         "Stored list",
-        "A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.",
+        "A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of "
+        "the user is newer.",
     ),
     Tier.LLM: TierText(
         "Language model",
@@ -38,11 +39,13 @@ TIERS: Mapping[Tier, TierText] = {
     ),
     Tier.STUDENT: TierText(
         "Student",
-        "A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.",
+        "A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always "
+        "computed, so a late language model costs nothing.",
     ),
     Tier.SIMILAR: TierText(
         "Similar items",
-        "The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.",
+        "The neighbours of the items that the request names, counted and computed by the pipeline. Answers only "
+        "requests for similar items.",
     ),
     Tier.POPULAR: TierText(
         "Popular",
@@ -69,11 +72,13 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.STUDENT_SUFFICES: ReasonText(
         "For histories of this length the bundle's evaluation shows no gain of the language model over the student.",
-        planned="For histories of {num_history} known items the bundle's evaluation shows no gain of the LLM over the student, so it was not called.",
+        planned="For histories of {num_history} known items the bundle's evaluation shows no gain of the LLM "
+        "over the student, so it was not called.",
     ),
     Reason.LLM_OVERLOADED: ReasonText(
         "The language model is at capacity; the student answered.",
-        planned="All {max_in_flight} places that this caller's class may fill at the LLM were taken ({num_in_flight} in flight).",
+        planned="All {max_in_flight} places that this caller's class may fill at the LLM were taken "
+        "({num_in_flight} in flight).",
         ended="The LLM was called and refused: its queue was full.",
     ),
     Reason.LLM_TOO_SLOW: ReasonText(
@@ -82,7 +87,8 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.LLM_LATE: ReasonText(
         "The language model was called and missed the deadline; the student answered.",
-        ended="The LLM was called, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not answered when the time was up.",
+        ended="The LLM was called, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not "
+        "answered when the time was up.",
     ),
     Reason.LLM_UNAVAILABLE: ReasonText(
         "The language model is unavailable; the student answered.",
@@ -94,12 +100,14 @@ REASONS: Mapping[Reason, ReasonText] = {
         ended="The LLM was called and failed.",
     ),
     Reason.BUNDLE_MISMATCH: ReasonText(
-        "The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.",
+        "The language model serves another bundle than the gateway, as it may for a moment during a promotion; "
+        "the student answered.",
         ended="The LLM was called and serves another bundle than this gateway.",
     ),
     Reason.FEATURES_UNAVAILABLE: ReasonText(
         "The feature store did not answer in its share of the deadline, so the user's history is not known.",
-        planned="The feature store did not answer in its share of the deadline, so the user's seen items were not known.",
+        planned="The feature store did not answer in its share of the deadline, so the user's seen items were "
+        "not known.",
     ),
     Reason.STUDENT_FAILED: ReasonText(
         "The student failed or was not done in time; the popular tier answered.",
@@ -112,10 +120,12 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.SHED: ReasonText(
         "The gateway is overloaded, and requests of this priority class are answered from memory.",
-        planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",
+        planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing "
+        "was read.",
     ),
     Reason.NOT_TRAINED: ReasonText(
-        "The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered."
+        "The live bundle's models know no item that may be shown: it was made of items alone, or these are "
+        "newer; the popular tier answered."
     ),
     Reason.SIMILAR_ASKED: ReasonText("The request asked for items like those that it names."),
     Reason.POPULAR_ASKED: ReasonText("The request asked for what is popular."),
