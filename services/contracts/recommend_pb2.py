@@ -4,15 +4,18 @@
 # source: services/contracts/recommend.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "services/contracts/recommend.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'services/contracts/recommend.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,107 +25,105 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n"services/contracts/recommend.proto\x12\x0btailrace.v1\x1a\x1cgoogle/protobuf/struct.proto"\xa6\x01\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\x12!\n\x04must\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x04 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x05 \x03(\x0b\x32\x13.tailrace.v1.Clause"\x93\x02\n\x06\x43lause\x12\x0b\n\x03key\x18\x01 \x01(\t\x12"\n\x02\x65q\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value\x12&\n\x02in\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.ListValue\x12!\n\x05range\x18\x04 \x01(\x0b\x32\x12.tailrace.v1.Range\x12\x13\n\x06\x65xists\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12!\n\x04must\x18\x06 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x07 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x08 \x03(\x0b\x32\x13.tailrace.v1.ClauseB\t\n\x07_exists"k\n\x05Range\x12\x10\n\x03gte\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x02gt\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x03lte\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x02lt\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x06\n\x04_gteB\x05\n\x03_gtB\x06\n\x04_lteB\x05\n\x03_lt"\xd8\x03\n\x05Rules\x12(\n\x06\x62oosts\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Rules.Boost\x12$\n\x04pins\x18\x02 \x03(\x0b\x32\x16.tailrace.v1.Rules.Pin\x12#\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12$\n\x04\x63\x61ps\x18\x04 \x03(\x0b\x32\x16.tailrace.v1.Rules.Cap\x12\x16\n\tdiversity\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65\x63\x61y\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12/\n\tfreshness\x18\x07 \x01(\x0b\x32\x1c.tailrace.v1.Rules.Freshness\x1a;\n\x05\x42oost\x12"\n\x05where\x18\x01 \x01(\x0b\x32\x13.tailrace.v1.Clause\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x1a(\n\x03Pin\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x1a&\n\x03\x43\x61p\x12\x11\n\tattribute\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\x05\x1a\x30\n\tFreshness\x12\x13\n\x0bhalf_life_h\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x42\x0c\n\n_diversityB\x08\n\x06_decay"\x1c\n\nAvoidShown\x12\x0e\n\x06within\x18\x01 \x01(\t"\x94\x03\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04next\x18\x14 \x01(\t\x12,\n\x0b\x61void_shown\x18\x15 \x01(\x0b\x32\x17.tailrace.v1.AvoidShown\x12\x11\n\trationale\x18\t \x01(\x08\x12\x0f\n\x07surface\x18\n \x01(\t\x12!\n\x05rules\x18\x0b \x01(\x0b\x32\x12.tailrace.v1.Rules\x12\x12\n\nsession_id\x18\x0c \x01(\tB\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t"\xee\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04next\x18\x14 \x01(\tH\x03\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x04\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x07\n\x05_nextB\x13\n\x11_rationale_reason"r\n\x15RecommendBatchRequest\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.tailrace.v1.RecommendRequest\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms"C\n\x16RecommendBatchResponse\x12)\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.BatchAnswer"w\n\x0b\x42\x61tchAnswer\x12\x38\n\x0erecommendation\x18\x01 \x01(\x0b\x32\x1e.tailrace.v1.RecommendResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.tailrace.v1.ErrorH\x00\x42\t\n\x07outcome"r\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\x05\x66ield\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x03\x66ix\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x08\n\x06_fieldB\x06\n\x04_fix"W\n\x13SimilarItemsRequest\x12\x10\n\x08item_ids\x18\x01 \x03(\t\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.tailrace.v1.RecommendRequest"P\n\x0ePopularRequest\x12\x0e\n\x06window\x18\x01 \x01(\t\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.tailrace.v1.RecommendRequest"4\n\rAssignRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t"\xe6\x01\n\x11SurfaceAssignment\x12\x0f\n\x07surface\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1b\n\x0e\x62undle_version\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tis_canary\x18\x04 \x01(\x08\x12>\n\x08variants\x18\x05 \x03(\x0b\x32,.tailrace.v1.SurfaceAssignment.VariantsEntry\x1a/\n\rVariantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_bundle_version"B\n\x0e\x41ssignResponse\x12\x30\n\x08surfaces\x18\x01 \x03(\x0b\x32\x1e.tailrace.v1.SurfaceAssignment"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t"#\n\x10\x45raseUserRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t"\'\n\x11GetErasureRequest\x12\x12\n\nerasure_id\x18\x01 \x01(\t"Y\n\x0b\x45rasedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07meaning\x18\x02 \x01(\t\x12\x19\n\x0c\x64one_time_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_done_time_ms"V\n\tRemaining\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05until\x18\x02 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms"\xbc\x01\n\x0e\x45rasureReceipt\x12\x12\n\nerasure_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_time_ms\x18\x02 \x01(\x03\x12\x16\n\x0eis_done_online\x18\x03 \x01(\x08\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12(\n\x06stores\x18\x05 \x03(\x0b\x32\x18.tailrace.v1.ErasedStore\x12)\n\tremaining\x18\x06 \x03(\x0b\x32\x16.tailrace.v1.Remaining"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t"p\n\x0e\x41ttributeValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12#\n\x05texts\x18\x02 \x01(\x0b\x32\x12.tailrace.v1.TextsH\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x07\n\x05value"\x8e\x03\n\rCatalogueItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x12\n\x05title\x18\x02 \x01(\tH\x00\x88\x01\x01\x12&\n\ncategories\x18\x03 \x01(\x0b\x32\x12.tailrace.v1.Texts\x12>\n\nattributes\x18\x04 \x03(\x0b\x32*.tailrace.v1.CatalogueItem.AttributesEntry\x12\x16\n\tavailable\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0cpublished_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nexpires_ms\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05value\x18\x08 \x01(\x01H\x04\x88\x01\x01\x1aN\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.tailrace.v1.AttributeValue:\x02\x38\x01\x42\x08\n\x06_titleB\x0c\n\n_availableB\x0f\n\r_published_msB\r\n\x0b_expires_msB\x08\n\x06_value"<\n\x0fPutItemsRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.tailrace.v1.CatalogueItem"G\n\x0bItemOutcome\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.tailrace.v1.ItemRefusal":\n\x0bItemRefusal\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0b\n\x03\x66ix\x18\x03 \x01(\t"P\n\x10PutItemsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12*\n\x08outcomes\x18\x02 \x03(\x0b\x32\x18.tailrace.v1.ItemOutcome"N\n\x10PatchItemRequest\x12+\n\x07\x63hanges\x18\x01 \x01(\x0b\x32\x1a.tailrace.v1.CatalogueItem\x12\r\n\x05\x63lear\x18\x02 \x03(\t"!\n\x0eGetItemRequest\x12\x0f\n\x07item_id\x18\x01 \x01(\t"&\n\x12\x44\x65leteItemsRequest\x12\x10\n\x08item_ids\x18\x01 \x03(\t"&\n\x13\x44\x65leteItemsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x05\x32\xa1\x07\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12Y\n\x0eRecommendBatch\x12".tailrace.v1.RecommendBatchRequest\x1a#.tailrace.v1.RecommendBatchResponse\x12P\n\x0cSimilarItems\x12 .tailrace.v1.SimilarItemsRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12\x46\n\x07Popular\x12\x1b.tailrace.v1.PopularRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12\x41\n\x06\x41ssign\x12\x1a.tailrace.v1.AssignRequest\x1a\x1b.tailrace.v1.AssignResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponse\x12G\n\tEraseUser\x12\x1d.tailrace.v1.EraseUserRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12I\n\nGetErasure\x12\x1e.tailrace.v1.GetErasureRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12G\n\x08PutItems\x12\x1c.tailrace.v1.PutItemsRequest\x1a\x1d.tailrace.v1.PutItemsResponse\x12\x46\n\tPatchItem\x12\x1d.tailrace.v1.PatchItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12\x42\n\x07GetItem\x12\x1b.tailrace.v1.GetItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12P\n\x0b\x44\x65leteItems\x12\x1f.tailrace.v1.DeleteItemsRequest\x1a .tailrace.v1.DeleteItemsResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa6\x01\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\x12!\n\x04must\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x04 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x05 \x03(\x0b\x32\x13.tailrace.v1.Clause\"\x93\x02\n\x06\x43lause\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x02\x65q\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value\x12&\n\x02in\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.ListValue\x12!\n\x05range\x18\x04 \x01(\x0b\x32\x12.tailrace.v1.Range\x12\x13\n\x06\x65xists\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12!\n\x04must\x18\x06 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x07 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x08 \x03(\x0b\x32\x13.tailrace.v1.ClauseB\t\n\x07_exists\"k\n\x05Range\x12\x10\n\x03gte\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x02gt\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x03lte\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x02lt\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x06\n\x04_gteB\x05\n\x03_gtB\x06\n\x04_lteB\x05\n\x03_lt\"\xd8\x03\n\x05Rules\x12(\n\x06\x62oosts\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Rules.Boost\x12$\n\x04pins\x18\x02 \x03(\x0b\x32\x16.tailrace.v1.Rules.Pin\x12#\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12$\n\x04\x63\x61ps\x18\x04 \x03(\x0b\x32\x16.tailrace.v1.Rules.Cap\x12\x16\n\tdiversity\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65\x63\x61y\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12/\n\tfreshness\x18\x07 \x01(\x0b\x32\x1c.tailrace.v1.Rules.Freshness\x1a;\n\x05\x42oost\x12\"\n\x05where\x18\x01 \x01(\x0b\x32\x13.tailrace.v1.Clause\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x1a(\n\x03Pin\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x1a&\n\x03\x43\x61p\x12\x11\n\tattribute\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\x05\x1a\x30\n\tFreshness\x12\x13\n\x0bhalf_life_h\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x42\x0c\n\n_diversityB\x08\n\x06_decay\"\x1c\n\nAvoidShown\x12\x0e\n\x06within\x18\x01 \x01(\t\"\x94\x03\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04next\x18\x14 \x01(\t\x12,\n\x0b\x61void_shown\x18\x15 \x01(\x0b\x32\x17.tailrace.v1.AvoidShown\x12\x11\n\trationale\x18\t \x01(\x08\x12\x0f\n\x07surface\x18\n \x01(\t\x12!\n\x05rules\x18\x0b \x01(\x0b\x32\x12.tailrace.v1.Rules\x12\x12\n\nsession_id\x18\x0c \x01(\tB\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xee\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04next\x18\x14 \x01(\tH\x03\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x04\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x07\n\x05_nextB\x13\n\x11_rationale_reason\"r\n\x15RecommendBatchRequest\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.tailrace.v1.RecommendRequest\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"C\n\x16RecommendBatchResponse\x12)\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.BatchAnswer\"w\n\x0b\x42\x61tchAnswer\x12\x38\n\x0erecommendation\x18\x01 \x01(\x0b\x32\x1e.tailrace.v1.RecommendResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.tailrace.v1.ErrorH\x00\x42\t\n\x07outcome\"r\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\x05\x66ield\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x03\x66ix\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x08\n\x06_fieldB\x06\n\x04_fix\"W\n\x13SimilarItemsRequest\x12\x10\n\x08item_ids\x18\x01 \x03(\t\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.tailrace.v1.RecommendRequest\"P\n\x0ePopularRequest\x12\x0e\n\x06window\x18\x01 \x01(\t\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.tailrace.v1.RecommendRequest\"4\n\rAssignRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\xe6\x01\n\x11SurfaceAssignment\x12\x0f\n\x07surface\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1b\n\x0e\x62undle_version\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tis_canary\x18\x04 \x01(\x08\x12>\n\x08variants\x18\x05 \x03(\x0b\x32,.tailrace.v1.SurfaceAssignment.VariantsEntry\x1a/\n\rVariantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_bundle_version\"B\n\x0e\x41ssignResponse\x12\x30\n\x08surfaces\x18\x01 \x03(\x0b\x32\x1e.tailrace.v1.SurfaceAssignment\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t\"#\n\x10\x45raseUserRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\"\'\n\x11GetErasureRequest\x12\x12\n\nerasure_id\x18\x01 \x01(\t\"Y\n\x0b\x45rasedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07meaning\x18\x02 \x01(\t\x12\x19\n\x0c\x64one_time_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_done_time_ms\"V\n\tRemaining\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05until\x18\x02 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms\"\xbc\x01\n\x0e\x45rasureReceipt\x12\x12\n\nerasure_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_time_ms\x18\x02 \x01(\x03\x12\x16\n\x0eis_done_online\x18\x03 \x01(\x08\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12(\n\x06stores\x18\x05 \x03(\x0b\x32\x18.tailrace.v1.ErasedStore\x12)\n\tremaining\x18\x06 \x03(\x0b\x32\x16.tailrace.v1.Remaining\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"p\n\x0e\x41ttributeValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12#\n\x05texts\x18\x02 \x01(\x0b\x32\x12.tailrace.v1.TextsH\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x07\n\x05value\"\x8e\x03\n\rCatalogueItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x12\n\x05title\x18\x02 \x01(\tH\x00\x88\x01\x01\x12&\n\ncategories\x18\x03 \x01(\x0b\x32\x12.tailrace.v1.Texts\x12>\n\nattributes\x18\x04 \x03(\x0b\x32*.tailrace.v1.CatalogueItem.AttributesEntry\x12\x16\n\tavailable\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0cpublished_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nexpires_ms\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05value\x18\x08 \x01(\x01H\x04\x88\x01\x01\x1aN\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.tailrace.v1.AttributeValue:\x02\x38\x01\x42\x08\n\x06_titleB\x0c\n\n_availableB\x0f\n\r_published_msB\r\n\x0b_expires_msB\x08\n\x06_value\"<\n\x0fPutItemsRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.tailrace.v1.CatalogueItem\"G\n\x0bItemOutcome\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.tailrace.v1.ItemRefusal\":\n\x0bItemRefusal\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0b\n\x03\x66ix\x18\x03 \x01(\t\"P\n\x10PutItemsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12*\n\x08outcomes\x18\x02 \x03(\x0b\x32\x18.tailrace.v1.ItemOutcome\"N\n\x10PatchItemRequest\x12+\n\x07\x63hanges\x18\x01 \x01(\x0b\x32\x1a.tailrace.v1.CatalogueItem\x12\r\n\x05\x63lear\x18\x02 \x03(\t\"!\n\x0eGetItemRequest\x12\x0f\n\x07item_id\x18\x01 \x01(\t\"&\n\x12\x44\x65leteItemsRequest\x12\x10\n\x08item_ids\x18\x01 \x03(\t\"&\n\x13\x44\x65leteItemsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x05\x32\xa1\x07\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12Y\n\x0eRecommendBatch\x12\".tailrace.v1.RecommendBatchRequest\x1a#.tailrace.v1.RecommendBatchResponse\x12P\n\x0cSimilarItems\x12 .tailrace.v1.SimilarItemsRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12\x46\n\x07Popular\x12\x1b.tailrace.v1.PopularRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12\x41\n\x06\x41ssign\x12\x1a.tailrace.v1.AssignRequest\x1a\x1b.tailrace.v1.AssignResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponse\x12G\n\tEraseUser\x12\x1d.tailrace.v1.EraseUserRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12I\n\nGetErasure\x12\x1e.tailrace.v1.GetErasureRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12G\n\x08PutItems\x12\x1c.tailrace.v1.PutItemsRequest\x1a\x1d.tailrace.v1.PutItemsResponse\x12\x46\n\tPatchItem\x12\x1d.tailrace.v1.PatchItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12\x42\n\x07GetItem\x12\x1b.tailrace.v1.GetItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12P\n\x0b\x44\x65leteItems\x12\x1f.tailrace.v1.DeleteItemsRequest\x1a .tailrace.v1.DeleteItemsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "services.contracts.recommend_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'services.contracts.recommend_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_RECOMMENDRESPONSE_STAGESMSENTRY"]._loaded_options = None
-    _globals["_RECOMMENDRESPONSE_STAGESMSENTRY"]._serialized_options = b"8\001"
-    _globals["_SURFACEASSIGNMENT_VARIANTSENTRY"]._loaded_options = None
-    _globals["_SURFACEASSIGNMENT_VARIANTSENTRY"]._serialized_options = b"8\001"
-    _globals["_CATALOGUEITEM_ATTRIBUTESENTRY"]._loaded_options = None
-    _globals["_CATALOGUEITEM_ATTRIBUTESENTRY"]._serialized_options = b"8\001"
-    _globals["_FILTERS"]._serialized_start = 82
-    _globals["_FILTERS"]._serialized_end = 248
-    _globals["_CLAUSE"]._serialized_start = 251
-    _globals["_CLAUSE"]._serialized_end = 526
-    _globals["_RANGE"]._serialized_start = 528
-    _globals["_RANGE"]._serialized_end = 635
-    _globals["_RULES"]._serialized_start = 638
-    _globals["_RULES"]._serialized_end = 1110
-    _globals["_RULES_BOOST"]._serialized_start = 895
-    _globals["_RULES_BOOST"]._serialized_end = 954
-    _globals["_RULES_PIN"]._serialized_start = 956
-    _globals["_RULES_PIN"]._serialized_end = 996
-    _globals["_RULES_CAP"]._serialized_start = 998
-    _globals["_RULES_CAP"]._serialized_end = 1036
-    _globals["_RULES_FRESHNESS"]._serialized_start = 1038
-    _globals["_RULES_FRESHNESS"]._serialized_end = 1086
-    _globals["_AVOIDSHOWN"]._serialized_start = 1112
-    _globals["_AVOIDSHOWN"]._serialized_end = 1140
-    _globals["_RECOMMENDREQUEST"]._serialized_start = 1143
-    _globals["_RECOMMENDREQUEST"]._serialized_end = 1547
-    _globals["_SCOREDITEM"]._serialized_start = 1549
-    _globals["_SCOREDITEM"]._serialized_end = 1624
-    _globals["_RECOMMENDRESPONSE"]._serialized_start = 1627
-    _globals["_RECOMMENDRESPONSE"]._serialized_end = 2121
-    _globals["_RECOMMENDRESPONSE_STAGESMSENTRY"]._serialized_start = 1986
-    _globals["_RECOMMENDRESPONSE_STAGESMSENTRY"]._serialized_end = 2033
-    _globals["_RECOMMENDBATCHREQUEST"]._serialized_start = 2123
-    _globals["_RECOMMENDBATCHREQUEST"]._serialized_end = 2237
-    _globals["_RECOMMENDBATCHRESPONSE"]._serialized_start = 2239
-    _globals["_RECOMMENDBATCHRESPONSE"]._serialized_end = 2306
-    _globals["_BATCHANSWER"]._serialized_start = 2308
-    _globals["_BATCHANSWER"]._serialized_end = 2427
-    _globals["_ERROR"]._serialized_start = 2429
-    _globals["_ERROR"]._serialized_end = 2543
-    _globals["_SIMILARITEMSREQUEST"]._serialized_start = 2545
-    _globals["_SIMILARITEMSREQUEST"]._serialized_end = 2632
-    _globals["_POPULARREQUEST"]._serialized_start = 2634
-    _globals["_POPULARREQUEST"]._serialized_end = 2714
-    _globals["_ASSIGNREQUEST"]._serialized_start = 2716
-    _globals["_ASSIGNREQUEST"]._serialized_end = 2768
-    _globals["_SURFACEASSIGNMENT"]._serialized_start = 2771
-    _globals["_SURFACEASSIGNMENT"]._serialized_end = 3001
-    _globals["_SURFACEASSIGNMENT_VARIANTSENTRY"]._serialized_start = 2935
-    _globals["_SURFACEASSIGNMENT_VARIANTSENTRY"]._serialized_end = 2982
-    _globals["_ASSIGNRESPONSE"]._serialized_start = 3003
-    _globals["_ASSIGNRESPONSE"]._serialized_end = 3069
-    _globals["_INTERACTION"]._serialized_start = 3072
-    _globals["_INTERACTION"]._serialized_end = 3253
-    _globals["_RECORDEVENTSREQUEST"]._serialized_start = 3255
-    _globals["_RECORDEVENTSREQUEST"]._serialized_end = 3318
-    _globals["_RECORDEVENTSRESPONSE"]._serialized_start = 3320
-    _globals["_RECORDEVENTSRESPONSE"]._serialized_end = 3402
-    _globals["_ERASEUSERREQUEST"]._serialized_start = 3404
-    _globals["_ERASEUSERREQUEST"]._serialized_end = 3439
-    _globals["_GETERASUREREQUEST"]._serialized_start = 3441
-    _globals["_GETERASUREREQUEST"]._serialized_end = 3480
-    _globals["_ERASEDSTORE"]._serialized_start = 3482
-    _globals["_ERASEDSTORE"]._serialized_end = 3571
-    _globals["_REMAINING"]._serialized_start = 3573
-    _globals["_REMAINING"]._serialized_end = 3659
-    _globals["_ERASURERECEIPT"]._serialized_start = 3662
-    _globals["_ERASURERECEIPT"]._serialized_end = 3850
-    _globals["_TEXTS"]._serialized_start = 3852
-    _globals["_TEXTS"]._serialized_end = 3874
-    _globals["_ATTRIBUTEVALUE"]._serialized_start = 3876
-    _globals["_ATTRIBUTEVALUE"]._serialized_end = 3988
-    _globals["_CATALOGUEITEM"]._serialized_start = 3991
-    _globals["_CATALOGUEITEM"]._serialized_end = 4389
-    _globals["_CATALOGUEITEM_ATTRIBUTESENTRY"]._serialized_start = 4245
-    _globals["_CATALOGUEITEM_ATTRIBUTESENTRY"]._serialized_end = 4323
-    _globals["_PUTITEMSREQUEST"]._serialized_start = 4391
-    _globals["_PUTITEMSREQUEST"]._serialized_end = 4451
-    _globals["_ITEMOUTCOME"]._serialized_start = 4453
-    _globals["_ITEMOUTCOME"]._serialized_end = 4524
-    _globals["_ITEMREFUSAL"]._serialized_start = 4526
-    _globals["_ITEMREFUSAL"]._serialized_end = 4584
-    _globals["_PUTITEMSRESPONSE"]._serialized_start = 4586
-    _globals["_PUTITEMSRESPONSE"]._serialized_end = 4666
-    _globals["_PATCHITEMREQUEST"]._serialized_start = 4668
-    _globals["_PATCHITEMREQUEST"]._serialized_end = 4746
-    _globals["_GETITEMREQUEST"]._serialized_start = 4748
-    _globals["_GETITEMREQUEST"]._serialized_end = 4781
-    _globals["_DELETEITEMSREQUEST"]._serialized_start = 4783
-    _globals["_DELETEITEMSREQUEST"]._serialized_end = 4821
-    _globals["_DELETEITEMSRESPONSE"]._serialized_start = 4823
-    _globals["_DELETEITEMSRESPONSE"]._serialized_end = 4861
-    _globals["_RECOMMENDER"]._serialized_start = 4864
-    _globals["_RECOMMENDER"]._serialized_end = 5793
+  DESCRIPTOR._loaded_options = None
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._loaded_options = None
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_options = b'8\001'
+  _globals['_SURFACEASSIGNMENT_VARIANTSENTRY']._loaded_options = None
+  _globals['_SURFACEASSIGNMENT_VARIANTSENTRY']._serialized_options = b'8\001'
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_options = b'8\001'
+  _globals['_FILTERS']._serialized_start=82
+  _globals['_FILTERS']._serialized_end=248
+  _globals['_CLAUSE']._serialized_start=251
+  _globals['_CLAUSE']._serialized_end=526
+  _globals['_RANGE']._serialized_start=528
+  _globals['_RANGE']._serialized_end=635
+  _globals['_RULES']._serialized_start=638
+  _globals['_RULES']._serialized_end=1110
+  _globals['_RULES_BOOST']._serialized_start=895
+  _globals['_RULES_BOOST']._serialized_end=954
+  _globals['_RULES_PIN']._serialized_start=956
+  _globals['_RULES_PIN']._serialized_end=996
+  _globals['_RULES_CAP']._serialized_start=998
+  _globals['_RULES_CAP']._serialized_end=1036
+  _globals['_RULES_FRESHNESS']._serialized_start=1038
+  _globals['_RULES_FRESHNESS']._serialized_end=1086
+  _globals['_AVOIDSHOWN']._serialized_start=1112
+  _globals['_AVOIDSHOWN']._serialized_end=1140
+  _globals['_RECOMMENDREQUEST']._serialized_start=1143
+  _globals['_RECOMMENDREQUEST']._serialized_end=1547
+  _globals['_SCOREDITEM']._serialized_start=1549
+  _globals['_SCOREDITEM']._serialized_end=1624
+  _globals['_RECOMMENDRESPONSE']._serialized_start=1627
+  _globals['_RECOMMENDRESPONSE']._serialized_end=2121
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_start=1986
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_end=2033
+  _globals['_RECOMMENDBATCHREQUEST']._serialized_start=2123
+  _globals['_RECOMMENDBATCHREQUEST']._serialized_end=2237
+  _globals['_RECOMMENDBATCHRESPONSE']._serialized_start=2239
+  _globals['_RECOMMENDBATCHRESPONSE']._serialized_end=2306
+  _globals['_BATCHANSWER']._serialized_start=2308
+  _globals['_BATCHANSWER']._serialized_end=2427
+  _globals['_ERROR']._serialized_start=2429
+  _globals['_ERROR']._serialized_end=2543
+  _globals['_SIMILARITEMSREQUEST']._serialized_start=2545
+  _globals['_SIMILARITEMSREQUEST']._serialized_end=2632
+  _globals['_POPULARREQUEST']._serialized_start=2634
+  _globals['_POPULARREQUEST']._serialized_end=2714
+  _globals['_ASSIGNREQUEST']._serialized_start=2716
+  _globals['_ASSIGNREQUEST']._serialized_end=2768
+  _globals['_SURFACEASSIGNMENT']._serialized_start=2771
+  _globals['_SURFACEASSIGNMENT']._serialized_end=3001
+  _globals['_SURFACEASSIGNMENT_VARIANTSENTRY']._serialized_start=2935
+  _globals['_SURFACEASSIGNMENT_VARIANTSENTRY']._serialized_end=2982
+  _globals['_ASSIGNRESPONSE']._serialized_start=3003
+  _globals['_ASSIGNRESPONSE']._serialized_end=3069
+  _globals['_INTERACTION']._serialized_start=3072
+  _globals['_INTERACTION']._serialized_end=3253
+  _globals['_RECORDEVENTSREQUEST']._serialized_start=3255
+  _globals['_RECORDEVENTSREQUEST']._serialized_end=3318
+  _globals['_RECORDEVENTSRESPONSE']._serialized_start=3320
+  _globals['_RECORDEVENTSRESPONSE']._serialized_end=3402
+  _globals['_ERASEUSERREQUEST']._serialized_start=3404
+  _globals['_ERASEUSERREQUEST']._serialized_end=3439
+  _globals['_GETERASUREREQUEST']._serialized_start=3441
+  _globals['_GETERASUREREQUEST']._serialized_end=3480
+  _globals['_ERASEDSTORE']._serialized_start=3482
+  _globals['_ERASEDSTORE']._serialized_end=3571
+  _globals['_REMAINING']._serialized_start=3573
+  _globals['_REMAINING']._serialized_end=3659
+  _globals['_ERASURERECEIPT']._serialized_start=3662
+  _globals['_ERASURERECEIPT']._serialized_end=3850
+  _globals['_TEXTS']._serialized_start=3852
+  _globals['_TEXTS']._serialized_end=3874
+  _globals['_ATTRIBUTEVALUE']._serialized_start=3876
+  _globals['_ATTRIBUTEVALUE']._serialized_end=3988
+  _globals['_CATALOGUEITEM']._serialized_start=3991
+  _globals['_CATALOGUEITEM']._serialized_end=4389
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_start=4245
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_end=4323
+  _globals['_PUTITEMSREQUEST']._serialized_start=4391
+  _globals['_PUTITEMSREQUEST']._serialized_end=4451
+  _globals['_ITEMOUTCOME']._serialized_start=4453
+  _globals['_ITEMOUTCOME']._serialized_end=4524
+  _globals['_ITEMREFUSAL']._serialized_start=4526
+  _globals['_ITEMREFUSAL']._serialized_end=4584
+  _globals['_PUTITEMSRESPONSE']._serialized_start=4586
+  _globals['_PUTITEMSRESPONSE']._serialized_end=4666
+  _globals['_PATCHITEMREQUEST']._serialized_start=4668
+  _globals['_PATCHITEMREQUEST']._serialized_end=4746
+  _globals['_GETITEMREQUEST']._serialized_start=4748
+  _globals['_GETITEMREQUEST']._serialized_end=4781
+  _globals['_DELETEITEMSREQUEST']._serialized_start=4783
+  _globals['_DELETEITEMSREQUEST']._serialized_end=4821
+  _globals['_DELETEITEMSRESPONSE']._serialized_start=4823
+  _globals['_DELETEITEMSRESPONSE']._serialized_end=4861
+  _globals['_RECOMMENDER']._serialized_start=4864
+  _globals['_RECOMMENDER']._serialized_end=5793
 # @@protoc_insertion_point(module_scope)
