@@ -26,10 +26,11 @@ from benchmarks.load.command import about_run, at_least_one, report_parser, writ
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import require_ready, stack_for
 from benchmarks.scale.row import catalogue_of
-from services.contracts.filters import Clause, parse_clause
+from services.contracts.filters import Clause
+from services.contracts.message import convert
 from services.contracts.recommend import Tier
-from services.contracts.rules import parse_rules
-from services.gateway.request.candidates import ItemRanking, choose
+from services.contracts.rules import Rules
+from services.gateway.ranking import ItemRanking, choose
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import apply_rules
 from services.items.expression import Expressions
@@ -118,7 +119,7 @@ async def _timed(rest: RestClient, ask: RequestFields, extra: RequestFields) -> 
 def measure_stage() -> dict[str, float]:
     """Time the stage over 200 candidates with every rule set, and the choice without rules."""
     scene = _Scene.of(2_000)
-    rules = parse_rules({**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]}, "rules")
+    rules = convert(Rules, {**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]})
     drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
     ranking = ItemRanking(Tier.STUDENT, drawn, np.linspace(0, -9, NUM_CANDIDATES))
     known = Known(
@@ -160,13 +161,12 @@ def measure_expressions(num_items: int) -> dict[str, float]:
 
 
 def _expression(limit: int) -> Clause:
-    return parse_clause(
+    return Clause.read(
         {
             "must": [{"key": "price", "range": {"gte": limit, "lt": 80}}, {"key": "new", "eq": True}],
             "should": [{"key": "brand", "in": [f"b{number}" for number in range(limit, limit + 20)]}],
             "must_not": [{"key": "recalled", "exists": True}],
-        },
-        "filters",
+        }
     )
 
 

@@ -10,7 +10,7 @@ from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.documents import MAX_BYTES, decode
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
-from models.manifest import MANIFEST, Report, decode_manifest, parents_of
+from models.manifest import MANIFEST, ManifestReport, decode_manifest, parents_of
 from models.mixer import SOURCES, Mixer, mixer_of
 from models.similar import SIMILAR, SimilarTable, load_similar
 from models.trainings import Lineage, made_from
@@ -130,7 +130,7 @@ class Bundle:
         """Read the evaluation report. Raises BundleCorrupt."""
         path = self._verified(REPORT)
         try:
-            return decode(path.read_bytes(), Report, str(path))[1]
+            return decode(path.read_bytes(), ManifestReport, str(path))[1]
         except OSError as error:
             raise BundleIncomplete(f"{path}: missing; the version has no report") from error
 

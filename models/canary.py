@@ -18,14 +18,14 @@ MAX_HOLD_S = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CanaryStage:
     """A traffic fraction (above 0, at most 1), held for at least `hold_s` before the next stage."""
 
     share: float
     hold_s: float
 
 
-def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def check_stages(stages: Sequence[CanaryStage]) -> tuple[CanaryStage, ...]:
     """Return the stages of a release after validation.
 
     Traffic fractions must grow from above 0 to at most 1; the first must leave users for comparison. Raises
@@ -80,7 +80,7 @@ class Canary:
 
     version: str
     salt: str
-    stages: tuple[Stage, ...]
+    stages: tuple[CanaryStage, ...]
     by: str
     at: str
     stage: int = 0
@@ -145,7 +145,7 @@ class StoredCanary(Schema):
 
     def canary(self) -> Canary:
         """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""
-        stages = check_stages([Stage(one.share, one.hold_s) for one in self.stages])
+        stages = check_stages([CanaryStage(one.share, one.hold_s) for one in self.stages])
         canary = Canary(**{**dict(self), "stages": stages})
         canary.check_stage(self.stage)
         return canary

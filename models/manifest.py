@@ -187,7 +187,7 @@ class _Gain(Schema):
     high: float | None = None
 
 
-class Report(Schema):
+class ManifestReport(Schema):
     """The fields of an evaluation report that code other than its writer reads."""
 
     dataset: str | None = None

@@ -23,7 +23,7 @@ _SAME_WEIGHTS = "same weights, more items"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ReferenceVersion:
     """The bundle that bounds gradual decay of trainings: its version, who set it, and when (UTC, ISO 8601).
 
     The live bundle changes every night, so small losses that each night's gate allows would add up; the reference stays
@@ -56,7 +56,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PromotionCandidate:
     """A version that a name may move to.
 
     Holds the hashes of the files that determine its answers, its ancestors, and whether it shares the live version's
@@ -83,7 +83,7 @@ class NameRecord:
     live: str | None = None
     previous: str | None = None
     owner: str | None = None
-    reference: Reference | None = None
+    reference: ReferenceVersion | None = None
     canary: Canary | None = None
     withdrawn: Mapping[str, Withdrawal] = field(default_factory=dict)
     history: tuple[Move, ...] = ()
@@ -103,7 +103,9 @@ class NameRecord:
             )
         return self
 
-    def promote(self, candidate: "Candidate", *, seen: str | None, by: str, at: str, force: bool) -> "NameRecord":
+    def promote(
+        self, candidate: "PromotionCandidate", *, seen: str | None, by: str, at: str, force: bool
+    ) -> "NameRecord":
         """Return the record with this version live. `seen` is the live version that the caller has read.
 
         A version that only adds items to the live version keeps `previous`: a rollback goes to different weights.
@@ -121,7 +123,7 @@ class NameRecord:
         return self._move(candidate, seen=seen, force=force, move=("promote", by, at))
 
     def roll_back(
-        self, candidate: "Candidate", *, left: Sequence[Withdrawal], reference: str | None, force: bool
+        self, candidate: "PromotionCandidate", *, left: Sequence[Withdrawal], reference: str | None, force: bool
     ) -> "NameRecord":
         """Return the record with this earlier version live and the versions in `left` withdrawn, the live one first.
 
@@ -132,7 +134,7 @@ class NameRecord:
         live, by, at = left[0].version, left[0].by, left[0].at
         moved = self._move(candidate, seen=live, force=force, move=("rollback", by, at))
         gone = {one.version: one for one in left if one.version not in self.withdrawn}
-        instead = Reference(version=candidate.version, by=by, at=at) if reference in gone else self.reference
+        instead = ReferenceVersion(version=candidate.version, by=by, at=at) if reference in gone else self.reference
         return replace(moved, withdrawn={**moved.withdrawn, **gone}, reference=instead)
 
     def withdraw(self, left: Sequence[Withdrawal]) -> "NameRecord":
@@ -154,7 +156,7 @@ class NameRecord:
             history=self._with(Move(act="withdraw", version=self.live, by=first.by, at=first.at, note=note)),
         )
 
-    def release(self, canary: Canary, candidate: "Candidate", *, seen: str | None) -> "NameRecord":
+    def release(self, canary: Canary, candidate: "PromotionCandidate", *, seen: str | None) -> "NameRecord":
         """Return the record with this canary of the candidate. `seen` is the live version that the caller has read.
 
         Raises BundleMoved, BundleWithdrawn, or CanaryError if no version or this version is live, or another release is
@@ -222,7 +224,7 @@ class NameRecord:
             raise CanaryError(f"no release of {version} is under way; {now}")
         return self.canary
 
-    def refer_to(self, reference: Reference) -> "NameRecord":
+    def refer_to(self, reference: ReferenceVersion) -> "NameRecord":
         """Return the record with this reference. Raises BundleWithdrawn."""
         if left := self.withdrawn.get(reference.version):
             raise BundleWithdrawn(
@@ -254,7 +256,7 @@ class NameRecord:
         return content
 
     def _move(
-        self, candidate: "Candidate", *, seen: str | None, force: bool, move: tuple[str, str, str]
+        self, candidate: "PromotionCandidate", *, seen: str | None, force: bool, move: tuple[str, str, str]
     ) -> "NameRecord":
         if self.live != seen:
             raise BundleMoved(seen, self.live)
@@ -313,7 +315,7 @@ def decode_record(content: bytes, where: str) -> NameRecord:
             live=stored.live,
             previous=stored.previous,
             owner=stored.owner,
-            reference=None if stored.reference is None else Reference(**dict(stored.reference)),
+            reference=None if stored.reference is None else ReferenceVersion(**dict(stored.reference)),
             canary=None if stored.canary is None else stored.canary.canary(),
             withdrawn={version: Withdrawal(version=version, **dict(one)) for version, one in stored.withdrawn.items()},
             history=tuple(Move(**dict(one)) for one in stored.history),

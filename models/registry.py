@@ -39,11 +39,11 @@ from uuid import uuid4
 import structlog
 
 from models.bundle import Bundle, answers_with, hashes, open_bundle
-from models.canary import Canary, Stage, check_stages
+from models.canary import Canary, CanaryStage, check_stages
 from models.documents import is_version
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleWithdrawn, InvalidRequest
 from models.manifest import MANIFEST, decode_manifest
-from models.name_record import DEFAULT_NAME, Candidate, NameRecord, Reference, check_name, decode_record
+from models.name_record import DEFAULT_NAME, NameRecord, PromotionCandidate, ReferenceVersion, check_name, decode_record
 from models.storage.folder import FolderStorage
 from models.storage.port import Storage
 from models.trainings import Lineage, Trainings
@@ -188,7 +188,7 @@ class BundleStore:
         """Return the version that was live before the current live version, or None."""
         return self.record().previous
 
-    def reference(self) -> Reference | None:
+    def reference(self) -> ReferenceVersion | None:
         """Return the reference: the version that a person set, or else the oldest whole training that is not withdrawn.
 
         None before the first training. Raises BundleCorrupt.
@@ -198,7 +198,7 @@ class BundleStore:
             return record.reference
         kept = (version for version in self.versions() if version not in record.withdrawn)
         first = next((version for version in kept if self._is_whole_training(version)), None)
-        return Reference(version=first) if first else None
+        return ReferenceVersion(version=first) if first else None
 
     def set_reference(self, version: str, by: str) -> None:
         """Make this version the reference, set by this person, after verifying it.
@@ -206,7 +206,7 @@ class BundleStore:
         Raises BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         self.open(version).verify()
-        self._change(lambda record: record.refer_to(Reference(version=version, by=by, at=_now())))
+        self._change(lambda record: record.refer_to(ReferenceVersion(version=version, by=by, at=_now())))
 
     def withdrawals(self) -> Mapping[str, Withdrawal]:
         """Return the withdrawals, oldest first; the folders of the versions may be deleted. Raises BundleCorrupt."""
@@ -291,7 +291,7 @@ class BundleStore:
     def release(
         self,
         version: str,
-        stages: Sequence[Stage],
+        stages: Sequence[CanaryStage],
         since_ms: int,
         *,
         by: str = _NOBODY,
@@ -441,11 +441,11 @@ class BundleStore:
 
         return Trainings(read)
 
-    def _candidate(self, version: str, live: str | None) -> Candidate:
+    def _candidate(self, version: str, live: str | None) -> PromotionCandidate:
         """Verify a version and return the facts that a move to it from this live version needs."""
         bundle, trainings = self.open(version), self._trainings()
         bundle.verify()
-        return Candidate(
+        return PromotionCandidate(
             version=version,
             files=answers_with(bundle.manifest),
             ancestors=frozenset(trainings.ancestors(version)),

@@ -1,27 +1,25 @@
-"""Options of a pipeline run, and the locations of its files. Rejects wrong options before anything runs."""
+"""The options of a pipeline run, rejected before anything runs. Imports no torch, so that `--help` is fast.
+
+Groups of options are declared in the rooms that use them: `codes`, `data`, `tables` and `training` have an options.py,
+the gate declares its bounds. The options of `tailrace pipeline` derive from these classes (infra/cli/options.py).
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-
-from models.name_record import DEFAULT_NAME, check_name
 from pipelines.codes.options import CodesOptions
-from pipelines.data.checks import CheckOptions
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import CheckOptions, SplitKind
+from pipelines.declaration import Option, check_bounds
 from pipelines.evaluation.gate import GateOptions
 from pipelines.foreign.options import ForeignOptions
 from pipelines.tables.options import PLAIN, TableOptions
-from pipelines.training.fit.device import Device, choose_device
-from pipelines.training.fit.parallel import BUCKET_MB
-from pipelines.training.fit.watch import Reporting
-from pipelines.training.recipes import Recipe, read_recipes
-from pipelines.training.reports.watched import refuse_unreportable
+from pipelines.training.options import DEVICE_HELP, DeviceChoice, Reporting
 from pipelines.training.workers.team import Team
-from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
 from services.errors import ConfigError
-from services.features.repo import RepoAddress
-from services.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from pipelines.training.recipes import Recipe
 
 STAGE_NAMES = (
     *("ingest", "features", "tokenize", "import", "train", "distill", "sources", "evaluate", "gate"),
@@ -32,130 +30,101 @@ _AFTER_GATE = ("refit", "similar", "assemble", "precompute")
 ML_100K = "ml-100k"
 
 
+def _shipped_recipes() -> "tuple[Recipe, ...]":
+    from pipelines.training.recipes import read_recipes
+
+    return read_recipes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTables:
+    """The user's own tables, which replace the data set."""
+
+    events: Annotated[Path | None, Option("Your own events, as CSV, JSON or Parquet.")] = None
+    items: Annotated[Path | None, Option("Your own items; without --events, the events come from the live log.")] = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputeOptions:
-    """Number of users with a precomputed list, and its maximum length."""
+    """The precomputed lists."""
 
-    num_users: int = 300
+    num_users: Annotated[int, Option("Number of users with a stored list, the most active users.", at_least=1)] = 300
     list_len: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
-    """Options of a run. `events` and `items` (both or none) replace the data set.
+class PipelineOptions(OwnTables):
+    """Options of a run. `events` and `items` (both or none) replace the data set."""
 
-    `until` ends the flow after that stage.
-    """
-
-    dataset: str = ML_100K
-    model_name: str = DEFAULT_NAME
-    """Name under which the bundle is promoted. Stored lists, one per user, belong to the default name."""
-    events: Path | None = None
-    items: Path | None = None
+    dataset: Annotated[str, Option("Name of a data set to download.")] = ML_100K
+    with_live_log: Annotated[
+        bool, Option("Also train on events received over Kafka.", names=("--live-log/--no-live-log",))
+    ] = True
+    model_name: Annotated[
+        str,
+        Option("Name under which the bundle is promoted. Stored lists belong to the default name.", names=("--name",)),
+    ] = "default"
+    split: Annotated[
+        str,
+        Option(
+            "How events are split: leave-one-out, or global-time, which trains on events before one cut "
+            "and publishes nothing.",
+            choices=tuple(SplitKind),
+        ),
+    ] = SplitKind.LEAVE_ONE_OUT
+    until: Annotated[str, Option("Stop after this stage.", choices=STAGE_NAMES)] = "publish"
+    warm_start: Annotated[
+        bool, Option("Start from the last full training's weights, with a quarter of the epochs.")
+    ] = False
+    device: Annotated[str, Option(DEVICE_HELP, choices=tuple(DeviceChoice))] = DeviceChoice.AUTO
+    checkpoint_every_s: Annotated[
+        float, Option("Seconds between checkpoints of a fit; a killed run resumes from the last.", at_least=0)
+    ] = 60.0
+    refit: Annotated[
+        bool,
+        Option("Let both models learn from all events after the gate; otherwise the evaluated pair is published."),
+    ] = True
+    force: Annotated[
+        bool,
+        Option("Publish a bundle that the gate or the data checks refuse, or that was withdrawn; this is audited."),
+    ] = False
+    replace_live: Annotated[
+        bool,
+        Option("Publish although the live bundle is of other data, without a comparison; this is audited."),
+    ] = False
+    codes: CodesOptions = field(default_factory=CodesOptions)
+    foreign: ForeignOptions = field(default_factory=ForeignOptions)
+    team: Team = field(default_factory=Team)
+    """The processes that fit the models. The result equals a single process's within the rounding of sums."""
+    reporting: Reporting = field(default_factory=Reporting)
+    """Where fits are reported, in addition to their stages' files."""
+    checks: CheckOptions = field(default_factory=CheckOptions)
+    gate: GateOptions = field(default_factory=GateOptions)
+    precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
     tables: TableOptions = PLAIN
     """How the files of events and items are read."""
-    with_live_log: bool = True
-    split: str = SplitKind.LEAVE_ONE_OUT
-    """How events are split. A global-time run ends after the gate: it evaluates, and publishes nothing."""
-    until: str = "publish"
+    recipes: "tuple[Recipe, ...]" = field(default_factory=_shipped_recipes)
+    """Training recipes by the size of the data."""
     num_threads: int = 1
     """Threads of torch. One thread is far better than two on a shared machine, and gives the same weights
     everywhere."""
-    warm_start: bool = False
-    """Start from the last whole training's weights, with a quarter of the epochs."""
-    device: str = Device.AUTO
-    workers: int = 1
-    """Number of processes that fit each model. The result equals a single process's within the rounding of sums."""
-    parallel: str = "auto"
-    """How the decoder is laid out over the workers (training/fit/layout.py)."""
-    precision: str = "auto"
-    """Data type of matrix products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
-    recompute: str = "none"
-    """Activations of each layer that are recomputed in the backward pass: none, selective or full."""
-    bucket_mb: float = BUCKET_MB
-    """Size of DDP's gradient buckets in MiB."""
-    compression: str = "none"
-    """How DDP encodes gradients: none (fp32), bf16, fp16 or powersgd."""
-    ray: str = ""
-    """Address of a Ray cluster used only for training, whose machines run the workers; empty: this machine, without
-    Ray."""
-    worker_timeout_s: float = 600.0
-    """Seconds without an answer after which a worker is terminated, and all resume from the last checkpoint."""
-    tensorboard: Path | None = None
-    """Folder for TensorBoard's files of each fit."""
-    mlflow: str = ""
-    """Address of an MLflow tracking server that each fit is reported to."""
-    memory_snapshot: Path | None = None
-    """Folder for the GPU allocator's history of each fit."""
-    checkpoint_every_s: float = 60.0
-    """Interval at which a fit saves its state; a killed run resumes from there."""
-    codes: CodesOptions = field(default_factory=CodesOptions)
-    foreign: ForeignOptions = field(default_factory=ForeignOptions)
-    recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
-    """Training recipes by the size of the data."""
-    checks: CheckOptions = field(default_factory=CheckOptions)
-    gate: GateOptions = field(default_factory=GateOptions)
     llm_price_ndcg_per_ms: float = 0.001
     """Required NDCG gain per millisecond of the decoder's CPU time: the manifest lists the history lengths that reach
     it. `Settings` has the same default, and explains it."""
-    force: bool = False
-    """Publish in spite of violations of the gate or the data checks, or a withdrawal; the manifest lists the
-    violations."""
-    replace_live: bool = False
-    """Publish although the live bundle is of other data, so that nothing can be compared."""
-    refit: bool = True
-    """Whether both models learn from all events after the gate. Without it, the judged pair is published."""
-    precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
         """Reject invalid options. Raises ConfigError naming the option, or InvalidRequest for the name."""
+        from models.name_record import check_name
+
+        check_bounds(self)
         check_name(self.model_name)
-        if self.dataset != ML_100K:
-            raise ConfigError(
-                f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
-            )
-        if self.events is not None and self.items is None:
-            raise ConfigError(
-                "--events: --items is missing; give both, or --items alone for the events of the live log"
-            )
-        if self.items is not None and self.events is None and not self.with_live_log:
-            raise ConfigError("--no-live-log: leaves --items without events; give --events, or leave it out")
-        if self.until not in STAGE_NAMES:
-            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGE_NAMES)}")
+        self._check_data()
         if self.until == "refit" and not self.refit:
-            raise ConfigError("--until refit: a run with --no-refit has no such stage; leave one of them out")
-        if self.split not in list(SplitKind):
-            raise ConfigError(f"--split: {self.split!r} is not known; give {' or '.join(SplitKind)}")
+            raise ConfigError("--until: --no-refit skips the stage refit; omit one of them")
         if self.split == SplitKind.GLOBAL_TIME:
             self._check_global_time()
-        if not self.checkpoint_every_s >= 0:
-            raise ConfigError(
-                f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
-            )
         self.foreign.check_training(warm_start=self.warm_start, code_depth=self.codes.depth)
-        self._check_workers()
-        refuse_unreportable(self.reporting, choose_device(self.device))
-
-    @property
-    def reporting(self) -> Reporting:
-        """Where fits are reported, in addition to their stages' files."""
-        return Reporting(
-            tensorboard_dir=self.tensorboard, mlflow_uri=self.mlflow, memory_snapshot_dir=self.memory_snapshot
-        )
-
-    @property
-    def team(self) -> Team:
-        """The processes that fit the models."""
-        return Team(
-            workers=self.workers,
-            parallel=self.parallel,
-            precision=self.precision,
-            recompute=self.recompute,
-            bucket_mb=self.bucket_mb,
-            compression=self.compression,
-            timeout_s=self.worker_timeout_s,
-            ray=self.ray,
-        )
+        self._check_machine()
 
     @property
     def data_name(self) -> str:
@@ -163,55 +132,34 @@ class PipelineOptions:
         table = self.events or self.items
         return table.stem if table else self.dataset
 
-    def _check_workers(self) -> None:
+    def _check_data(self) -> None:
+        if self.dataset != ML_100K:
+            raise ConfigError(f"--dataset: {self.dataset!r} is unknown; give {ML_100K}, or --events and --items")
+        if self.events is not None and self.items is None:
+            raise ConfigError("--events: --items is missing; give both, or only --items for the live log's events")
+        if self.items is not None and self.events is None and not self.with_live_log:
+            raise ConfigError("--no-live-log: --items has no events; give --events, or omit --no-live-log")
+
+    def _check_machine(self) -> None:
+        import torch
+
+        from pipelines.training.fit.device import choose_device
+        from pipelines.training.reports.watched import refuse_unreportable
+
         device, num_gpus = choose_device(self.device), torch.cuda.device_count()
-        if self.team.workers > num_gpus and device.type == "cuda" and not self.ray:
+        if self.team.workers > num_gpus and device.type == "cuda" and not self.team.ray:
             raise ConfigError(
-                f"--workers: {self.workers} on a machine of {num_gpus} GPUs; give at most {num_gpus}, or --device cpu"
+                f"--workers: {self.team.workers} exceeds the {num_gpus} GPUs here; "
+                f"give at most {num_gpus}, or --device cpu"
             )
+        refuse_unreportable(self.reporting, device)
 
     def _check_global_time(self) -> None:
         if self.warm_start:
             raise ConfigError(
-                f"--warm-start: the live bundle has learned from events after the cut; leave it out with --split {self.split}"
+                f"--warm-start: the live bundle has learned from events after the cut of --split {self.split}; "
+                "omit --warm-start"
             )
-        for option, is_given in (("--force", self.force), (f"--until {self.until}", self.until in _AFTER_GATE)):
+        for option, is_given in (("--force", self.force), ("--until", self.until in _AFTER_GATE)):
             if is_given:
-                raise ConfigError(f"{option}: a run with --split {self.split} publishes nothing; leave one of them out")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Folders, addresses and limits of a run."""
-
-    state_dir: Path
-    cache_dir: Path
-    bundle_root: Path
-    offline_log_dir: Path
-    feature_repo: RepoAddress
-    history_max_items: int
-    keep_bundles: int
-    event_roles: EventRoles = DEFAULT_ROLES
-    bundle_store: str = ""
-    bundle_cache_gib: float = 20.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "Places":
-        """Return a run's places from the settings; paths stay as they are. Raises ConfigError for a bad events file."""
-        return cls(
-            state_dir=settings.state_dir,
-            cache_dir=settings.cache_dir,
-            bundle_root=settings.bundle_root,
-            offline_log_dir=settings.offline_log_dir,
-            feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
-            history_max_items=settings.history_max_items,
-            keep_bundles=settings.keep_bundles,
-            event_roles=read_event_roles(settings.events_file),
-            bundle_store=settings.bundle_store,
-            bundle_cache_gib=settings.bundle_cache_gib,
-        )
-
-    @property
-    def stages_dir(self) -> Path:
-        """The folder of stage outputs."""
-        return self.state_dir / "pipeline"
+                raise ConfigError(f"{option}: a run with --split {self.split} publishes nothing; omit one of them")

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from models.bundle import Bundle
 from models.registry import BundleStore
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication import precompute
 from pipelines.publication.refresh_sources import refresh_sources
 from pipelines.runner.bars import Bars

@@ -20,7 +20,8 @@ from pipelines.evaluation import code_depth, evaluate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.foreign import measure
 from pipelines.foreign.model import read_about
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication import model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock

@@ -9,25 +9,26 @@ are kept in the state folder, so a killed search resumes, also within a trial, u
 recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
 """
 
-import argparse
 import json
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import polars as pl
 import torch
 from rich.console import Console
 
 from pipelines.data.examples import REFIT, Split
+from pipelines.declaration import Option, check_bounds, parsed
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import content_key, silent
 from pipelines.training import recipes, train_decoder
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.device import Device, choose_device
+from pipelines.training.fit.device import choose_device
+from pipelines.training.options import DEVICE_HELP, DecoderRecipeOptions, DeviceChoice
 from pipelines.training.recipes import Recipe
 from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.train_student import DistillOptions
@@ -42,14 +43,30 @@ _HEAD_SIZE, _WIDENING = 32, 2.5
 """Of shapes other than the recipe's: numbers of a head, and of the feed-forward layer for each hidden one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The trials of a search, their data and the first recipe."""
+
+    trials: Annotated[int, Option("Number of ended trials to reach, including earlier runs.", at_least=1)]
+    tokenized: Annotated[Path | None, Option("Output of the stage tokenize.", shown="the last in the state folder")] = (
+        None
+    )
+    device: Annotated[str, Option(DEVICE_HELP, choices=tuple(DeviceChoice))] = DeviceChoice.AUTO
+    recipes: DecoderRecipeOptions = field(default_factory=DecoderRecipeOptions)
+
+    def __post_init__(self) -> None:
+        """Validate the options. Raises ConfigError naming the option."""
+        check_bounds(self)
+
+
 def main() -> None:
     """Search, and print the best recipe."""
-    options = _options()
     torch.set_num_threads(1)  # as the pipeline
     try:
+        options = parsed(SearchOptions, __doc__)
         state_dir = load_settings().state_dir
         tokenized = options.tokenized or _newest(state_dir / "pipeline" / "tokenize")
-        given = recipes.read_recipes(options.recipes, epochs=options.epochs, seed=options.seed)
+        given = recipes.recipes_of(options.recipes)
         base = recipes.choose(given, recipes.data_size(tokenized))
         with run_lock(state_dir / "search", Console(stderr=True)):
             study = search(tokenized, base, state_dir / "search", options.trials, choose_device(options.device))
@@ -65,7 +82,7 @@ def search(
 ) -> "optuna.Study":
     """Run trials until `num_trials` have ended.
 
-    `folder` keeps the trials of all searches, by data, recipe and training code.
+    `folder` keeps all searches, by data, recipe and training code.
     """
     import optuna
     from optuna.trial import TrialState
@@ -191,17 +208,6 @@ def _newest(stage: Path) -> Path:
     if not found:
         raise ConfigError(f"--tokenized: nothing in {stage}; run `tailrace pipeline --until tokenize` first")
     return max(found, key=lambda path: path.stat().st_mtime)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, required=True, metavar="N")
-    parser.add_argument("--tokenized", type=Path, metavar="FOLDER")
-    parser.add_argument("--recipes", type=Path, metavar="FILE")
-    parser.add_argument("--epochs", type=int, metavar="N", help="of each trial, instead of the recipe's")
-    parser.add_argument("--device", default=Device.AUTO)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from models.registry import BundleStore
 from pipelines.codes import reuse, tokenize
 from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest
-from pipelines.data.examples import Split, SplitKind, read_cases
+from pipelines.data.examples import Split, read_cases
+from pipelines.data.options import SplitKind
 from pipelines.evaluation import code_depth, evaluate, gate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
@@ -40,7 +41,8 @@ from pipelines.foreign.measure import Labelled
 from pipelines.foreign.model import ImportedModel, read_imported
 from pipelines.foreign.stage import imported_beside
 from pipelines.foreign.tokens import ItemCodeTable, own_codes
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
@@ -54,7 +56,7 @@ from pipelines.training.start.warm_start import WarmStart, last_whole_training, 
 from services.features.erasing import ErasingWriter
 from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter
-from services.stream.erasure.ledger import Ledger
+from services.stream.log.ledger import ErasureLedger
 
 log = structlog.get_logger()
 
@@ -148,9 +150,9 @@ class ModelRun:
         return recipes.choose(self.options.recipes, self.size)
 
     @cached_property
-    def judged(self) -> evaluate.Trained:
+    def judged(self) -> evaluate.EvaluatedModels:
         """The pair that the gate judges. Ready after `distill`."""
-        return evaluate.Trained(
+        return evaluate.EvaluatedModels(
             self.made["tokenize"].path,
             self.decoder_stage.path / "decoder",
             self.made["distill"].path,
@@ -161,7 +163,7 @@ class ModelRun:
         )
 
     @cached_property
-    def serving(self) -> evaluate.Trained:
+    def serving(self) -> evaluate.EvaluatedModels:
         """The serving pair: the judged pair, or its refit on all events. Ready after `refit`."""
         return refit.serving_pair(self.judged, self.made["refit"].path) if self.options.refit else self.judged
 
@@ -238,7 +240,7 @@ def _depth(run: ModelRun, progress: Progress) -> StageOutput:
         recipe, repeats = recipes.choose(run.options.recipes, size), size.repeats
         trained = _train_on(run, tokenized, recipe, progress)
         keys.append(trained.key)
-        candidates[one] = code_depth.Candidate(
+        candidates[one] = code_depth.DecoderOfDepth(
             tokenized=tokenized.path, decoder_dir=trained.path / "decoder", **recipe.prompt
         )
     return run.cache.run(
@@ -290,7 +292,7 @@ def _train(run: ModelRun, progress: Progress) -> StageOutput:
 def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, progress: Progress) -> StageOutput:
     parameters = {
         "device": run.device.type,
-        "precision": run.options.precision,
+        "precision": run.options.team.precision,
         "started_from": run.start.version if run.start else None,
     }
     checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
@@ -308,7 +310,7 @@ def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, pro
 def _distill(run: ModelRun, progress: Progress) -> StageOutput:
     """Train the student with the decoder's targets, and its twin without; the better one on validation serves."""
     tokenized, trained, options = run.made["tokenize"].path, run.decoder_stage, run.recipe.distill
-    key = content_key(asdict(options) | {"precision": run.options.precision}, [trained.key], [train_student])
+    key = content_key(asdict(options) | {"precision": run.options.team.precision}, [trained.key], [train_student])
     saved, decoder_dir = run.checkpoints("distill", key), trained.path / "decoder"
     return run.cache.run(
         "distill",
@@ -450,7 +452,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FlowStage:
     """A stage of the flow: its name, its function, and whether a run includes it.
 
     Inclusion is evaluated after the previous stages.
@@ -462,28 +464,28 @@ class Stage:
 
 
 STAGES = (
-    Stage("ingest", _ingest),
-    Stage("features", _features),
-    Stage("depth", _depth, lambda run: len(run.depths) > 1),
-    Stage("tokenize", _tokenize),
-    Stage("import", _import, lambda run: run.imported is not None),
-    Stage("train", _train, lambda run: run.imported is None),
-    Stage("distill", _distill),
-    Stage("sources", _sources),
-    Stage("evaluate", _evaluate),
-    Stage("gate", _gate),
-    Stage("refit", _refit, lambda run: run.publishes and run.options.refit),
-    Stage("similar", _similar, lambda run: run.publishes),
-    Stage("assemble", _assemble, lambda run: run.publishes),
-    Stage("precompute", _precompute, lambda run: run.publishes and run.store.name == DEFAULT_NAME),
-    Stage("publish", _publish, lambda run: run.publishes),
+    FlowStage("ingest", _ingest),
+    FlowStage("features", _features),
+    FlowStage("depth", _depth, lambda run: len(run.depths) > 1),
+    FlowStage("tokenize", _tokenize),
+    FlowStage("import", _import, lambda run: run.imported is not None),
+    FlowStage("train", _train, lambda run: run.imported is None),
+    FlowStage("distill", _distill),
+    FlowStage("sources", _sources),
+    FlowStage("evaluate", _evaluate),
+    FlowStage("gate", _gate),
+    FlowStage("refit", _refit, lambda run: run.publishes and run.options.refit),
+    FlowStage("similar", _similar, lambda run: run.publishes),
+    FlowStage("assemble", _assemble, lambda run: run.publishes),
+    FlowStage("precompute", _precompute, lambda run: run.publishes and run.store.name == DEFAULT_NAME),
+    FlowStage("publish", _publish, lambda run: run.publishes),
 )
 
 
 def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
     """Run the stage `ingest` on the given tables and the live log."""
     log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
-    erasures = Ledger(places.offline_log_dir)
+    erasures = ErasureLedger(places.offline_log_dir)
     source = ingest.Source(options.events, options.items, log_files, places.event_roles, erasures, options.tables)
     return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
@@ -505,7 +507,7 @@ def store_lists(
         precompute.key(ranker.bundle_version, histories, options.precompute),
         lambda out: precompute.precompute(ranker, histories, options.precompute, out, progress),
     )
-    erasures = Ledger(places.offline_log_dir)
+    erasures = ErasureLedger(places.offline_log_dir)
     before = erasures.everybody()
     rows = [row for row in precompute.read_rows(listed.path) if not before.of(row.user_id)]
     writer.write_precomputed(rows, time.time_ns() // 1_000)
@@ -513,7 +515,7 @@ def store_lists(
     return listed
 
 
-def _remove_erased(rows: Sequence[PrecomputedRow], places: Places, erasures: Ledger) -> None:
+def _remove_erased(rows: Sequence[PrecomputedRow], places: Places, erasures: ErasureLedger) -> None:
     """Remove just-written lists of users erased meanwhile: the worker may have looked for these lists too early."""
     after = erasures.everybody()
     if gone := {row.user_id for row in rows if after.of(row.user_id)}:

@@ -13,7 +13,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,16 +33,19 @@ from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
 from services.features.user_data import UserStore
-from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
+from services.gateway.access.authorize import KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.autoscale import LATE_SHARE
+from services.gateway.build import FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
+from services.gateway.call.guard import Access
 from services.gateway.call.http import HttpApp
+from services.gateway.call.operations import METHODS
 from services.gateway.console.door import add_console
 from services.gateway.console.editor import add_editor
 from services.gateway.console.releases import add_releases
 from services.gateway.console.service import ConsoleService, build_console
-from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
+from services.gateway.data_plane import DataPlane
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
@@ -87,7 +90,7 @@ _MIN_PAGE_KEY_BYTES = 16
 
 
 class Gateway:
-    """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
+    """Both doors of one replica: HTTP through the ASGI app, gRPC through one method for each of METHODS."""
 
     def __init__(self, settings: Settings, llms: Mapping[str, Any], text: Any | None = None) -> None:
         from services.llm.handles import LlmHandle
@@ -130,54 +133,6 @@ class Gateway:
             add_releases(app, BundleStore.of(self._settings), self._settings.release_lead_s, time.time)
         return app
 
-    async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/Recommend`."""
-        return await self._rpc.Recommend(request, grpc_context)
-
-    async def RecommendBatch(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/RecommendBatch`."""
-        return await self._rpc.RecommendBatch(request, grpc_context)
-
-    async def SimilarItems(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/SimilarItems`."""
-        return await self._rpc.SimilarItems(request, grpc_context)
-
-    async def Popular(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/Popular`."""
-        return await self._rpc.Popular(request, grpc_context)
-
-    async def Assign(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/Assign`."""
-        return await self._rpc.Assign(request, grpc_context)
-
-    async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/RecordEvents`."""
-        return await self._rpc.RecordEvents(request, grpc_context)
-
-    async def EraseUser(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/EraseUser`."""
-        return await self._rpc.EraseUser(request, grpc_context)
-
-    async def GetErasure(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/GetErasure`."""
-        return await self._rpc.GetErasure(request, grpc_context)
-
-    async def PutItems(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/PutItems`."""
-        return await self._rpc.PutItems(request, grpc_context)
-
-    async def PatchItem(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/PatchItem`."""
-        return await self._rpc.PatchItem(request, grpc_context)
-
-    async def GetItem(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/GetItem`."""
-        return await self._rpc.GetItem(request, grpc_context)
-
-    async def DeleteItems(self, request: bytes, grpc_context: Any) -> Any:
-        """`tailrace.v1.Recommender/DeleteItems`."""
-        return await self._rpc.DeleteItems(request, grpc_context)
-
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """`grpc.health.v1.Health/Check`."""
         return await self._rpc.Check(request, grpc_context)
@@ -201,6 +156,20 @@ class Gateway:
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
         return self._plane
+
+
+def _rpc_method(name: str) -> Callable[[Gateway, bytes, Any], Awaitable[Any]]:
+    """Return the method of the gRPC door with this name."""
+
+    async def method(self: Gateway, request: bytes, grpc_context: Any) -> Any:
+        return await getattr(self._rpc, name)(request, grpc_context)
+
+    method.__name__ = name
+    return method
+
+
+for _name in METHODS:
+    setattr(Gateway, _name, _rpc_method(_name))
 
 
 async def _items_known(plane: DataPlane) -> None:

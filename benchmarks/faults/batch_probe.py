@@ -23,7 +23,7 @@ _LAST_CHANCE_S = 60.0
 
 
 @dataclass(slots=True)
-class Batch:
+class SentEvents:
     """One caller's events, how often they were sent, and whether all were acknowledged."""
 
     events: list[Event]
@@ -35,7 +35,7 @@ class Batch:
 class BatchUser:
     """One user, a batch of each caller, and the store's final number of events."""
 
-    batches: list[Batch]
+    batches: list[SentEvents]
     user_id: str = field(default_factory=lambda: f"batch-{uuid.uuid4().hex}")
     num_stored: int = 0
 
@@ -84,7 +84,7 @@ class BatchProbe:
                 await asyncio.sleep(_LOOK_S)
                 await self._count(user)
 
-    async def send(self, caller: AsyncClient, batch: Batch) -> None:
+    async def send(self, caller: AsyncClient, batch: SentEvents) -> None:
         """Send a batch, with the client's retries, until it is acknowledged."""
         while not batch.is_acknowledged:
             try:
@@ -116,7 +116,7 @@ class BatchProbe:
             user = BatchUser([])
             self.users.append(user)
             for caller in self._callers:
-                batch = Batch([Event(user.user_id, self._item_id) for _ in range(_EVENTS)])
+                batch = SentEvents([Event(user.user_id, self._item_id) for _ in range(_EVENTS)])
                 user.batches.append(batch)
                 task = asyncio.create_task(self.send(caller, batch))
                 self._sends.add(task)

@@ -22,7 +22,7 @@ _LOOK_MS = 2_000.0
 
 
 @dataclass(slots=True)
-class Event:
+class ProbeEvent:
     """One event; times in seconds from the probe's start, None if it did not happen."""
 
     user_id: str
@@ -48,7 +48,7 @@ class EventProbe:
         self._began_s = time.perf_counter()
         self._tasks: list[asyncio.Task[None]] = []
         self._sends: set[asyncio.Task[None]] = set()
-        self.events: list[Event] = []
+        self.events: list[ProbeEvent] = []
 
     def start(self, began_s: float) -> None:
         """Start; times count from `began_s` (perf_counter)."""
@@ -66,7 +66,7 @@ class EventProbe:
                 await self._look(event)
             await asyncio.sleep(_POLL_S)
 
-    def unseen(self) -> list[Event]:
+    def unseen(self) -> list[ProbeEvent]:
         """Return acknowledged events that are not visible yet."""
         return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
 
@@ -87,7 +87,7 @@ class EventProbe:
             task.add_done_callback(self._sends.discard)
 
     async def _send(self) -> None:
-        event = Event(f"probe-{uuid.uuid4().hex}", time.time_ns() // 1_000_000, self._now_s())
+        event = ProbeEvent(f"probe-{uuid.uuid4().hex}", time.time_ns() // 1_000_000, self._now_s())
         self.events.append(event)
         sent = tailrace_client.Event(event.user_id, self._item_id, event_time_ms=event.event_time_ms)
         with suppress(TailraceError):
@@ -102,7 +102,7 @@ class EventProbe:
                 await self._look(unseen[-1])
             await asyncio.sleep(_POLL_S)
 
-    async def _look(self, event: Event) -> None:
+    async def _look(self, event: ProbeEvent) -> None:
         with suppress(TailraceError):
             answer = await self._client.recommend(event.user_id, k=1, deadline_ms=_LOOK_MS)
             if answer.newest_event_time_ms == event.event_time_ms:

@@ -21,7 +21,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.event_probe import Event
+from benchmarks.faults.event_probe import ProbeEvent
 from benchmarks.faults.object_store import HostileWriter, put_live, s3_server
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
@@ -82,7 +82,7 @@ class Scene:
         """Return the number of a user's events in the store."""
         return (await self.features.read(user_id, "", _READ_S)).num_events
 
-    async def num_doubled(self, events: Sequence[Event]) -> int:
+    async def num_doubled(self, events: Sequence[ProbeEvent]) -> int:
         """Return how many of these events, each of a different user, the store has more than once."""
         return sum([await self.num_events(event.user_id) > 1 for event in events])
 

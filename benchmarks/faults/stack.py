@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+from infra.local.binaries import tansu_command
 from infra.local.commands.up import run_stack
-from infra.local.servers.binaries import tansu_command
-from infra.local.supervisor.parts import Part, broker_address, broker_part, stack_parts, valkey_part
+from infra.local.parts import broker_address, broker_part, stack_parts, valkey_part
+from infra.local.supervisor.part import Part
 from services.settings.settings import Settings, load_settings
 
 _SAY = partial(print, flush=True)

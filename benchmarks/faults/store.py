@@ -10,8 +10,8 @@ from typing import Any
 from redis import Redis, RedisError
 
 from benchmarks.faults.scene import HOST, Scene
+from infra.local.binaries import valkey_command
 from infra.local.servers.access import prepare_valkey, valkey_access_file
-from infra.local.servers.binaries import valkey_command
 from infra.local.supervisor.ports import free_window
 from services.errors import EnvironmentFault
 from services.settings.addresses import read_secret

@@ -26,16 +26,16 @@ from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS
 from models.decoder.decoder import Decoder
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.planner.layouts import plan_training
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.mesh import Checkpointing, ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.planner.step_time import step_time
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import hidden_states
-from pipelines.training.fit.batches import IGNORED, Batch, batch_windows
+from pipelines.training.batches import IGNORED, Batch, Loss, batch_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
-from pipelines.training.fit.parallel import Group, Loss, Method
+from pipelines.training.parallel.mesh import Mesh, Method
 from pipelines.training.planned_memory import describe_memory, memory_of
 from pipelines.training.speed import speed_of, training_flops
 from pipelines.training.target.positions import position_loss
@@ -77,7 +77,7 @@ def main() -> None:
         report["rows"].append(_row(sizes, device, recompute))
         if gpu is not None:
             parts = {"micro_batch": sizes.rows // sizes.parts, "accumulation": sizes.parts}
-            plan = step_time(shape, Layout(**parts, checkpointing=recompute), sizes.length, Gpus(gpu, 1))
+            plan = step_time(shape, ParallelLayout(**parts, checkpointing=recompute), sizes.length, Gpus(gpu, 1))
             report["rows"][-1]["plan"] = {"step_s": plan.total_s, "low_s": plan.low_s, "high_s": plan.high_s}
         write_report(options.out, report)
         row = report["rows"][-1]
@@ -86,9 +86,9 @@ def main() -> None:
 
 
 def _row(sizes: Sizes, device: torch.device, recompute: str) -> dict[str, Any]:
-    fitted, decoder, group = _trained(sizes, device, recompute)
-    speed = speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, device, group)
-    memory = memory_of(fitted, decoder.config, group, device, sizes.rows * sizes.length, sizes.parts)
+    fitted, decoder, mesh = _trained(sizes, device, recompute)
+    speed = speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, device, mesh)
+    memory = memory_of(fitted, decoder.config, mesh, device, sizes.rows * sizes.length, sizes.parts)
     return {
         "recompute": recompute,
         "step_s": fitted.seconds / sizes.steps,
@@ -99,14 +99,14 @@ def _row(sizes: Sizes, device: torch.device, recompute: str) -> dict[str, Any]:
     }
 
 
-def _trained(sizes: Sizes, device: torch.device, recompute: str) -> tuple[Fitted, Decoder, Group]:
+def _trained(sizes: Sizes, device: torch.device, recompute: str) -> tuple[Fitted, Decoder, Mesh]:
     """Fit a decoder with fresh weights for these steps, in bf16 under fp32 weights."""
     decoder = random_decoder(sizes.shape, torch.float32, device)
     num_items = decoder.config.vocab_size - NUM_SPECIAL_TOKENS
     catalogue = catalogue_of(num_items)
     draw = np.random.default_rng(0)
     windows = [draw.integers(0, num_items, sizes.length) for _ in range(sizes.rows * sizes.steps)]
-    group = Group(Method(is_bf16=True, recompute=recompute))
+    mesh = Mesh(method=Method(is_bf16=True, recompute=recompute))
     task = Task(
         batches=lambda: batch_windows(windows, catalogue, sizes.rows * sizes.length, draw),
         rng=draw,
@@ -117,8 +117,8 @@ def _trained(sizes: Sizes, device: torch.device, recompute: str) -> tuple[Fitted
     )
     options = FitOptions(epochs=1, validate_every=1, descent=_DESCENT, num_parts=sizes.parts)
     with TemporaryDirectory() as folder:
-        fitted = fit(decoder, task, options, Checkpoints(Path(folder), "train", 3_600.0), silent, group=group)
-    return fitted, decoder, group
+        fitted = fit(decoder, task, options, Checkpoints(Path(folder), "train", 3_600.0), silent, mesh=mesh)
+    return fitted, decoder, mesh
 
 
 def _loss(model: nn.Module, batch: Batch) -> Loss:

@@ -13,9 +13,12 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pipelines.declaration import Option, parser_of
 
 
 def above_zero(text: str) -> float:
@@ -42,11 +45,16 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def report_parser(description: str) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark that writes one results file, `--json`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    return parser
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The options of a benchmark that writes one results file; a benchmark's own options extend it."""
+
+    json: Annotated[Path, Option("Results file to write.")]
+
+
+def report_parser(description: str, kind: type[ReportOptions] = ReportOptions) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that writes one results file, with the options of `kind`."""
+    return parser_of(kind, description)
 
 
 def run_named(modules: Mapping[str, str], default: Callable[[], None]) -> None:

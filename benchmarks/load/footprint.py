@@ -18,8 +18,9 @@ from infra.local.supervisor.stackfile import StackFile
 from services.contracts.events import Interaction
 from services.features.schema import BUNDLE_VERSION, USER_ID, LogPosition
 from services.settings.addresses import RedisAddress
+from services.settings.redis_clients import client_options
 from services.stream.decode import LoggedInteraction
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 
 _ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("edge", "haproxy"))
 _MAX_KEYS = 2_000
@@ -78,7 +79,7 @@ def store_bytes(address: RedisAddress) -> dict[str, Any]:
 
     All fields of a row are measured: Valkey's default of five varies by a factor of three between starts.
     """
-    client: Any = redis.Redis(**address.client_options())
+    client: Any = redis.Redis(**client_options(address))
     sizes: dict[str, list[int]] = {}
     for key in client.scan_iter(count=500):
         kind = next((kind for mark, kind in _KINDS if mark in key), "other")

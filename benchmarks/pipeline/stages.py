@@ -15,7 +15,8 @@ from rich.console import Console
 
 from benchmarks.pipeline.tables import EVENTS, ITEMS, write_tables
 from pipelines.codes.options import CodesOptions
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import flow
 from pipelines.runner.bars import Bars
 from pipelines.stages import ModelRun

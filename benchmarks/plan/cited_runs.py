@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.plan.runs import Predicted
 from pipelines.planner.devices import Device, Gpus, device_named
-from pipelines.planner.mesh import Execution, Layout
+from pipelines.planner.mesh import Execution, ParallelLayout
 from pipelines.planner.shapes import DecoderShape, Experts
 from pipelines.planner.step_time import Constants, Group, group_of, step_time
 
@@ -26,7 +26,7 @@ class CitedRun:
     source: str
     shape: DecoderShape
     device: Device
-    layout: Layout
+    layout: ParallelLayout
     length: int
     execution: Execution
     dtype: str = "bf16"
@@ -65,7 +65,7 @@ def _read() -> Iterator[CitedRun]:
         device = device_named(row.pop("device"))
         if bandwidth := row.pop("memory_bytes_per_s", None):
             device = replace(device, memory_bytes_per_s=bandwidth)
-        layout, execution = Layout(**row.pop("layout")), Execution(**row.pop("execution"))
+        layout, execution = ParallelLayout(**row.pop("layout")), Execution(**row.pop("execution"))
         yield CitedRun(shape=DecoderShape(**shape), device=device, layout=layout, execution=execution, **row)
 
 

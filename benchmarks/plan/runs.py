@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus, device_named
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.planner.shapes import DecoderShape
 from pipelines.planner.step_time import Constants, step_time
 from services.errors import ConfigError
@@ -86,10 +86,10 @@ class Run:
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The run's layout: states sharded over all GPUs, or replicated."""
         is_sharded = self.gathers > 0
-        return Layout(
+        return ParallelLayout(
             data=1 if is_sharded else self.num_gpus,
             shard=self.num_gpus if is_sharded else 1,
             micro_batch=self.micro_batch,

@@ -24,16 +24,17 @@ from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from benchmarks.quality.variants import ALONE, rank_variants, train_alone
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from models.decoder.config import read_config
 from models.decoder.decoder import Decoder
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.runner.bars import Bars
 from pipelines.runner.stage import StageCache, content_key

@@ -27,10 +27,11 @@ from benchmarks.load.command import about_run, at_least_one, exit_on_errors, rep
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.trained_pair import cpu_s_of, fit_pair, scorers_of
-from infra.local.servers.store import feature_store
+from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from pipelines.data.examples import Split, read_cases, read_split
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import run_pipeline
 from pipelines.scoring.metrics import gains, interval, rank_labels
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.load.table import show
 from benchmarks.release.load import REFUSED, Audience
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from services.settings.settings import Settings
 
@@ -46,7 +46,7 @@ async def run_case(
     audience.liking, audience.has_clicks = {version: case.liking}, case.has_clicks
     lead_ms = round(settings.release_lead_s * 1_000)
     since_ms = time.time_ns() // 1_000_000 + lead_ms
-    await asyncio.to_thread(store.release, version, (Stage(HALF, case.hold_s),), since_ms, by="benchmark")
+    await asyncio.to_thread(store.release, version, (CanaryStage(HALF, case.hold_s),), since_ms, by="benchmark")
     row = await _under_load(audience, rate, lambda: _ended(store), f"{case.name}: ")
     record = store.record()
     withdrawn = record.withdrawn.get(version)
@@ -98,7 +98,7 @@ def _release_any(store: BundleStore, since_ms: int) -> None:
     """Release a version that is neither live nor withdrawn."""
     record = store.record()
     free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
-    store.release(free[-1], (Stage(HALF, 3_600.0),), since_ms, by="benchmark", by_hand=True)
+    store.release(free[-1], (CanaryStage(HALF, 3_600.0),), since_ms, by="benchmark", by_hand=True)
 
 
 async def _without_store(root: Path) -> None:

@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.release.traffic import GUARDS, Traffic, looks
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from pipelines.experiments.verdict import Counts, Means, Outcome, verdict
-from pipelines.release.counts import Seen
+from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch
 
 Found = TypeVar("Found")
 _DAY = Traffic(rate=1, minutes=1_440, num_users=5_000)
 _RELEASE = Traffic(rate=10, minutes=0, num_users=20_000)
-_STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
+_STAGES = (CanaryStage(0.01, 600), CanaryStage(0.05, 1_800), CanaryStage(0.25, 3_600))
 """The usual stages, with a look every minute."""
 _HALF_HOUR = Traffic(rate=50, minutes=30)
 _LIMIT_S = 600
@@ -71,7 +71,7 @@ def found_worse(seed: int) -> str | None:
         traffic = replace(_RELEASE, share=stage.share, minutes=round(stage.hold_s / 60))
         for minute, counts in enumerate(looks(traffic, seed * len(_STAGES) + number), 1):
             users = _num_users(counts)
-            seen = Seen(
+            seen = StageResults(
                 counts=counts,
                 share=stage.share,
                 num_users=users,

@@ -27,7 +27,8 @@ from benchmarks.scale.row import catalogue_of, print_fields
 from models.catalogue import load_catalogue
 from services.contracts.items import ItemState
 from services.contracts.recommend import RecommendRequest, Tier
-from services.gateway.request.candidates import ItemRanking, choose, masks_for
+from services.gateway.ranking import ItemRanking, choose
+from services.gateway.request.masks import masks_for
 from services.items.follower import ItemFollower
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems

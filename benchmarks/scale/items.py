@@ -22,7 +22,7 @@ from models.similar import empty_table
 from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import RecommendRequest
-from services.gateway.request.candidates import as_items, choose
+from services.gateway.ranking import as_items, choose
 from services.gateway.request.context import FeatureLookup, StageTimer, build_context
 from services.gateway.request.live_bundle import Live
 from services.gateway.surfaces.surface import NO_SURFACE

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from infra.local.supervisor.parts import Part, broker_part, valkey_part
+from infra.local.parts import broker_part, valkey_part
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.ports import free_window
 from services.settings.settings import Settings, inherited_environment
 

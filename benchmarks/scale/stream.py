@@ -35,8 +35,8 @@ from services.features.repo import RepoAddress, ensure_applied, open_store
 from services.features.schema import POPULARITY, USER_HISTORY
 from services.settings.kafka_topics import wanted_topics
 from services.settings.settings import Settings
-from services.stream.log_files import FULL_SIZE, Span
-from services.stream.log_kinds import INTERACTIONS
+from services.stream.log.files import FULL_SIZE, Span
+from services.stream.log.kinds import INTERACTIONS
 
 _PARTITIONS = 8
 _RATE, _SECONDS, _SETTLE_S = 2_000, 20.0, 3.0

@@ -3,12 +3,14 @@
 Uses the running stack; `--up` starts a stack and stops it afterwards. The stack settles before the measurement.
 """
 
+import asyncio
 import time
 from typing import Any
 
+from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.footprint import find_groups, used_by
-from benchmarks.load.own_stack import add_stack_options, stack_for
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import Settings, load_settings
 
 
@@ -21,12 +23,19 @@ def main() -> None:
     add_stack_options(parser, settings)
     options = parser.parse_args()
     with stack_for(settings, is_started=options.up):
+        asyncio.run(_check(options.url))
         time.sleep(options.settle_s)
         report = measure(settings, options.seconds)
     for name, cores in report["cores"].items():
         print(f"{name:12} {cores:.3f}")
     print(f"{'in all':12} {report['cores_in_all']:.3f} of a core")
     write_report(options.json, report)
+
+
+async def _check(url: tuple[str, int]) -> None:
+    """Exit with the fix if no stack is ready at this address."""
+    async with RestClient(*url) as rest:
+        await require_ready(rest)
 
 
 def measure(settings: Settings, seconds: float) -> dict[str, Any]:

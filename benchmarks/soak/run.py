@@ -23,7 +23,7 @@ from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
 from services.stream.aggregate import history_limits
 from services.stream.decode import LoggedInteraction
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from tailrace_client import AsyncClient
 
 SETTINGS = {"history_max_items": 40, "explain_keep_s": 60}

@@ -16,8 +16,9 @@ from redis import Redis, RedisError
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
+from services.settings.redis_clients import client_options
 from services.settings.settings import Settings
-from services.stream.log_files import current_files
+from services.stream.log.files import current_files
 
 _MB = 2**20
 _KEYS_PER_SCAN = 1_000
@@ -51,7 +52,7 @@ class Sampler:
     def __init__(self, settings: Settings) -> None:
         self._state_dir = settings.state_dir
         self._file = StackFile(settings.state_dir)
-        self._redis = Redis(**settings.redis_address.client_options() | {"socket_timeout": 1.0})
+        self._redis = Redis(**client_options(settings.redis_address) | {"socket_timeout": 1.0})
 
     def take(self) -> Sample:
         """Return the current state; a process that ends meanwhile is skipped."""

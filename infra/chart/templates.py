@@ -10,9 +10,12 @@ from typing import Any
 
 import yaml
 
-from infra.chart.values import Place, Thing, Value, path_of
+from infra.chart.values import Thing, Value, ValuePath, path_of
 
-_LLM = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs/1"
+_GROUPS = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs"
+_LLM = f"{_GROUPS}/1"
+_CPUS = '{{{{ include "tailrace.cpus" .Values.{}.resources | quote }}}}'
+"""Ray's CPUs of a pod, from its requests."""
 _GPU_MOUNT = "{name: kernels, mountPath: /kernels}"
 _GPU_VOLUME = "{name: kernels, emptyDir: {sizeLimit: 1Gi}}"
 
@@ -46,6 +49,10 @@ _ITEMS: Mapping[str, str] = {
 """Additions to a list."""
 
 _EXPRESSIONS: Mapping[str, str] = {
+    f"{_GROUPS}/0/rayStartParams/num-cpus": _CPUS.format("gateway"),
+    f"{_GROUPS}/1/rayStartParams/num-cpus": _CPUS.format("llm"),
+    f"{_GROUPS}/*/terminationGracePeriodSeconds": '{{ add 45 (include "tailrace.drain-seconds" . | int) }}',
+    f"{_GROUPS}/*/preStop/exec/command/2": 'sleep {{ include "tailrace.drain-seconds" . }}; ray stop --grace-period 20',
     "*/metadata/namespace": "{{ .Release.Namespace | quote }}",
     "Namespace/tailrace/metadata/name": "{{ .Release.Namespace | quote }}",
     f"{_LLM}/template/spec/containers/0/image": '{{ include "tailrace.llm-image" . | quote }}',
@@ -196,7 +203,7 @@ class _Writer:
             return [*items, self._mark(_ITEMS[path])] if path in _ITEMS else items
         return self._marked_text(content) if isinstance(content, str) else content
 
-    def _expression(self, value: Value, place: Place, content: Any) -> Any:
+    def _expression(self, value: Value, place: ValuePath, content: Any) -> Any:
         name = f".Values.{value.name}{' | int' if value.type in {'count', 'port'} else ''}"
         if place.part is not None:
             return re.sub(place.part, lambda found: found[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)

@@ -51,7 +51,7 @@ _TYPES: Mapping[str, Thing] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValuePath:
     """The position of a value.
 
     Attributes:
@@ -83,7 +83,7 @@ class Value:
     name: str
     about: str
     type: str
-    places: tuple[Place, ...]
+    places: tuple[ValuePath, ...]
     default: Any
 
     def default_in(self, things: list[Thing]) -> Any:
@@ -155,14 +155,14 @@ def _values_in(prefix: str, group: Thing) -> Iterator[Value]:
         yield Value(f"{prefix}{key}", one["about"], one["type"], tuple(_places(one)), one.get("default"))
 
 
-def _places(row: Thing) -> Iterator[Place]:
-    yield from (Place(pattern) for pattern in row.get("at", ()))
+def _places(row: Thing) -> Iterator[ValuePath]:
+    yield from (ValuePath(pattern) for pattern in row.get("at", ()))
     if "setting" in row:
-        yield Place(f"ConfigMap/tailrace-settings-*/data/TAILRACE_{row['setting']}")
+        yield ValuePath(f"ConfigMap/tailrace-settings-*/data/TAILRACE_{row['setting']}")
     if "serve" in row:
         deployment, option = row["serve"]
         part = rf"(- name: {deployment}\n(?:(?! *-).*\n)*? +{option}: )(\d+)"
-        yield Place("RayService/tailrace/spec/serveConfigV2", part=part)
+        yield ValuePath("RayService/tailrace/spec/serveConfigV2", part=part)
     if "secret" in row:
         for end in ("secret/name", "secret/secretName", "secretKeyRef/name", "secretRef/name"):
-            yield Place(f"*/{end}", holds=row["secret"])
+            yield ValuePath(f"*/{end}", holds=row["secret"])

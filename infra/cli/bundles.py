@@ -5,26 +5,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from infra.cli.audit import audited, user_name
+from infra.cli.session import audited, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
     from models.registry import BundleStore
 
-bundles_app = typer.Typer(help="List published bundles and their metrics, look into them, and move names.")
-out = Console(highlight=False, soft_wrap=True)
+bundles_app = typer.Typer(
+    help="List, inspect and compare published bundles, and promote, withdraw or roll back versions."
+)
 
 Name = Annotated[str, typer.Option(help="The name under which a version serves.")]
 Version = Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)]
-Force = Annotated[bool, typer.Option(help="Also a version that was withdrawn; its record is then removed.")]
+Force = Annotated[
+    bool, typer.Option(help="Also promote a withdrawn version; this removes the record of its withdrawal.")
+]
 
 
 @bundles_app.callback(invoke_without_command=True)
 def bundles(context: typer.Context) -> None:
-    """List published bundles and their metrics, look into them, and move names."""
+    """List, inspect and compare published bundles, and promote, withdraw or roll back versions."""
     if context.invoked_subcommand is None:
         list_bundles()
 
@@ -61,7 +63,7 @@ def list_bundles(name: Name = "default") -> None:
             damaged.append(str(error))
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    notes = [one.describe() for one in (reference, *withdrawals.values()) if one is not None]
+    notes = [noted.describe() for noted in (reference, *withdrawals.values()) if noted is not None]
     if canary is not None:
         share = canary.share_at(time.time() * 1_000)
         notes.append(f"{canary.version} is the canary of {name}: {share:.3g} of its users get it, since {canary.at}")
@@ -95,10 +97,10 @@ def verify(version: Version) -> None:
 @bundles_app.command()
 def withdraw(
     version: Version,
-    reason: Annotated[str, typer.Option(help="Why; kept with the version.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, kept with the version.")] = "",
     name: Name = "default",
 ) -> None:
-    """Withdraw a version that is not live: it cannot go live under this name without --force."""
+    """Withdraw a version that is not live: promoting it under this name then needs --force."""
     store, state_dir = _store(name)
     with audited(state_dir, "withdraw", version=version, **({"reason": reason} if reason else {}), **_if_named(name)):
         store.withdraw(version, by=user_name(), reason=reason)
@@ -120,13 +122,13 @@ def gc(
 
 @bundles_app.command()
 def diff(
-    version: Annotated[str, typer.Argument(help="The version to compare with.", show_default=False)],
-    other: Annotated[str, typer.Argument(help="The version whose difference to it is shown.", show_default=False)],
+    version: Annotated[str, typer.Argument(help="The first version.", show_default=False)],
+    other: Annotated[str, typer.Argument(help="The version that is compared with it.", show_default=False)],
 ) -> None:
     """Show the differences of two bundles: data, items, quality, options, gate, size and origin."""
     from rich.table import Column, Table
 
-    from infra.cli.bundle_diff import compare
+    from models.bundle_diff import compare
 
     store, _ = _store()
     out.print(f"A  {version}\nB  {other}\n", markup=False)
@@ -164,24 +166,25 @@ def promote(version: Version, name: Name = "default", force: Force = False) -> N
 @bundles_app.command()
 def rollback(
     to: Annotated[
-        str | None, typer.Option(help="Version to go back to.", show_default="the one that was live before")
+        str | None, typer.Option(help="Version to promote again.", show_default="the previous live version")
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why; kept with the version that is withdrawn.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, kept with the withdrawn version.")] = "",
     name: Name = "default",
     force: Force = False,
 ) -> None:
-    """Make an earlier bundle live again, and withdraw the current one, which needs --force to come back."""
+    """Promote an earlier bundle, and withdraw the live bundle, whose next promotion needs --force."""
     store, state_dir = _store(name)
     before = store.reference()
     given = {"to": to, "reason": reason, **_if_named(name)}
     with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
         withdrawn = store.withdrawals().keys()
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
-    left = [one for one in store.withdrawals() if one not in withdrawn]
+    left = [withdrawal for withdrawal in store.withdrawals() if withdrawal not in withdrawn]
     out.print(f"{version} is live{_as_named(name)}; {', '.join(left)} {'is' if len(left) == 1 else 'are'} withdrawn")
     if before is not None and (after := store.reference()) is not None and after.version != before.version:
         out.print(
-            f"{before.version} was the reference: now {after.version} is; `tailrace bundles reference VERSION` sets another"
+            f"{before.version} was the reference: now {after.version} is; "
+            "`tailrace bundles reference VERSION` sets another"
         )
 
 
@@ -190,7 +193,7 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [
         str(report.get("dataset") or "-"),
-        *("-" if (ndcg := one.get("ndcg@10")) is None else f"{ndcg:.4f}" for one in measured),
+        *("-" if (ndcg := metrics.get("ndcg@10")) is None else f"{ndcg:.4f}" for metrics in measured),
     ]
 
 

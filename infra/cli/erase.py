@@ -1,6 +1,5 @@
-"""`tailrace erase`: erase many users of a file, written directly to the interactions log, where users' events are."""
+"""`tailrace erase`: writes the erasures of a file of users directly to the interactions log."""
 
-import asyncio
 import csv
 import io
 import os
@@ -11,28 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from infra.cli.audit import audited
-from infra.cli.topic import running_settings, topic_sender
+from infra.cli.session import audited, out, running_settings
+from infra.kafka.sender import topic_sender
 from services.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from services.settings.settings import Settings
 
-out = Console(highlight=False, soft_wrap=True)
 BATCH_USERS = 1_000
 _HEADER = ("user_id", "erasure_id")
 _READS_AT_ONCE, _READ_TIMEOUT_S = 64, 5.0
 
 
 def erase(
-    users: Annotated[Path, typer.Option(help="File with one user's id a line, or a table with a column user_id.")],
+    users: Annotated[Path, typer.Option(help="File with one user ID per line, or a table with a column user_id.")],
     out_file: Annotated[
-        Path, typer.Option("--out", help="CSV of users and erasure ids; who is in it is not erased again.")
+        Path, typer.Option("--out", help="CSV of users and erasure IDs; its users are not erased again.")
     ],
 ) -> None:
     """Erase many users, and report the progress of the erasures. A killed run resumes; a later run reports again."""
+    import asyncio
+
     from pipelines.publication.user_lists import read_user_ids
 
     settings = running_settings()
@@ -46,19 +45,21 @@ def erase(
     before = f" ({len(user_ids) - len(left)} before this run)" if len(left) < len(user_ids) else ""
     out.print(f"erase: {len(user_ids)} users accepted{before}", markup=False)
     num_online, num_done = asyncio.run(_count_done(settings, [accepted[user_id] for user_id in user_ids]))
-    again = "" if num_done == len(user_ids) else "; run the command again to see more"
-    out.print(f"{num_online} are gone from what requests read, {num_done} from everywhere{again}", markup=False)
+    again = "" if num_done == len(user_ids) else "; run the command again to follow the progress"
+    out.print(
+        f"{num_online} are erased from the stores that requests read, {num_done} from all stores{again}", markup=False
+    )
 
 
 def _check(user_ids: Sequence[str]) -> None:
     """Validate the ids of a file before any user is erased. Raises ConfigError."""
-    from services.contracts.recommend import check_id
+    from services.contracts.message import check_id
 
     for user_id in user_ids:
         try:
             check_id("user_id", user_id)
         except InvalidRequest as error:
-            raise ConfigError(f"--users: {user_id[:40]!r}: {error.problem}; {error.fix}; nobody was erased") from error
+            raise ConfigError(f"--users: {user_id[:40]!r}: {error.problem}; {error.fix}; no user was erased") from error
 
 
 def _accepted(path: Path) -> dict[str, str]:
@@ -68,14 +69,14 @@ def _accepted(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"--out: {path} cannot be read ({error}); name a file of its own") from error
+        raise ConfigError(f"--out: {path} cannot be read ({error}); give another file") from error
     whole = content[: content.rfind(b"\n") + 1]
     try:
         rows = list(csv.reader(io.StringIO(whole.decode(), newline="")))
     except (UnicodeDecodeError, csv.Error):
         rows = [[]]
     if content and (any(len(row) != len(_HEADER) for row in rows) or (rows and tuple(rows[0]) != _HEADER)):
-        raise ConfigError(f"--out: {path} is no file of erasures; name another, or one that does not exist")
+        raise ConfigError(f"--out: {path} is not a file of erasures; give another or a new file")
     if whole != content:
         os.truncate(path, len(whole))
     return {row[0]: row[1] for row in rows[1:]}
@@ -119,6 +120,8 @@ async def _count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple
 
     Raises DependencyUnavailable.
     """
+    import asyncio
+
     from services.features.erasing import RedisReceipts
 
     receipts, num_online, num_done = RedisReceipts(settings.redis_address), 0, 0

@@ -20,7 +20,7 @@ def join(
     events: Annotated[Path, typer.Argument(help="Folder of interactions, as Parquet.")],
     out: Annotated[Path, typer.Argument(help="Folder of the table: a file for each day.")],
     window_s: Annotated[
-        int, typer.Option(help="Seconds in which a click still belongs to an impression.", min=1)
+        int, typer.Option(help="Longest time in seconds from an impression to its click.", min=1)
     ] = 1_800,
     event_type: Annotated[
         list[str] | None, typer.Option(help="A type of event that counts.", show_default="click")
@@ -31,10 +31,10 @@ def join(
     """Join clicks to their impressions, without erased users; days whose files exist are joined again."""
     from pipelines.experiments.join import join as join_days
     from services.settings.settings import load_settings
-    from services.stream.erasure.ledger import Ledger
+    from services.stream.log.ledger import ErasureLedger
 
-    beside = Ledger(impressions.parent)
-    erased = (beside if beside.partitions else Ledger(load_settings().offline_log_dir)).everybody()
+    beside = ErasureLedger(impressions.parent)
+    erased = (beside if beside.partitions else ErasureLedger(load_settings().offline_log_dir)).everybody()
 
     days = join_days(
         impressions,
@@ -53,21 +53,31 @@ def join(
 @experiment_app.command()
 def report(
     table: Annotated[Path, typer.Argument(help="Folder that `tailrace experiment join` wrote.")],
-    experiment: Annotated[str, typer.Option(help="Which experiment.", show_default="the whole column variant")] = "",
-    experiments: Annotated[Path | None, typer.Option(help="experiments.toml, for the shares of --experiment.")] = None,
+    experiment: Annotated[
+        str, typer.Option(help="Name of the experiment.", show_default="the whole column variant")
+    ] = "",
+    experiments: Annotated[
+        Path | None, typer.Option(help="experiments.toml, with the traffic fractions of --experiment.")
+    ] = None,
     by: Annotated[str, typer.Option(help="Column that names the variants.")] = "variant",
     control: Annotated[str, typer.Option(help="Variant to compare with.", show_default="control, or the first")] = "",
-    shares: Annotated[str, typer.Option(help="Shares of users, as control=0.9,fresh=0.1.", show_default="equal")] = "",
+    shares: Annotated[
+        str, typer.Option(help="Traffic fractions, as control=0.9,fresh=0.1.", show_default="equal")
+    ] = "",
     segment: Annotated[list[str] | None, typer.Option(help="Column that divides users, such as surface.")] = None,
-    effect: Annotated[float, typer.Option(help="Share of the control's value that the tests are made for.")] = 0.05,
-    aa: Annotated[int, typer.Option(help="A/A: divide the control this many times at random instead.", min=0)] = 0,
-    off_policy: Annotated[Path | None, typer.Option(help="Also estimate a policy, by its probabilities.")] = None,
-    reward: Annotated[str, typer.Option(help="What a policy earns: clicks or value.")] = "clicks",
-    surface: Annotated[
-        str | None, typer.Option(help="Surface whose lists the policy makes.", show_default="all")
+    effect: Annotated[
+        float, typer.Option(help="Effect that the tests are designed for, as a fraction of the control's value.")
+    ] = 0.05,
+    aa: Annotated[int, typer.Option(help="A/A: instead split the control this many times at random.", min=0)] = 0,
+    off_policy: Annotated[
+        Path | None, typer.Option(help="Table of a policy's probabilities; also estimate its value.")
     ] = None,
+    reward: Annotated[str, typer.Option(help="Reward of a policy: clicks or value.")] = "clicks",
+    surface: Annotated[str | None, typer.Option(help="Surface of the policy's lists.", show_default="all")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a page, with pictures beside it.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a page, with its pictures in a folder of the same name.")
+    ] = None,
 ) -> None:
     """Compare the variants of an experiment: intervals and p-values are valid at every look."""
     from pipelines.experiments.describe import as_lines, as_markdown
@@ -118,21 +128,21 @@ def _compare(
     aa: int,
 ) -> dict[str, Any]:
     from pipelines.experiments.lists import read_lists
-    from pipelines.experiments.report import Options, a_a
+    from pipelines.experiments.report import ReportOptions, a_a
     from pipelines.experiments.report import report as compare
 
     if not 0 < effect < 1:
-        raise ConfigError(f"--effect: {effect} is no share of a value; give for example 0.05")
+        raise ConfigError(f"--effect: {effect} is out of range; give a fraction between 0 and 1, such as 0.05")
     lists = read_lists(table, by=by, experiment=experiment or None, segments=segments)
     if aa:
         names = lists.variants
         return {"a_a": a_a(lists, control or ("control" if "control" in names else names[0]), aa, 0, effect)}
-    return compare(lists, Options(control=control, shares=shares, segments=segments, effect=effect))
+    return compare(lists, ReportOptions(control=control, shares=shares, segments=segments, effect=effect))
 
 
 def _estimate(table: Path, policy: Path, reward: str, surface: str | None) -> dict[str, Any]:
     from pipelines.experiments.off_policy import estimate, read_logged
 
     if reward not in {"clicks", "value"}:
-        raise ConfigError(f"--reward: {reward!r} is not summed by the table; give clicks or value")
+        raise ConfigError(f"--reward: {reward!r} is unknown; give clicks or value")
     return asdict(estimate(read_logged(table, policy, reward, surface)))

@@ -1,4 +1,4 @@
-"""`tailrace import`: a shop's tables into the live catalogue and the event log.
+"""`tailrace import`: a shop's tables into the live catalogue and the event log, and recommenders trained elsewhere.
 
 pipelines.tables reads the tables; pipelines.imports resumes imports.
 """
@@ -12,62 +12,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.status import Status
 
-from infra.cli.audit import audited
-from infra.cli.tables import Column, Header, Lists, Skip
-from infra.cli.topic import running_settings, topic_sender
+from infra.cli.options import with_options
+from infra.cli.session import audited, out, running_settings
+from infra.kafka.sender import topic_sender
+from pipelines.foreign.options import ImportArguments
+from pipelines.tables.options import ColumnArguments, ItemArguments
 
 if TYPE_CHECKING:
-    from pipelines.imports.importing import Outcome
-    from pipelines.imports.run import Run, Send
+    from pipelines.imports.importing import ImportResult
+    from pipelines.imports.run import ImportRun, Send
     from pipelines.tables.findings import Findings
     from pipelines.tables.reader import ItemTable
     from services.settings.settings import Settings
 
 import_app = typer.Typer(
     no_args_is_help=True,
-    help="Import items and events from files, object stores and databases. A killed import goes on where it was; a second one changes nothing.",
+    help="Import items and events from files, object stores and databases, or a recommender. "
+    "A killed import resumes; a repeated import changes nothing.",
 )
-out = Console(highlight=False, soft_wrap=True)
 
 Source = Annotated[
     str,
     typer.Argument(
-        help="Table on disk or at s3://, gs://, az://: CSV and other separated text, JSON, Parquet, also as .gz; or sqlite:///PATH, postgresql://HOST/NAME.",
+        help="Table on disk or at s3://, gs://, az://: CSV and other separated text, JSON, Parquet, also as .gz; "
+        "or sqlite:///PATH, postgresql://HOST/NAME.",
         show_default=False,
     ),
 ]
 Query = Annotated[str | None, typer.Option(help="SQL that selects the rows of a database, with an ORDER BY.")]
-Again = Annotated[bool, typer.Option(help="Import all rows again, whatever was imported before.")]
+Again = Annotated[bool, typer.Option(help="Import all rows again.")]
 
 
 @import_app.command()
+@with_options
 def items(
     source: Source,
+    tables: ItemArguments,
     query: Query = None,
-    column: Column = None,
-    skip: Skip = None,
-    header: Header = None,
-    lists: Lists = None,
-    number: Annotated[
-        list[str] | None, typer.Option(help="An attribute that text states as a number; repeat it.")
-    ] = None,
-    flag: Annotated[
-        list[str] | None, typer.Option(help="An attribute that text states as true or false; repeat it.")
-    ] = None,
     again: Again = False,
     first_bundle: Annotated[
-        bool, typer.Option(help="Where nothing is live, also publish a bundle of these items, without models.")
+        bool, typer.Option(help="If no bundle is live, also publish a bundle of these items, without models.")
     ] = False,
 ) -> None:
     """Import items into the live catalogue. Columns that are not fields of items become attributes."""
     from pipelines.imports.run import import_items, open_items
-    from pipelines.tables.options import table_options
 
     settings = running_settings()
-    options = table_options(column, skip, header, lists, number, flag, kind="items")
+    options = tables.parsed("items")
     with audited(settings.state_dir, "import items"):
         path = _fetched(settings, source, query)
         if first_bundle:
@@ -79,12 +72,11 @@ def items(
 
 
 @import_app.command()
+@with_options
 def events(
     source: Source,
+    columns: ColumnArguments,
     query: Query = None,
-    column: Column = None,
-    skip: Skip = None,
-    header: Header = None,
     table: Annotated[
         Path | None,
         typer.Option(help="Parquet file for events that are too old for the stream, for `tailrace pipeline --events`."),
@@ -94,10 +86,9 @@ def events(
     """Import events into the stream, in order of time; events older than 29 days go to a table for the pipeline."""
     from pipelines.imports.old_events import OldEvents
     from pipelines.imports.run import import_events
-    from pipelines.tables.options import table_options
 
     settings = running_settings()
-    options = table_options(column, skip, header, kind="events")
+    options = columns.parsed("events")
     old = None if table is None else OldEvents(table)
     with (
         audited(settings.state_dir, "import events"),
@@ -114,6 +105,22 @@ def events(
         )
 
 
+@import_app.command()
+@with_options
+def model(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Checkpoint folder in Hugging Face layout, or of a LoRA adapter.", show_default=False)
+    ],
+    arguments: ImportArguments,
+) -> None:
+    """Import a generative recommender: check it, prove its prompt on examples, and compare scores and strides."""
+    from pipelines.foreign.model import import_model
+
+    settings, options = running_settings(), arguments.of(checkpoint)
+    with audited(settings.state_dir, "import model", model=options.import_name):
+        import_model(options, settings.state_dir, partial(out.print, markup=False))
+
+
 def _fetched(settings: "Settings", source: str, query: str | None) -> Path:
     from pipelines.imports.sources import local_file
 
@@ -128,10 +135,10 @@ def _run(
     status: Status,
     *,
     again: bool,
-) -> "Run":
+) -> "ImportRun":
     """Return an import of this kind, source, query and options, with its progress on the terminal."""
     from pipelines.imports.importing import progress_file
-    from pipelines.imports.run import Run
+    from pipelines.imports.run import ImportRun
     from pipelines.imports.sources import name_of
 
     kind, source, query, options = what
@@ -139,7 +146,7 @@ def _run(
     progress = progress_file(folder, kind, name_of(source, query), options)
     if again:
         progress.unlink(missing_ok=True)
-    return Run(
+    return ImportRun(
         path=path,
         options=options[0],  # type: ignore[arg-type]
         send=send,
@@ -149,12 +156,12 @@ def _run(
     )
 
 
-def _report(settings: "Settings", done: "Outcome", findings: "Findings") -> None:
+def _report(settings: "Settings", done: "ImportResult", findings: "Findings") -> None:
     """Print the findings of the table, and the result of the import."""
     shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
     for sentence in findings.sentences():
         out.print(sentence, markup=False)
-    began = "the source is another than before, so all of it was imported; " if done.is_again else ""
+    began = "the source changed, so all of its rows were imported; " if done.is_again else ""
     parts = [f"{findings.num_rows} rows"]
     if findings.num_set_aside:
         parts.append(f"{findings.num_set_aside} set aside")
@@ -175,6 +182,7 @@ def _publish_first(settings: "Settings", table: "ItemTable") -> None:
         return
     bundle = publish_items(store, table, datetime.now(UTC), partial(out.print, markup=False))
     out.print(
-        f"{bundle.version} is live with {bundle.manifest.get('num_items')} items and no models: popular and similar items are answered",
+        f"{bundle.version} is live with {bundle.manifest.get('num_items')} items and no models: "
+        "it answers popular and similar items",
         markup=False,
     )

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli.audit import audited
+from infra.cli.session import audited
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 
@@ -44,7 +44,7 @@ class PriorityName(StrEnum):
 @keys_app.command()
 def new(
     key_id: Annotated[str, typer.Option("--id", help="Name of the key in logs; not secret.", show_default=False)],
-    scope: Annotated[list[Scope], typer.Option(help="What the key allows; repeat for more.", show_default=False)],
+    scope: Annotated[list[Scope], typer.Option(help="A scope of the key; repeat it.", show_default=False)],
     priority: Annotated[PriorityName, typer.Option(help="Order of service under load.")] = PriorityName.NORMAL,
     rate: Annotated[float | None, typer.Option(help="Maximal calls per second, over all replicas.")] = None,
     burst: Annotated[float | None, typer.Option(help="Maximal calls at once. Default: one second of --rate.")] = None,
@@ -111,7 +111,7 @@ def list_() -> None:
 def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
-        float, typer.Option(min=0, max=24 * _MAX_DAYS, help="Hours for which the old key remains valid.")
+        float, typer.Option(min=0, max=24 * _MAX_DAYS, help="Hours until the old key becomes invalid.")
     ] = 24.0,
     expires_in_days: Annotated[
         float | None,
@@ -158,7 +158,7 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"keys file {path}: {error.strerror}; run the command where it can be written") from error
+        raise ConfigError(f"keys file {path}: {error.strerror}; run the command where the file is writable") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -25,7 +25,7 @@ _WINDOWS_A_STEP = 64
 
 
 class Subject(StrEnum):
-    """What is profiled."""
+    """The work to profile."""
 
     TRAIN = "train"
     RANK = "rank"
@@ -36,7 +36,7 @@ def profile(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="train|rank|text", help="What runs; after --trace, more files of it.", show_default=False
+            metavar="train|rank|text", help="The work to profile; after --trace, more trace files.", show_default=False
         ),
     ] = None,
     trace: Annotated[
@@ -82,9 +82,9 @@ def _parse(words: list[str], traces: list[Path]) -> tuple[Subject, list[Path]]:
     if named:
         others = words[1:]
     if others and not traces:
-        raise InvalidRequest(others[0], "is nothing to profile", f"give one of {', '.join(Subject)}, or --trace FILE")
+        raise InvalidRequest(others[0], "is unknown work", f"give one of {', '.join(Subject)}, or --trace FILE")
     if not named and not traces:
-        raise InvalidRequest("profile", "nothing is named", f"give one of {', '.join(Subject)}, or --trace FILE")
+        raise InvalidRequest("profile", "the work is missing", f"give one of {', '.join(Subject)}, or --trace FILE")
     return Subject(named[0]) if named else Subject.TRAIN, [*traces, *(Path(word) for word in others)]
 
 
@@ -98,7 +98,7 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
     from services.settings.settings import load_settings
 
     if model is not None and subject is not Subject.TEXT:
-        raise ConfigError(f"--model: {subject} runs the live bundle's decoder; give it with text alone")
+        raise ConfigError(f"--model: {subject} runs the live bundle's decoder; give --model only with text")
     where = choose_device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     if model is not None:
@@ -123,7 +123,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
 
     from models.prompt import prompt_of
     from pipelines.profiler.record import training
-    from pipelines.training.fit.batches import Batch, batch_windows
+    from pipelines.training.batches import Batch, batch_windows
     from pipelines.training.fit.descent import Descent
     from pipelines.training.fit.prefetch import ready_batches
     from pipelines.training.target.code_paths import CodePaths

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from infra.cli.audit import audited, user_name
+from infra.cli.session import audited, out, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from models.canary import Canary, Stage
+    from models.canary import Canary, CanaryStage
     from models.registry import BundleStore
     from models.release_report import GuardReport, ReleaseReport
     from services.settings.settings import Settings
 
-out = Console(highlight=False, soft_wrap=True)
 USUAL_STAGES = "1%:10m,5%:30m,25%:1h,100%"
 _HOLD_OF_SHARE = "1h"
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -29,31 +27,35 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 def release(
     version: Annotated[str | None, typer.Argument(help="Version of `tailrace bundles`.", show_default="status")] = None,
-    name: Annotated[str, typer.Option(help="The name under which it shall serve.")] = "default",
-    share: Annotated[str, typer.Option(help=f"One stage of {_HOLD_OF_SHARE} with this share of users, as 5%.")] = "",
+    name: Annotated[str, typer.Option(help="The name under which the version serves.")] = "default",
+    share: Annotated[
+        str, typer.Option(help=f"A single stage of {_HOLD_OF_SHARE} with this fraction of users, as 5%.")
+    ] = "",
     stages: Annotated[
-        str, typer.Option(help="Shares, and how long each lasts at least.", show_default=USUAL_STAGES)
+        str, typer.Option(help="Traffic fractions with their minimum durations.", show_default=USUAL_STAGES)
     ] = "",
     by_hand: Annotated[
-        bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone; without VERSION: from now on.")
+        bool, typer.Option("--by-hand", help="Advance only by `--next`; without VERSION: from now on.")
     ] = False,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="By how much a guard may be worse, as latency=10%; repeat it.", show_default=False),
+        typer.Option(help="Largest loss of a guard, as latency=10%; repeat it.", show_default=False),
     ] = None,
     lists: Annotated[
         bool | None,
         typer.Option(
             "--lists/--no-lists",
-            help="Store the candidate's lists before it begins.",
-            show_default="of the name default",
+            help="Store the candidate's lists before the release starts.",
+            show_default="yes for the name default",
         ),
     ] = None,
     events: Annotated[Path | None, typer.Option(help="Your own events, for --lists, as for `precompute`.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
-    go_on: Annotated[bool, typer.Option("--next", help="Go to the next stage; after the last one, live.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--next", help="Advance to the next stage; after the last stage, promote.")
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the release without withdrawing the version.")] = False,
-    reason: Annotated[str, typer.Option(help="Why it is stopped.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason of the stop.")] = "",
 ) -> None:
     """Release a version to a traffic fraction. Canary analysis advances or ends it; without VERSION: show its state."""
     from models.registry import BundleStore
@@ -67,7 +69,7 @@ def release(
         raise ConfigError("--next: give one of --next, --stop and --by-hand")
     if version is not None:
         if go_on or stop:
-            raise ConfigError("VERSION: --next and --stop are of the release under way; leave VERSION out")
+            raise ConfigError("VERSION: --next and --stop apply to the current release; omit VERSION")
         planned = parse_stages(stages, share)
         budgets = parse_budgets(budget or ())
         _begin(settings, store, version, planned, by_hand, budgets, _lists_wanted(lists, name), (events, items))
@@ -84,12 +86,12 @@ def _refuse_without_version(**given: object) -> None:
     """Raise ConfigError for an option that applies only to the start of a release."""
     for option, value in given.items():
         if value not in (None, "", []):
-            raise ConfigError(f"--{option}: is of a release that begins; give the VERSION too")
+            raise ConfigError(f"--{option}: applies to the start of a release; give VERSION, too")
 
 
-def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
+def parse_stages(stages: str, share: str) -> "tuple[CanaryStage, ...]":
     """Return the stages that the options describe. Raises ConfigError."""
-    from models.canary import Stage, check_stages
+    from models.canary import CanaryStage, check_stages
 
     if stages and share:
         raise ConfigError("--share: --stages is given too; give one of them")
@@ -98,7 +100,7 @@ def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     found = []
     for part in parts:
         text, _, hold = part.strip().partition(":")
-        found.append(Stage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
+        found.append(CanaryStage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
     try:
         return check_stages(found)
     except InvalidRequest as error:
@@ -109,7 +111,7 @@ def parse_percent(option: str, text: str) -> float:
     """Return a percentage, such as 5%, as a fraction. Raises ConfigError naming the option."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if not found or not 0 < float(found[1]) <= 100:
-        raise ConfigError(f"{option}: {text!r} is no percentage; give above 0% to 100%, such as 5%")
+        raise ConfigError(f"{option}: {text!r} is not a percentage; give above 0% to 100%, such as 5%")
     return float(found[1]) / 100
 
 
@@ -117,7 +119,7 @@ def parse_duration_s(option: str, text: str) -> float:
     """Return a duration, such as 90s, 10m, 1h or 2d, in seconds. Raises ConfigError naming the option."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if not found:
-        raise ConfigError(f"{option}: {text!r} is no duration; give for example 90s, 10m, 1h or 2d")
+        raise ConfigError(f"{option}: {text!r} is not a duration; give for example 90s, 10m, 1h or 2d")
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -129,7 +131,7 @@ def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
     for part in (one for text in texts for one in text.split(",")):
         guard, is_given, text = part.partition("=")
         if not is_given:
-            raise ConfigError(f"--budget: {part!r} names no share; give for example latency=10%")
+            raise ConfigError(f"--budget: {part!r} has no percentage; give for example latency=10%")
         zero = text.strip() in ("0", "0%")
         found[guard.strip()] = 0.0 if zero else parse_percent(f"--budget {guard.strip()}", text)
     check_budgets(found)
@@ -139,7 +141,7 @@ def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
 def _lists_wanted(lists: bool | None, name: str) -> bool:
     """Whether lists are made first. Stored lists exist only for the default name."""
     if lists and name != "default":
-        raise ConfigError(f"--lists: stored lists are the default name's, not {name}'s; leave it out")
+        raise ConfigError(f"--lists: stored lists belong to the default name, not to {name}; omit --lists")
     return name == "default" if lists is None else lists
 
 
@@ -147,7 +149,7 @@ def _begin(
     settings: "Settings",
     store: "BundleStore",
     version: str,
-    stages: "tuple[Stage, ...]",
+    stages: "tuple[CanaryStage, ...]",
     by_hand: bool,
     budgets: dict[str, float],
     with_lists: bool,
@@ -170,8 +172,9 @@ def _refuse(store: "BundleStore", version: str) -> None:
 
 
 def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, Path | None]) -> None:
-    from infra.local.servers.store import feature_store
-    from pipelines.options import PipelineOptions, Places
+    from infra.local.store import feature_store
+    from pipelines.options import PipelineOptions
+    from pipelines.places import Places
     from pipelines.refresh import refresh_lists
 
     options = PipelineOptions(events=tables[0], items=tables[1])

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from infra.local.servers.environment import metrics_environment
 from infra.local.servers.metrics import metrics_server
-from infra.local.supervisor.parts import metrics_environment
 from services.errors import ConfigError, TailraceError
 from services.settings.settings import Settings, inherited_environment, load_settings
 

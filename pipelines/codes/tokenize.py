@@ -40,7 +40,6 @@ from pipelines.data.examples import (
     SPLIT,
     Cuts,
     Split,
-    SplitKind,
     as_of_rows,
     global_cuts,
     read_cases,
@@ -48,6 +47,7 @@ from pipelines.data.examples import (
     read_split,
     refit_rows,
 )
+from pipelines.data.options import SplitKind
 from pipelines.foreign.tokens import SIDS, ItemCodeTable
 from pipelines.scoring.repeats import describe_repeats, find_repeats
 from services.errors import StageFailed

@@ -11,49 +11,19 @@ large change (Siddiqi, Credit Risk Scorecards, 2006).
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from services.errors import ConfigError
+from pipelines.data.options import CheckOptions
 
 _NUM_BINS = 10
 _MIN_ROWS = 1_000
 """With fewer rows, neither a fraction nor the index is meaningful."""
 _MIN_SHARE = 1e-4
 """The fraction assumed for an empty bin, so that the index stays finite."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptions:
-    """Bounds of the checks.
-
-    Args:
-        min_volume_share: Smallest ratio of events, users and items to the live bundle's.
-        max_unusable_share: Largest fraction of unusable rows or rows with an unknown item, for recorded and live events
-            each.
-        max_drift: The largest PSI of new events.
-    """
-
-    min_volume_share: float = 0.8
-    max_unusable_share: float = 0.2
-    max_drift: float = 0.25
-
-    def __post_init__(self) -> None:
-        """Validate the bounds. Raises ConfigError naming the option."""
-        for option, value in (
-            ("--min-volume-share", self.min_volume_share),
-            ("--max-unusable-share", self.max_unusable_share),
-        ):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{option}: {value} is out of range; give 0 to 1")
-        if not self.max_drift >= 0:
-            raise ConfigError(
-                f"--max-drift: {self.max_drift} is out of range; give 0 or more, such as 0.25, or inf for no bound"
-            )
 
 
 def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:

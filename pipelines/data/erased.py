@@ -6,12 +6,12 @@ from functools import partial
 import polars as pl
 
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Erased, Ledger, Tombstone
+from services.stream.log.ledger import Erased, ErasureLedger, Tombstone
 
 _USER = "user_id"
 
 
-def keeps_unerased(ledger: Ledger | None) -> Callable[[pl.DataFrame], pl.Series] | None:
+def keeps_unerased(ledger: ErasureLedger | None) -> Callable[[pl.DataFrame], pl.Series] | None:
     """Return a predicate over rows with user_id and event_time that keeps unerased rows; None without erasures.
 
     It keeps rows of other users and rows after their user's erasure. A row of an erased user without a readable time is
@@ -32,7 +32,7 @@ def _is_kept(erased: Erased, rows: pl.DataFrame) -> pl.Series:
     return joined.select(pl.col("_until_ms").is_null() | is_after).to_series()
 
 
-def logged_without_erased(events: pl.DataFrame, ledger: Ledger | None) -> pl.DataFrame:
+def logged_without_erased(events: pl.DataFrame, ledger: ErasureLedger | None) -> pl.DataFrame:
     """Return the live log's events that are not covered by an erasure, judged by their position in the log."""
     found = _found(events, _whoever(ledger))
     if not found:
@@ -49,7 +49,7 @@ def logged_without_erased(events: pl.DataFrame, ledger: Ledger | None) -> pl.Dat
     return events.with_row_index("_row").filter(~pl.col("_row").is_in(gone)).drop("_row")
 
 
-def _whoever(ledger: Ledger | None) -> Erased | None:
+def _whoever(ledger: ErasureLedger | None) -> Erased | None:
     return ledger.everybody() if ledger is not None else None
 
 

@@ -40,13 +40,6 @@ _VALID_FROM_SHARE, _TEST_FROM_SHARE = 0.8, 0.9
 """Fractions of the positive events, in order of time, before each cut of the global time split."""
 
 
-class SplitKind(StrEnum):
-    """How events are split into training, validation and test."""
-
-    LEAVE_ONE_OUT = "leave-one-out"
-    GLOBAL_TIME = "global-time"
-
-
 class Split(StrEnum):
     """The split of a row."""
 

@@ -44,8 +44,8 @@ from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
 from services.errors import StageFailed
 from services.features.schema import BASE_TOPIC
 from services.stream import aggregate
-from services.stream.erasure.ledger import Ledger, Tombstone
-from services.stream.log_files import current_files, topic_folder
+from services.stream.log.files import current_files, topic_folder
+from services.stream.log.ledger import ErasureLedger, Tombstone
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
 _MOST_LEAD = timedelta(days=1)
@@ -74,7 +74,7 @@ class Source:
     items: Path | None
     live_log: tuple[Path, ...]
     roles: EventRoles = DEFAULT_ROLES
-    erasures: Ledger | None = None
+    erasures: ErasureLedger | None = None
     """Users whose events are excluded: log events before an erasure, table rows up to its time."""
     tables: TableOptions = PLAIN
     """Options for reading the files of events and items."""

@@ -16,7 +16,7 @@ from models.bundle import Bundle
 from models.catalogue import Catalogue, load_catalogue
 from models.prompt import prompt_of
 from models.search import search_of
-from pipelines.evaluation.evaluate import Trained, read_ranks
+from pipelines.evaluation.evaluate import EvaluatedModels, read_ranks
 from pipelines.evaluation.gain import MIN_CASES
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair
@@ -26,7 +26,7 @@ from services.errors import TailraceError
 log = structlog.get_logger()
 
 
-def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
+def compare(challenger: EvaluatedModels, held_out: HeldOut, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
     """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}: a paired 95 % interval.
 
     An unreadable champion is logged, and the comparison is skipped.

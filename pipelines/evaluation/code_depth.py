@@ -24,7 +24,7 @@ _AT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class DecoderOfDepth:
     """A decoder of one depth: its tokens, its weights and its prompt."""
 
     tokenized: Path
@@ -41,7 +41,7 @@ class Candidate:
         return ndcg(rank_labels(scorer, cases).as_served(repeats=repeats), _AT)
 
 
-def compare(candidates: Mapping[int, Candidate], *, repeats: bool, device: torch.device, out: Path) -> None:
+def compare(candidates: Mapping[int, DecoderOfDepth], *, repeats: bool, device: torch.device, out: Path) -> None:
     """Write the validation NDCG@10 of each depth, and the best depth; equal depths are resolved to the smallest."""
     found = {depth: candidates[depth].validation_ndcg(repeats=repeats, device=device) for depth in sorted(candidates)}
     about = {"depth": max(found, key=lambda depth: found[depth]), "ndcg10": found, "most_cases": _NUM_CASES}

@@ -26,7 +26,8 @@ from models.decoder.weights import load_decoder
 from models.prompt import Prompt
 from models.search import OWN_SEARCH, Search
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import Cases, Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_sequences, read_split, sample_cases
+from pipelines.data.options import SplitKind
 from pipelines.evaluation.decoder_times import decoder_ms
 from pipelines.evaluation.gain import MIN_CASES, gain_by_slice, served_as, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share
@@ -53,7 +54,7 @@ _SPLITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class EvaluatedModels:
     """The folders of the evaluated models, and the prompt's shape."""
 
     tokenized: Path
@@ -84,7 +85,9 @@ class Trained:
         return judged_labels(self.imported, cases.label_us, len(cases))
 
 
-def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress, sources: Path) -> None:
+def evaluate(
+    trained: EvaluatedModels, held_out: HeldOut, dataset: str, out: Path, progress: Progress, sources: Path
+) -> None:
     """Rank every test label with every model and mix; write report.json and ranks.parquet.
 
     `sources` is the folder of the untrained sources (pipelines.similarity.sources).
@@ -145,7 +148,7 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
 
 
 def _validated_gain(
-    trained: Trained, catalogue: Catalogue, decoder_scorer: Scorer, student_scorer: Scorer
+    trained: EvaluatedModels, catalogue: Catalogue, decoder_scorer: Scorer, student_scorer: Scorer
 ) -> list[dict[str, Any]]:
     """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
     cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
@@ -204,7 +207,7 @@ def student_work(config: StudentConfig, num_places: int) -> int:
     return config.num_hops * (per_hop + attention)
 
 
-def model_probabilities(trained: Trained) -> dict[str, Scorer]:
+def model_probabilities(trained: EvaluatedModels) -> dict[str, Scorer]:
     """Return scorers of the probabilities that both models give to items."""
     decoder, student = _models(trained, load_catalogue(trained.tokenized / "catalogue.parquet"))
     return {
@@ -213,13 +216,13 @@ def model_probabilities(trained: Trained) -> dict[str, Scorer]:
     }
 
 
-def _models(trained: Trained, catalogue: Catalogue) -> tuple[DecoderScorer | BeamScorer, StudentScorer]:
+def _models(trained: EvaluatedModels, catalogue: Catalogue) -> tuple[DecoderScorer | BeamScorer, StudentScorer]:
     decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
     student = read_student(trained.students_dir / "student.safetensors").to(trained.device)
     return decoder_scorer(decoder, catalogue, trained.prompt, trained.search), StudentScorer(student)
 
 
-def _scorers(trained: Trained, catalogue: Catalogue, sources: Path) -> Iterator[tuple[str, Scorer]]:
+def _scorers(trained: EvaluatedModels, catalogue: Catalogue, sources: Path) -> Iterator[tuple[str, Scorer]]:
     sequences, num_items = read_sequences(trained.tokenized), len(catalogue.item_ids)
     yield "popularity", Popularity(sequences, num_items)
     yield "bigram", Bigram(sequences, num_items)

@@ -7,9 +7,10 @@ interval: over many nights, chance would otherwise let a forbidden loss pass.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from services.errors import ConfigError, StageFailed
+from pipelines.declaration import Option, check_bounds
+from services.errors import StageFailed
 
 METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
@@ -22,37 +23,43 @@ BEST = "best"
 NOT_PUBLISHED = "nothing was published (--force publishes anyway)"
 
 
+_FLOOR = "NDCG@10 that the {} must exceed, as a fraction of the baseline's."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """The bounds, as fractions.
+    """The bounds of the gate, as fractions."""
 
-    Args:
-        baseline: The baseline of the floors; `best` is the best baseline.
-        decoder_floor: The decoder's NDCG@10 must exceed this fraction of the baseline's.
-        student_floor: The same for the student.
-        max_loss: A model fails if its loss against the live bundle exceeds this fraction and the 95 % interval is below
-            0.
-        max_reference_loss: A model fails if its loss against the reference exceeds this fraction.
-    """
-
-    baseline: str = BEST
-    decoder_floor: float = 1.0
-    student_floor: float = 1.0
-    max_loss: float = 0.02
-    max_reference_loss: float = 0.05
+    baseline: Annotated[
+        str,
+        Option(
+            "Baseline of both floors: popularity, bigram, item_knn, the best of them, or an untrained source.",
+            choices=(BEST, *BASELINES, *SOURCES),
+        ),
+    ] = BEST
+    decoder_floor: Annotated[float, Option(_FLOOR.format("decoder"), at_least=0, below=math.inf)] = 1.0
+    student_floor: Annotated[float, Option(_FLOOR.format("student"), at_least=0, below=math.inf)] = 1.0
+    max_loss: Annotated[
+        float,
+        Option(
+            "Largest loss of NDCG@10 against the live bundle, as a fraction; "
+            "a loss counts if the 95 % interval is below 0.",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.02
+    max_reference_loss: Annotated[
+        float,
+        Option(
+            "Largest loss of NDCG@10 against the reference (`tailrace bundles reference`), without an interval.",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.05
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be checked. Raises ConfigError naming the option."""
-        if self.baseline not in {BEST, *BASELINES, *SOURCES}:
-            raise ConfigError(
-                f"--baseline: {self.baseline!r} is not known; give one of {', '.join((BEST, *BASELINES, *SOURCES))}"
-            )
-        for option, loss in (("--max-loss", self.max_loss), ("--max-reference-loss", self.max_reference_loss)):
-            if not 0 <= loss <= 1:
-                raise ConfigError(f"{option}: {loss} is out of range; give 0 to 1, such as 0.02")
-        for name in MODELS:
-            if not 0 <= self.floor(name) < math.inf:
-                raise ConfigError(f"--{name}-floor: {self.floor(name)} is out of range; give 0 or more, such as 1")
+        """Validate the bounds. Raises ConfigError naming the option."""
+        check_bounds(self)
 
     def floor(self, name: str) -> float:
         """Return this model's floor as a share of the baseline."""

@@ -13,7 +13,7 @@ from models.decoder.weights import load_decoder
 from models.prompt import Prompt
 from models.search import OWN_SEARCH, Search
 from models.student import StudentModel, read_student
-from pipelines.evaluation.evaluate import Trained
+from pipelines.evaluation.evaluate import EvaluatedModels
 from pipelines.foreign.stage import copy_linked
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import Scorer
@@ -49,7 +49,7 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
     )
 
 
-def save_pair(trained: Trained, folder: Path) -> None:
+def save_pair(trained: EvaluatedModels, folder: Path) -> None:
     """Copy decoder, student, catalogue and, if present, the decoder's teacher and text rows in a bundle's layout."""
     if trained.imported is None:
         shutil.copytree(trained.decoder_dir, folder / "decoder")

@@ -30,7 +30,7 @@ _LIST = ["request_id", "user_id", "shown_time_ms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class LoggedLists:
     """Lists of a log, one entry per list.
 
     Args:
@@ -77,7 +77,7 @@ class OffPolicy:
     effective_lists: float | None = None
 
 
-def estimate(logged: Logged) -> OffPolicy:
+def estimate(logged: LoggedLists) -> OffPolicy:
     """Estimate the policy's mean reward per list, or refuse. Raises DataError for an invalid propensity."""
     _, user = np.unique(logged.user, return_inverse=True)
     num_lists, num_users = len(user), int(user.max()) + 1 if len(user) else 0
@@ -145,7 +145,7 @@ def _mean(user: np.ndarray, values: np.ndarray, exposures: np.ndarray, num_users
     return Estimate(sums.mean, sums.mean - half, sums.mean + half)
 
 
-def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str | None = None) -> Logged:
+def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str | None = None) -> LoggedLists:
     """Read a joined table and a policy's probabilities.
 
     Args:
@@ -190,7 +190,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
         name: lists[name].to_numpy().astype(float) if name in lists.columns else None
         for name in ("reward_of_shown", "reward_of_policy")
     }
-    return Logged(
+    return LoggedLists(
         user=lists.select(user).to_series().to_numpy(),
         reward=lists["reward"].to_numpy(),
         propensity=lists["propensity"].cast(pl.Float64).fill_null(math.nan).to_numpy(),

@@ -117,7 +117,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AnalysisResult:
     """The outcome, the reason in a sentence, and each guard's reading."""
 
     outcome: Outcome
@@ -133,7 +133,7 @@ def verdict(
     elapsed_s: float,
     limit_s: float = math.inf,
     alpha: float = ALPHA,
-) -> Verdict:
+) -> AnalysisResult:
     """Analyse the counts so far.
 
     Args:
@@ -155,14 +155,14 @@ def verdict(
     awaited = {guard.name for guard in guards if guard.is_awaited}
     open_ones = [one for one in readings if one.state is State.OPEN and one.name in awaited]
     if worse := [one for one in readings if one.state is State.WORSE]:
-        return Verdict(outcome=Outcome.WORSE, reason="; ".join(map(_describe, worse)), readings=readings)
+        return AnalysisResult(outcome=Outcome.WORSE, reason="; ".join(map(_describe, worse)), readings=readings)
     if better := [one for one in readings if one.state is State.BETTER and one.name in objectives]:
-        return Verdict(outcome=Outcome.BETTER, reason="; ".join(map(_describe, better)), readings=readings)
+        return AnalysisResult(outcome=Outcome.BETTER, reason="; ".join(map(_describe, better)), readings=readings)
     if not open_ones:
         known = [one for one in readings if one.state is not State.OPEN]
-        return Verdict(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, known)), readings=readings)
+        return AnalysisResult(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, known)), readings=readings)
     outcome = Outcome.UNDECIDED if elapsed_s >= limit_s else Outcome.CONTINUE
-    return Verdict(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
+    return AnalysisResult(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
 
 
 def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:

@@ -34,8 +34,8 @@ from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserH
 from services.features.writer import FeatureWriter
 from services.stream import aggregate
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
-from services.stream.erasure.ledger import Ledger
 from services.stream.erasure.tables import base_id, replacing_tables, write_without
+from services.stream.log.ledger import ErasureLedger
 from services.stream.rebuild import base_table
 
 _CHUNK_ROWS = 5_000
@@ -115,7 +115,7 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
     Safe to repeat. Rows of users that the stream worker owns are newer and stay unchanged.
     """
     apply_repo(address)
-    base, ledger = base_table(offline_log_dir), Ledger(offline_log_dir)
+    base, ledger = base_table(offline_log_dir), ErasureLedger(offline_log_dir)
     with replacing_tables(offline_log_dir):
         erased = ledger.everybody()
         write_without(tables / "user_history.parquet", address.table_path(USER_HISTORY.name), erased)
@@ -132,7 +132,7 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
     _remove_erased(rows, address, ledger)
 
 
-def _remove_erased(rows: Sequence[UserHistory], address: RepoAddress, ledger: Ledger) -> None:
+def _remove_erased(rows: Sequence[UserHistory], address: RepoAddress, ledger: ErasureLedger) -> None:
     """Remove the new rows of users who were erased meanwhile: the worker may have read before the write."""
     erased = ledger.everybody()
     if gone := [row.user_id for row in rows if erased.covers_time(row.user_id, row.row_time_us // 1_000)]:

@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.weights import load_decoder
-from models.documents import is_version
 from models.prompt import Prompt, prompt_of, text_encoder
-from models.search import Scores, Search, search_of
+from models.search import Search, search_of
 from pipelines.foreign import checkpoint, measure
 from pipelines.foreign.examples import EOS, read_examples
 from pipelines.foreign.index import ItemIndex, read_index
+from pipelines.foreign.options import ImportOptions
 from pipelines.foreign.prompts import Derived, Template, compile_template, derive, read_template
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.tokens import ItemCodeTable, describe_shared, read_tokenizer, resolve
@@ -40,52 +40,6 @@ ABOUT, _CODES = "import.json", "codes.parquet"
 _WIDTHS = {"lc-rec": 20, "openonerec": 32}
 _WIDTH = 50
 """Beams of the frameworks' own evaluations."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
-    """Options of an import.
-
-    Args:
-        checkpoint: Folder in Hugging Face layout, or of a LoRA adapter.
-        index: The items' SIDs.
-        examples: The framework's own test rows; the prompt is derived from them.
-        prompt: A prompt file, instead of examples.
-        name: Name of the import; None: the checkpoint folder's name.
-        beam_width: None: the framework's.
-        scores: None: vocabulary, as the frameworks do.
-        seen_until: Date of the newest event that the checkpoint may have learned.
-        base: Folder of a LoRA adapter's base.
-        count_close: Whether closing tokens count as in the framework's evaluation.
-        max_measured: Test rows on which scores and strides are compared.
-    """
-
-    checkpoint: Path
-    index: Path
-    examples: Path | None = None
-    prompt: Path | None = None
-    name: str | None = None
-    beam_width: int | None = None
-    scores: Scores | None = None
-    seen_until: date | None = None
-    base: Path | None = None
-    count_close: bool = True
-    max_measured: int = 500
-
-    def __post_init__(self) -> None:
-        """Reject options that exclude each other. Raises Refused."""
-        if (self.examples is None) == (self.prompt is None):
-            raise Refused("--examples", "", "give either --examples or --prompt", "the prompt comes from one of them")
-        if self.beam_width is not None and self.beam_width < 1:
-            raise Refused("--beam-width", "", f"{self.beam_width} is out of range", "give 1 or more")
-        if not is_version(self.import_name):
-            fix = "give --as with letters, digits, '.', '_' and '-'"
-            raise Refused("--as", "", f"{self.import_name!r} is invalid", fix)
-
-    @property
-    def import_name(self) -> str:
-        """The name of the import."""
-        return self.name or self.checkpoint.resolve().name
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ImportResult:
     """Result of an import: rows delivered in total and before this run, and whether a changed source restarted it."""
 
     num_rows: int
@@ -67,7 +67,7 @@ class Import:
         self._moved = moved
         self._file = progress_file
 
-    def run(self) -> Outcome:
+    def run(self) -> ImportResult:
         """Deliver the remaining rows. Raises the errors of source and delivery."""
         before = _read_progress(self._file)
         left = self._behind(before)
@@ -79,7 +79,7 @@ class Import:
                 done = done.behind(batch)
                 _write_progress(self._file, done)
                 self._moved(done.num_rows)
-        return Outcome(num_rows=done.num_rows, num_before=begun_at, is_again=is_again)
+        return ImportResult(num_rows=done.num_rows, num_before=begun_at, is_again=is_again)
 
     def _behind(self, before: Progress) -> Iterator[pl.DataFrame] | None:
         """Return the rows after the delivered rows; None if the delivered rows have changed."""

@@ -10,6 +10,7 @@ import polars as pl
 from pipelines.tables.items import ATTRIBUTE
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction
 from services.contracts.items import ItemState, item_from
+from services.contracts.message import convert
 
 TOO_OLD = "event_time is too old for the stream; --table FILE keeps such events for `tailrace pipeline --events FILE`"
 IN_FUTURE = "event_time is in the future"
@@ -39,14 +40,15 @@ def interactions(events: pl.DataFrame) -> list[Interaction]:
 def _interactions(events: pl.DataFrame) -> Iterator[Interaction]:
     columns = events.select("user_id", "item_id", "event_time", "event_type", "value", "event_id")
     for user_id, item_id, time_ms, event_type, value, event_id in columns.iter_rows():
-        yield Interaction(
-            event_id=event_id or _content_id((user_id, item_id, time_ms, event_type, value)),
-            user_id=user_id,
-            item_id=item_id,
-            event_time_ms=time_ms,
-            event_type=event_type,
-            value=value,
-        )
+        fields = {
+            "event_id": event_id or _content_id((user_id, item_id, time_ms, event_type, value)),
+            "user_id": user_id,
+            "item_id": item_id,
+            "event_time_ms": time_ms,
+            "event_type": event_type,
+            "value": value,
+        }
+        yield convert(Interaction, fields)
 
 
 def _content_id(content: Sequence[object]) -> str:

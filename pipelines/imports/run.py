@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.imports.importing import Import, Outcome
+from pipelines.imports.importing import Import, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
 from pipelines.imports.records import interactions, item_states, untimely
@@ -26,7 +26,7 @@ Send = Callable[[Sequence[tuple[bytes, bytes]]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ImportRun:
     """The table of one import, its destination, and its progress file.
 
     Args:
@@ -53,7 +53,7 @@ def open_items(path: Path, options: TableOptions) -> ItemTable:
     return table
 
 
-def import_items(run: Run) -> tuple[Outcome, Findings]:
+def import_items(run: ImportRun) -> tuple[ImportResult, Findings]:
     """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable."""
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
@@ -64,7 +64,7 @@ def import_items(run: Run) -> tuple[Outcome, Findings]:
     return Import(lambda: [items], deliver, run.moved, run.progress_file).run(), table.findings
 
 
-def import_events(run: Run, old: OldEvents | None, now_ms: int) -> tuple[Outcome, Findings]:
+def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[ImportResult, Findings]:
     """Import events in order of time; those too old for the stream go to `old` or are set aside.
 
     Raises as `import_items`.

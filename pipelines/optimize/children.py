@@ -17,9 +17,9 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.registry import BundleStore
 from models.trainings import lineage_of_variant
-from pipelines.optimize.choice import Row
+from pipelines.optimize.choice import VariantRow
 from pipelines.optimize.parent import Parent
-from pipelines.optimize.recipes import Job, Recipe
+from pipelines.optimize.recipes import Job, VariantRecipe
 from pipelines.publication.model_card import CARD
 from pipelines.runner.stage import Progress, StageCache, content_key
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -30,7 +30,7 @@ _CHECKPOINT_EVERY_S = 60.0
 
 
 def make_decoders(
-    parent: Parent, recipe: Recipe, cache: StageCache, epochs: int | None, progress: Progress
+    parent: Parent, recipe: VariantRecipe, cache: StageCache, epochs: int | None, progress: Progress
 ) -> Path | None:
     """Return the folder with the recipe's result for each of the parent's decoders.
 
@@ -43,7 +43,7 @@ def make_decoders(
         return None
     files = {name: digest for name, digest in parent.bundle.manifest["files"].items() if "decoder/" in name}
     parameters = {"recipe": recipe.name, "epochs": epochs, "files": files}
-    key = content_key(parameters, [parent.tokenized.name], [sys.modules[Recipe.__module__]])
+    key = content_key(parameters, [parent.tokenized.name], [sys.modules[VariantRecipe.__module__]])
     saved = Checkpoints(cache.checkpoint_dir(STAGE, key), STAGE, _CHECKPOINT_EVERY_S)
 
     def work(out: Path) -> None:
@@ -74,8 +74,8 @@ def judged_bundle(
 class Winner:
     """A winning recipe, its row, and the folder of the decoders that it made; None if it left them unchanged."""
 
-    recipe: Recipe
-    row: Row
+    recipe: VariantRecipe
+    row: VariantRow
     made: Path | None
 
 
@@ -101,7 +101,7 @@ def read_num_parameters(decoder_dir: Path) -> int:
     return sum(parameter.numel() for parameter in decoder.parameters())
 
 
-def _manifest(parent: Parent, recipe: Recipe, row: Row, num_parameters: int) -> dict[str, Any]:
+def _manifest(parent: Parent, recipe: VariantRecipe, row: VariantRow, num_parameters: int) -> dict[str, Any]:
     about = {name: value for name, value in parent.bundle.manifest.items() if name not in {"version", "files"}}
     return about | {
         "serving": {"weight_kind": recipe.weight_kind},

@@ -20,7 +20,7 @@ DEFAULT_BUDGET = "ndcg=1%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VariantRow:
     """One variant of the table.
 
     `loss_low` to `loss_high` is the interval of its relative NDCG@10 difference from the parent.
@@ -54,7 +54,7 @@ class Worth:
     loss: float = 0.05
     saved_bytes: int = 1_000_000
 
-    def why_not(self, parent: Row, row: Row) -> str:
+    def why_not(self, parent: VariantRow, row: VariantRow) -> str:
         """Return why a variant is not worth publishing; empty if it is."""
         time, size = row.request_ms / parent.request_ms - 1, row.weight_bytes / parent.weight_bytes - 1
         is_smaller = size <= -self.gain and parent.weight_bytes - row.weight_bytes >= self.saved_bytes
@@ -72,7 +72,7 @@ WORTH = Worth()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VariantDecision:
     """Decision on a row: whether it is within the budget, on the Pareto front, and published, or why not.
 
     The front is that of rows within the budget.
@@ -118,7 +118,9 @@ def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) ->
     return float((child.mean() - parent.mean()) / parent.mean()), float(low), float(high)
 
 
-def judge(parent: Row, rows: Sequence[Row], budget: float, worth: Worth = WORTH) -> dict[str, Verdict]:
+def judge(
+    parent: VariantRow, rows: Sequence[VariantRow], budget: float, worth: Worth = WORTH
+) -> dict[str, VariantDecision]:
     """Return the decision on each row by its name."""
     inside = [row for row in rows if row.low > -budget]
     served = [row for row in inside if row.weight_kind is not None and not worth.why_not(parent, row)]
@@ -132,17 +134,17 @@ def judge(parent: Row, rows: Sequence[Row], budget: float, worth: Worth = WORTH)
             why = f"may lose {-row.low:.1%} of NDCG@10, and the budget is {budget:.1%}"
         elif not (why := worth.why_not(parent, row)):
             why = "" if better is None else f"{better} is as good in everything"
-        verdicts[row.name] = Verdict(is_inside, is_inside and better is None, not why, why)
+        verdicts[row.name] = VariantDecision(is_inside, is_inside and better is None, not why, why)
     return verdicts
 
 
-def best(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Row | None:
+def best(rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]) -> VariantRow | None:
     """Return the winner with the lowest time times bytes; None if no row wins."""
     winners = [row for row in rows if verdicts[row.name].wins]
     return min(winners, key=lambda row: row.request_ms * row.weight_bytes, default=None)
 
 
-def _dominates(one: Row, other: Row) -> bool:
+def _dominates(one: VariantRow, other: VariantRow) -> bool:
     """Whether a row is at least as good in NDCG, bytes and (within noise) time, and better in one of them."""
     is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
     is_as_fast, is_faster = (

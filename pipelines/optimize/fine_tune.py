@@ -21,11 +21,10 @@ from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
-from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.batches import IGNORED, Batch, Loss, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import Fitted, Task, fit
-from pipelines.training.fit.parallel import Loss
+from pipelines.training.parallel.dropout import Dropout
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
@@ -105,7 +104,7 @@ def fine_tune(
 
     descent = replace(options.fit.descent, learning_rate=options.fit.descent.learning_rate * tuning.rate)
     fit_options = replace(options.fit, epochs=tuning.epochs, validate_every=tuning.epochs, descent=descent)
-    with within(decoder), dropout_after(adding_modules(decoder), tuning.dropout):
+    with within(decoder):
         task = Task(
             batches=lambda: batch_windows(
                 cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
@@ -114,5 +113,6 @@ def fine_tune(
             loss=loss,
             validate=validate,
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
+            dropout=Dropout(adding_modules(decoder), tuning.dropout),
         )
         return fit(decoder, task, fit_options, checkpoints, progress)

@@ -57,7 +57,7 @@ class Ranker(Protocol):
         ...
 
 
-class Variant:
+class MeasuredVariant:
     """A bundle in its own engine, equal to its replica's except for a KV pool sized for the requests here."""
 
     def __init__(self, bundle: Bundle, dtype: torch.dtype, *, repeats: bool) -> None:

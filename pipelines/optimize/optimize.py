@@ -25,12 +25,12 @@ from models.registry import BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child
-from pipelines.optimize.choice import WORTH, Row, Verdict, Worth
+from pipelines.optimize.choice import WORTH, VariantDecision, VariantRow, Worth
 from pipelines.optimize.exports import OnnxVariant, write_onnx
-from pipelines.optimize.measure import Ranker, Speed, Variant, ranked, speeds
+from pipelines.optimize.measure import MeasuredVariant, Ranker, Speed, ranked, speeds
 from pipelines.optimize.parent import Parent, open_parent
-from pipelines.optimize.recipes import RECIPES, Recipe
-from pipelines.options import Places
+from pipelines.optimize.recipes import RECIPES, VariantRecipe
+from pipelines.places import Places
 from pipelines.publication.bundle import version_of
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock
@@ -53,7 +53,7 @@ class OptimizeOptions:
         command: The running command, for the record of the test labels' openings.
     """
 
-    recipes: tuple[Recipe, ...] = RECIPES
+    recipes: tuple[VariantRecipe, ...] = RECIPES
     budget: float = 0.01
     worth: Worth = WORTH
     dtype: torch.dtype = torch.float32
@@ -66,9 +66,9 @@ class OptimizeOptions:
 class Optimised:
     """The table, children published by recipe, the promoted version, if any, and each user's NDCG@10, by variant."""
 
-    parent: Row
-    rows: tuple[Row, ...]
-    verdicts: Mapping[str, Verdict]
+    parent: VariantRow
+    rows: tuple[VariantRow, ...]
+    verdicts: Mapping[str, VariantDecision]
     children: Mapping[str, Bundle]
     live: str | None
     gains: Mapping[str, np.ndarray]
@@ -135,7 +135,7 @@ def _variants(
             variants[name] = _exported(parent, scratch / f"{name}.onnx")
             continue
         bundle = judged_bundle(parent, name, kind, made.get(name), store, scratch / f"judged-{name}")
-        variants[name] = Variant(bundle, dtype, repeats=parent.repeats)
+        variants[name] = MeasuredVariant(bundle, dtype, repeats=parent.repeats)
     return variants
 
 
@@ -170,9 +170,9 @@ def _about(parent: Parent, name: str, kind: str | None, made: Path | None, dtype
 
 def _row(
     name: str, weight_kind: str | None, gains: np.ndarray, parent_gains: np.ndarray, speed: Speed, weight_bytes: int
-) -> Row:
+) -> VariantRow:
     difference, low, high = choice.relative_difference(gains, parent_gains)
-    return Row(
+    return VariantRow(
         name=name,
         weight_kind=weight_kind,
         ndcg=float(gains.mean()),
@@ -188,9 +188,9 @@ def _row(
 def _publish(
     store: BundleStore,
     parent: Parent,
-    recipes: tuple[Recipe, ...],
+    recipes: tuple[VariantRecipe, ...],
     made: Mapping[str, Path | None],
-    found: tuple[Row, list[Row], Mapping[str, Verdict]],
+    found: tuple[VariantRow, list[VariantRow], Mapping[str, VariantDecision]],
     scratch: Path,
 ) -> dict[str, Bundle]:
     """Publish the winners, each with the table and the picture of all."""
@@ -207,7 +207,7 @@ def _publish(
     return children
 
 
-def _promote(store: BundleStore, parent: str, winner: Row | None, children: Mapping[str, Bundle]) -> str | None:
+def _promote(store: BundleStore, parent: str, winner: VariantRow | None, children: Mapping[str, Bundle]) -> str | None:
     """Promote the best winner over its parent, and return its version; None without a winner."""
     if winner is None:
         return None

@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class VariantRecipe:
     """A change of a decoder, and the weight kind of the result.
 
     `change` makes a job's decoder; None leaves its weights unchanged. `weight_kind` is how the engine stores the
@@ -80,32 +80,32 @@ def _fit(job: Job, decoder: Decoder, tuning: Tuning, weight_kind: WeightKind) ->
 
 
 RECIPES = (
-    Recipe("int8", "layers' matrices in 8 bits, after training", "int8"),
-    Recipe("int8-all", "embedding and head in 8 bits too, after training", "int8_all"),
-    Recipe("int4", "layers' matrices in 4 bits, embedding and head in 8, after training", "int4"),
-    Recipe(
+    VariantRecipe("int8", "layers' matrices in 8 bits, after training", "int8"),
+    VariantRecipe("int8-all", "embedding and head in 8 bits too, after training", "int8_all"),
+    VariantRecipe("int4", "layers' matrices in 4 bits, embedding and head in 8, after training", "int4"),
+    VariantRecipe(
         "int4-qat",
         "the same, after training with the engine's rounding",
         "int4",
         partial(_quantisation_aware, weight_kind="int4"),
     ),
-    Recipe(
+    VariantRecipe(
         "pruned-heads",
         "a quarter of the heads pruned, distilled again, in 8 bits",
         "int8_all",
         partial(_pruned, prune=without_heads, kept_share=_KEPT_HEADS),
     ),
-    Recipe(
+    VariantRecipe(
         "pruned-ffn",
         "a quarter of the feed-forward channels pruned, distilled again, in 8 bits",
         "int8_all",
         partial(_pruned, prune=without_channels, kept_share=_KEPT_CHANNELS),
     ),
-    Recipe("onnx-int8", "an ONNX graph in 8 bits for ONNX Runtime", None),
+    VariantRecipe("onnx-int8", "an ONNX graph in 8 bits for ONNX Runtime", None),
 )
 
 
-def chosen(names: str) -> tuple[Recipe, ...]:
+def chosen(names: str) -> tuple[VariantRecipe, ...]:
     """Return the recipes of these comma-separated names; all of them for an empty string. Raises ConfigError."""
     by_name = {recipe.name: recipe for recipe in RECIPES}
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(by_name)

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from pipelines.optimize.choice import Row, Verdict
+from pipelines.optimize.choice import VariantDecision, VariantRow
 from pipelines.publication.model_card import table
 
 _HEADS = ("variant", "weights", "NDCG@10", "difference, 95 %", "ms a request", "tokens/s", "MB", "verdict")
@@ -16,7 +16,9 @@ _NUMBERS = ("NDCG", "difference, 95 %", "ms", "tok/s", "MB")
 _INCHES, _DPI = (7.0, 4.5), 120
 
 
-def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[RenderableType, ...]:
+def terminal(
+    parent: VariantRow, rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]
+) -> tuple[RenderableType, ...]:
     """Return the table for a terminal of 80 columns or more, and why variants are not published, a line each."""
     numbers = (Column(head, justify="right", no_wrap=True) for head in _NUMBERS)
     names = (Column(head, no_wrap=True) for head in ("variant", "weights"))
@@ -27,12 +29,12 @@ def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) 
     return shown, *(Text(line) for line in ends)
 
 
-def markdown(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str:
+def markdown(parent: VariantRow, rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]) -> str:
     """Return the same in Markdown."""
     return table(_HEADS, _cells(parent, rows, verdicts))
 
 
-def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out: Path) -> None:
+def draw(parent: VariantRow, rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision], out: Path) -> None:
     """Write a picture: NDCG@10 with its interval against milliseconds.
 
     A dot's area shows its bytes, published variants are filled.
@@ -60,7 +62,9 @@ def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out:
     figure.savefig(out, format="png")
 
 
-def _cells(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
+def _cells(
+    parent: VariantRow, rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]
+) -> list[tuple[str, ...]]:
     listed = [_numbers(parent, "", "the parent")]
     for row in rows:
         verdict = verdicts[row.name]
@@ -69,11 +73,11 @@ def _cells(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) ->
     return listed
 
 
-def _end(verdict: Verdict) -> str:
+def _end(verdict: VariantDecision) -> str:
     return "published" if verdict.wins else f"negative: {verdict.why}"
 
 
-def _numbers(row: Row, between: str, verdict: str) -> tuple[str, ...]:
+def _numbers(row: VariantRow, between: str, verdict: str) -> tuple[str, ...]:
     return (
         row.name,
         row.weight_kind or "-",

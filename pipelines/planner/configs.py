@@ -13,7 +13,7 @@ from typing import Any
 
 from models.decoder.config import FAMILIES as SERVED
 from models.errors import CheckpointError, InvalidRequest
-from pipelines.planner.families import FAMILIES, SAME_AS, Family, Flag, defaults_of
+from pipelines.planner.families import FAMILIES, SAME_AS, Flag, LayerFamily, defaults_of
 from pipelines.planner.shapes import DecoderShape, Experts, Latent, Shape, plain_shape
 from pipelines.planner.storage import UnplannedConfig, number_bytes_of, storage_of
 
@@ -38,25 +38,65 @@ _FOUR_TIMES = {"gpt2", "gptj", "gpt_bigcode", "codegen", "gpt_neo", "bloom", "mp
 """Families whose feed-forward layer is four times the hidden size by default."""
 _REFUSED = (
     (re.compile(r"^is_encoder_decoder$|^(en|de)coder_(layers|ffn_dim|attention_heads)$"), "an encoder with a decoder"),
-    (re.compile(r"^(mamba|ssm|conv_kernel|linear_(num|key|value|conv)|rwkv|lru_|time_mix|state_size)"), "state-space or linear attention layers"),
-    (re.compile(r"^(attn_layer_(period|offset|indices)|layers_block_type|block_types|_block_types|hybrid|full_attention_interval|linear_attn_config|conv_L_cache|attn_type_list)"), "layers without attention"),
-    (re.compile(r"^(cross_attention_layers|cross_attn_every_n_layers|zero_expert_num|block_configs|ffn_multipliers|num_query_heads|hidden_size_per_layer_input|vocab_size_per_layer_input|num_kv_shared_layers|global_head_dim|attention_k_eq_v|index_topk|index_n_heads|compress_ratios)$"), "layers of different sizes or kinds"),
+    (re.compile(r"^(mamba|ssm|conv_kernel|linear_(num|key|value|conv)|rwkv|lru_|time_mix"
+                r"|state_size)"), "state-space or linear attention layers"),
+    (re.compile(r"^(attn_layer_(period|offset|indices)|layers_block_type|block_types|_block_types|hybrid"
+                r"|full_attention_interval|linear_attn_config|conv_L_cache"
+                r"|attn_type_list)"), "layers without attention"),
+    (re.compile(r"^(cross_attention_layers|cross_attn_every_n_layers|zero_expert_num|block_configs|ffn_multipliers"
+                r"|num_query_heads|hidden_size_per_layer_input|vocab_size_per_layer_input|num_kv_shared_layers"
+                r"|global_head_dim|attention_k_eq_v|index_topk|index_n_heads"
+                r"|compress_ratios)$"), "layers of different sizes or kinds"),
 )  # fmt: skip
 """Keys of models whose bytes do not follow from one layer's sizes, and their kind of layers."""
-_ENCODERS = {"bert", "roberta", "t5", "bart", "whisper", "vit", "clip", "electra", "deberta", "deberta-v2", "distilbert", "albert", "xlm-roberta", "mt5", "umt5", "marian", "pegasus"}  # fmt: skip
-_OTHER_LAYERS = {"longcat_flash", "openelm", "rwkv", "xlstm", "recurrent_gemma", "mllama", "mllama_text_model", "moshi", "zamba", "zamba2", "zaya", "lfm2", "lfm2_moe", "bamba", "mamba", "mamba2", "falcon_mamba", "falcon_h1", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "nemotron_h", "jamba", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "granitemoehybrid", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "jetmoe", "diffllama", "deepseek_v4", "phi4flash", "plamo2", "hgrn", "retnet"}  # fmt: skip
+_ENCODERS = {
+    "bert", "roberta", "t5", "bart", "whisper", "vit", "clip", "electra", "deberta", "deberta-v2", "distilbert",
+    "albert", "xlm-roberta", "mt5", "umt5", "marian", "pegasus",
+}  # fmt: skip
+_OTHER_LAYERS = {
+    "longcat_flash", "openelm", "rwkv", "xlstm", "recurrent_gemma", "mllama", "mllama_text_model", "moshi",
+    "zamba", "zamba2", "zaya", "lfm2", "lfm2_moe", "bamba", "mamba", "mamba2", "falcon_mamba", "falcon_h1",
+    "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "nemotron_h", "jamba",
+    "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "granitemoehybrid", "gemma3n", "gemma3n_text",
+    "gemma4", "gemma4_text", "jetmoe", "diffllama", "deepseek_v4", "phi4flash", "plamo2", "hgrn", "retnet",
+}  # fmt: skip
 """Families with state-space, recurrent, linear or cross attention, or with layers of several sizes."""
 _HARMLESS = re.compile(
-    r"^(architectures|auto_map|model_type|transformers_version|torch_dtype|dtype|use_cache|_.*|.*_token_id|.*_token_index|.*_tokens?_ids?|rope.*|.*rope.*|rotary.*|partial_rotary_factor"
-    r"|.*dropout.*|.*_pdrop|initializer.*|init_.*|.*_init.*|.*eps(ilon)?|.*epsilon|hidden_act.*|.*activation.*|act_fn|.*_coef|.*softcap.*|.*_multiplier|output_.*|router_.*|.*scaling.*|logits?_.*"
-    r"|norm_topk_prob|scoring_func|seq_aux|topk_(group|method)|n_group|num_expert_group|pretraining_tp|.*position_embedding.*|max_position_embeddings|query_pre_attn_scalar|task_specific_params|id2label|label2id|problem_type|summary_.*"
-    r"|.*attn_implementation|attention_implementation|alibi.*|seq_length|clip_qkv|emb_.*|tokenizer.*|scale_.*|reorder.*|residual_.*|apply_.*|slow_but_exact|prefix|temperature|top_[pk]|do_sample|bos.*|eos.*|pad.*|unk.*"
-    r"|use_flash.*|use_cache.*|quantization_config|ep_size|aux_loss.*|swiglu_limit|initial_context_length|experts_per_token|n_ctx|max_seq_len|n_positions|layer_norm.*|norm_type|normalization.*|mlp_type|gradient_checkpointing|chunk_size_feed_forward"
-    r"|.*_loss.*|return_dict.*|is_decoder|tie_encoder_decoder|torchscript|language|license|model_max_length|no_rope.*|attn_temperature.*|floor_scale|attn_scale|use_bfloat16|original_.*|for_llm.*|.*version|rmsnorm|multiplicative.*|verbose|logit_scale"
-    r"|tensor_parallel.*|sequence_parallel|bidirectional|.*image_.*|.*vision_.*|.*video_.*|.*audio_.*|mm_.*|boi.*|eoi.*|base_model.*|name_or_path|dim_model_base|scale_depth|onnx.*|fp16|bf16|fp32|softmax.*|use_dynamic_ntk|use_logn_attn|no_bias|rms_norm|post_layer_norm|max_length|min_length"
-    r"|attn_config|ffn_config|cla_share_factor|use_mrope|use_parallel_residual|parallel_residual|alpha|layer_type|moe_(aux|z|router|use_aux|use_hard|dropout|capacity|gate|group|norm).*|expert_capacity.*|router.*|position_.*|num_labels|attention_probs.*|nope_layer_interval|sep_token.*|decoder_start.*|forced.*|num_beams.*|repetition.*|length_penalty|bad_words.*|diversity.*|early_stopping|encoder_no.*|exponential.*|no_repeat.*|remove_invalid.*|suppress.*|typical_p|finetuning_task|pruned_heads|cross_attention_hidden_size|add_cross_attention|offset_alibi|embedding_fraction|learned_pos_emb|cache_implementation|sliding_window_size|max_attn_value|swiglu_alpha|z_loss_weight|.*_multiplier_scale)$"
+    r"^(architectures|auto_map|model_type|transformers_version|torch_dtype|dtype|use_cache|_.*|.*_token_id"
+    r"|.*_token_index|.*_tokens?_ids?|rope.*|.*rope.*|rotary.*|partial_rotary_factor"
+    r"|.*dropout.*|.*_pdrop|initializer.*|init_.*|.*_init.*|.*eps(ilon)?|.*epsilon|hidden_act.*|.*activation.*"
+    r"|act_fn|.*_coef|.*softcap.*|.*_multiplier|output_.*|router_.*|.*scaling.*|logits?_.*"
+    r"|norm_topk_prob|scoring_func|seq_aux|topk_(group|method)|n_group|num_expert_group|pretraining_tp"
+    r"|.*position_embedding.*|max_position_embeddings|query_pre_attn_scalar|task_specific_params|id2label|label2id"
+    r"|problem_type|summary_.*"
+    r"|.*attn_implementation|attention_implementation|alibi.*|seq_length|clip_qkv|emb_.*|tokenizer.*|scale_.*"
+    r"|reorder.*|residual_.*|apply_.*|slow_but_exact|prefix|temperature|top_[pk]|do_sample|bos.*|eos.*|pad.*|unk.*"
+    r"|use_flash.*|use_cache.*|quantization_config|ep_size|aux_loss.*|swiglu_limit|initial_context_length"
+    r"|experts_per_token|n_ctx|max_seq_len|n_positions|layer_norm.*|norm_type|normalization.*|mlp_type"
+    r"|gradient_checkpointing|chunk_size_feed_forward"
+    r"|.*_loss.*|return_dict.*|is_decoder|tie_encoder_decoder|torchscript|language|license|model_max_length"
+    r"|no_rope.*|attn_temperature.*|floor_scale|attn_scale|use_bfloat16|original_.*|for_llm.*|.*version|rmsnorm"
+    r"|multiplicative.*|verbose|logit_scale"
+    r"|tensor_parallel.*|sequence_parallel|bidirectional|.*image_.*|.*vision_.*|.*video_.*|.*audio_.*|mm_.*|boi.*"
+    r"|eoi.*|base_model.*|name_or_path|dim_model_base|scale_depth|onnx.*|fp16|bf16|fp32|softmax.*|use_dynamic_ntk"
+    r"|use_logn_attn|no_bias|rms_norm|post_layer_norm|max_length|min_length"
+    r"|attn_config|ffn_config|cla_share_factor|use_mrope|use_parallel_residual|parallel_residual|alpha|layer_type"
+    r"|moe_(aux|z|router|use_aux|use_hard|dropout|capacity|gate|group|norm).*|expert_capacity.*|router.*"
+    r"|position_.*|num_labels|attention_probs.*|nope_layer_interval|sep_token.*|decoder_start.*|forced.*"
+    r"|num_beams.*|repetition.*|length_penalty|bad_words.*|diversity.*|early_stopping|encoder_no.*|exponential.*"
+    r"|no_repeat.*|remove_invalid.*|suppress.*|typical_p|finetuning_task|pruned_heads|cross_attention_hidden_size"
+    r"|add_cross_attention|offset_alibi|embedding_fraction|learned_pos_emb|cache_implementation"
+    r"|sliding_window_size|max_attn_value|swiglu_alpha|z_loss_weight|.*_multiplier_scale)$"
 )
-_OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "speech_config", "talker_config", "visual", "code2wav_config")  # fmt: skip
+_OTHER_PARTS = (
+    "vision_config",
+    "audio_config",
+    "vision_tower_config",
+    "speech_config",
+    "talker_config",
+    "visual",
+    "code2wav_config",
+)
 _WINDOWED_TYPES = {"sliding_attention", "chunked_attention", "local", "sliding"}
 _FULL_TYPES = {"full_attention", "global", "attention", "full"}
 
@@ -146,7 +186,8 @@ class _Config:
         values = {name: _whole(name, self.raw[name], least) for name in given}
         if len(set(values.values())) > 1 and size in _EXACT:
             raise UnplannedConfig(
-                f"{', '.join(f'{key} {value:,}' for key, value in values.items())}: contradict each other; keep one of them"
+                f"{', '.join(f'{key} {value:,}' for key, value in values.items())}: contradict each other; keep "
+                "one of them"
             )
         if given:
             return values[given[0]]
@@ -235,7 +276,7 @@ def _shape(config: _Config, name: str) -> DecoderShape:
     return replace(shape, vector_numbers=vectors, other_parameters=other)
 
 
-def _family(config: _Config) -> Family:
+def _family(config: _Config) -> LayerFamily:
     """Return the family's row, changed by the keys that change its norms."""
     family = config.family
     if config.family_name == "falcon":
@@ -255,7 +296,7 @@ def _family(config: _Config) -> Family:
     return family
 
 
-def _normalises_heads(config: _Config, family: Family) -> bool:
+def _normalises_heads(config: _Config, family: LayerFamily) -> bool:
     return bool(family.qk_norm) and (not family.qk_norm_key or config.flag(family.qk_norm_key))
 
 
@@ -313,7 +354,7 @@ def _latent(config: _Config) -> Latent | None:
     return Latent(kv_rank=rank, q_rank=queries or 0, rope_dim=rope, nope_dim=nope, value_dim=value)
 
 
-def _experts(config: _Config, family: Family, hidden: int, ffn: int, layers: int) -> Experts | None:
+def _experts(config: _Config, family: LayerFamily, hidden: int, ffn: int, layers: int) -> Experts | None:
     """Return the mixture of experts, and record which layers have it."""
     nested = config.raw.get("ffn_config")
     num = config.whole("experts", least=0)
@@ -388,7 +429,7 @@ def _layer_list(config: _Config, key: str) -> list[int]:
     return value
 
 
-def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
+def _windows(config: _Config, family: LayerFamily, layers: int) -> Iterator[int]:
     """Yield the sliding window of each layer that has one. Raises UnplannedConfig naming the key."""
     sinks = config.whole("attention_sinks", 0, least=0) or 0
     config.read.update(
@@ -407,7 +448,7 @@ def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
     yield from [(size or 0) + sinks] * windowed
 
 
-def _window_size(config: _Config, family: Family) -> int | None:
+def _window_size(config: _Config, family: LayerFamily) -> int | None:
     if config.raw.get("use_sliding_window") is False:
         config.read.add("sliding_window")
         return None
@@ -424,7 +465,7 @@ def _window_size(config: _Config, family: Family) -> int | None:
     return _whole("sliding_window", value)
 
 
-def _num_windowed(config: _Config, family: Family, layers: int) -> int:
+def _num_windowed(config: _Config, family: LayerFamily, layers: int) -> int:
     """Return how many layers have the window, if no key lists them."""
     if family.window == "late":
         first = config.whole("max_window_layers", 0 if config.family_name == "qwen3_moe" else 28, least=0) or 0
@@ -479,7 +520,7 @@ def _refuse_other_widths(config: _Config, shape: DecoderShape) -> None:
         )
 
 
-def _vectors(config: _Config, family: Family, shape: DecoderShape) -> tuple[int, int]:
+def _vectors(config: _Config, family: LayerFamily, shape: DecoderShape) -> tuple[int, int]:
     """Return the biases and norms of every layer, and further parameters."""
     hidden, latent = shape.hidden_size, shape.latent
     norm = hidden * (family.norm_weight + config.flag(family.norm_bias))
@@ -511,21 +552,38 @@ def _vectors(config: _Config, family: Family, shape: DecoderShape) -> tuple[int,
 def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the parts that the plan omits, and assumptions."""
     if config.family_name not in FAMILIES:
-        yield f"model_type {config.model_type!r} is not in the planner's table: planned by its sizes as a Llama-like decoder, biases and norms may differ"
+        yield (
+            f"model_type {config.model_type!r} is not in the planner's table: planned by its sizes as a "
+            "Llama-like decoder, biases and norms may differ"
+        )
     elif config.model_type not in SERVED:
-        yield f"this engine does not serve {config.model_type}, and this trainer does not train it: planned by its shape"
+        yield (
+            f"this engine does not serve {config.model_type}, and this trainer does not train it: planned by its shape"
+        )
     if config.model_type in SERVED and 0 < len(shape.windows) < shape.num_layers:
-        yield "this engine frees keys behind a window only where every layer has one: it would hold every token of all layers"
+        yield (
+            "this engine frees keys behind a window only where every layer has one: it would hold every token "
+            "of all layers"
+        )
     if shape.experts is not None:
         experts = shape.experts
-        yield f"{experts.per_token} of {experts.num} experts a token in {experts.num_layers} of {shape.num_layers} layers, with balanced routing and without expert parallelism"
+        yield (
+            f"{experts.per_token} of {experts.num} experts a token in {experts.num_layers} of "
+            f"{shape.num_layers} layers, with balanced routing and without expert parallelism"
+        )
     if config.assumed:
-        yield f"absent keys have the family's defaults: {', '.join(f'{key} {value}' for key, value in config.assumed.items())}"
+        yield (
+            "absent keys have the family's defaults: "
+            f"{', '.join(f'{key} {value}' for key, value in config.assumed.items())}"
+        )
     mtp = config.raw.get("num_nextn_predict_layers")
     config.read.add("num_nextn_predict_layers")
     if type(mtp) is int and mtp > 0:
         extra = mtp * (shape.weight_bytes - 2 * shape.table_parameters * 2) / shape.num_layers / 1e9
-        yield f"num_nextn_predict_layers {mtp}: the layers that predict further tokens, about {extra:.1f} GB, are not loaded for plain decoding and not counted"
+        yield (
+            f"num_nextn_predict_layers {mtp}: the layers that predict further tokens, about {extra:.1f} GB, are "
+            "not loaded for plain decoding and not counted"
+        )
     parts = [key for key in _OTHER_PARTS if config.outer.get(key)]
     if parts:
         yield f"{', '.join(parts)}: not counted, the plan is of the text decoder"
@@ -534,11 +592,17 @@ def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any]
         if kv:
             yield "quantization_config asks for a quantised KV cache: --kv decides the plan's"
         yield "a training is planned with unquantised weights"
-    unread = sorted(key for key, value in config.raw.items() if key not in config.read and not _HARMLESS.match(key) and value not in (None, False, [], {}, ""))  # fmt: skip
+    unread = sorted(
+        key
+        for key, value in config.raw.items()
+        if key not in config.read and not _HARMLESS.match(key) and value not in (None, False, [], {}, "")
+    )
     if unread:
         shown = ", ".join(key[:_MAX_SHOWN] for key in unread[:20])
         more = f" and {len(unread) - 20} more" if len(unread) > 20 else ""
-        yield f"keys that the planner does not read: {shown}{more}; the plan is wrong if they change weights or attention"
+        yield (
+            f"keys that the planner does not read: {shown}{more}; the plan is wrong if they change weights or attention"
+        )
 
 
 def _whole(key: str, value: Any, least: int = 1) -> int:

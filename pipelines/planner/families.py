@@ -1,6 +1,7 @@
-"""Parameters that a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts. Pure data.
+"""Parameters that a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts.
 
-`families.json` has the defaults of absent keys, by `model_type`. Both are transformers' own: a test counts parameters of its models.
+Pure data. `families.json` has the defaults of absent keys, by `model_type`. Both are transformers' own: a test counts
+the parameters of its models.
 """
 
 import json
@@ -15,13 +16,14 @@ Flag = bool | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class LayerFamily:
     """Parameters of a layer that no size names.
 
-    `norms` counts the norms of the residual stream in a layer. `qk_norm` normalises queries and keys over a head, over all heads together, or
-    over each head with weights of its own; `qk_norm_key` names the key that enables it. `positions` is the number of learned rows beyond
-    `max_position_embeddings`, None without learned positions. `window`: whether `sliding_window` applies never, to all layers, to the layers
-    from `max_window_layers` on, or to all but each `window_period`-th.
+    `norms` counts the norms of the residual stream in a layer. `qk_norm` normalises queries and keys over a head, over
+    all heads together, or over each head with weights of its own; `qk_norm_key` names the key that enables it.
+    `positions` is the number of learned rows beyond `max_position_embeddings`, None without learned positions.
+    `window`: whether `sliding_window` applies never, to all layers, to the layers from `max_window_layers` on, or to
+    all but each `window_period`-th.
     """
 
     qkv_bias: Flag = False
@@ -49,38 +51,38 @@ class Family:
     """Single numbers of a layer, such as a learned activation's."""
 
 
-_ATTENTION = Family(qkv_bias="attention_bias", out_bias="attention_bias")
+_ATTENTION = LayerFamily(qkv_bias="attention_bias", out_bias="attention_bias")
 _LLAMA = replace(_ATTENTION, mlp_bias="mlp_bias")
-_GPT2 = Family(qkv_bias=True, out_bias=True, mlp_bias=True, is_gated=False, norm_bias=True, positions=0)
-_GPTJ = Family(mlp_bias=True, is_gated=False, norms=1, norm_bias=True, head_bias=True)
-_WINDOWED = Family(window="all")
+_GPT2 = LayerFamily(qkv_bias=True, out_bias=True, mlp_bias=True, is_gated=False, norm_bias=True, positions=0)
+_GPTJ = LayerFamily(mlp_bias=True, is_gated=False, norms=1, norm_bias=True, head_bias=True)
+_WINDOWED = LayerFamily(window="all")
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, LayerFamily] = {
     "apertus": replace(_ATTENTION, is_gated=False, qk_norm="head", layer_numbers=2),
     "arcee": replace(_LLAMA, is_gated=False),
-    "baichuan": Family(),
+    "baichuan": LayerFamily(),
     "bloom": replace(_GPT2, positions=None, has_embedding_norm=True),
-    "chatglm": Family(qkv_bias="add_qkv_bias"),
+    "chatglm": LayerFamily(qkv_bias="add_qkv_bias"),
     "codegen": _GPTJ,
     "cohere": replace(_ATTENTION, norms=1, qk_norm="width", qk_norm_key="use_qk_norm"),
     "cohere2": replace(_ATTENTION, norms=1, window="period", window_period=4),
-    "dbrx": Family(),
+    "dbrx": LayerFamily(),
     "deepseek": _ATTENTION,
     "deepseek_v2": _ATTENTION,
     "deepseek_v3": _ATTENTION,
     "dots1": replace(_ATTENTION, qk_norm="head", window="late"),
-    "ernie4_5": Family(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
-    "ernie4_5_moe": Family(
+    "ernie4_5": LayerFamily(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "ernie4_5_moe": LayerFamily(
         qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", head_bias="use_bias", has_router_bias=True
     ),
-    "exaone4": Family(qk_norm="head", window="period"),
-    "falcon": Family(qkv_bias="bias", out_bias="bias", mlp_bias="bias", is_gated=False, norm_bias=True),
+    "exaone4": LayerFamily(qk_norm="head", window="period"),
+    "falcon": LayerFamily(qkv_bias="bias", out_bias="bias", mlp_bias="bias", is_gated=False, norm_bias=True),
     "gemma": _ATTENTION,
     "gemma2": replace(_ATTENTION, norms=4, window="period", window_period=2),
     "gemma3_text": replace(_ATTENTION, norms=4, qk_norm="head", window="period", window_period=6),
-    "glm": Family(qkv_bias="attention_bias"),
-    "glm4": Family(qkv_bias="attention_bias", norms=4),
-    "glm4_moe": Family(qkv_bias="attention_bias", qk_norm="head", qk_norm_key="use_qk_norm"),
+    "glm": LayerFamily(qkv_bias="attention_bias"),
+    "glm4": LayerFamily(qkv_bias="attention_bias", norms=4),
+    "glm4_moe": LayerFamily(qkv_bias="attention_bias", qk_norm="head", qk_norm_key="use_qk_norm"),
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neo": replace(_GPT2, qkv_bias=False),
@@ -93,25 +95,25 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": _ATTENTION,
     "helium": _LLAMA,
     "hunyuan_v1_dense": replace(_ATTENTION, qk_norm="head"),
-    "internlm2": Family(qkv_bias="bias", out_bias="bias"),
-    "internlm3": Family(qkv_bias="qkv_bias", out_bias="bias", mlp_bias="bias"),
+    "internlm2": LayerFamily(qkv_bias="bias", out_bias="bias"),
+    "internlm3": LayerFamily(qkv_bias="qkv_bias", out_bias="bias", mlp_bias="bias"),
     "llama": _LLAMA,
     "llama4_text": replace(_ATTENTION, window="period", window_period=4, shared_experts=1),
     "minicpm": _LLAMA,
     "minicpm3": _ATTENTION,
-    "minimax_m2": Family(qk_norm="width"),
+    "minimax_m2": LayerFamily(qk_norm="width"),
     "ministral": _WINDOWED,
     "ministral3": _WINDOWED,
     "mistral": _WINDOWED,
     "mixtral": _WINDOWED,
-    "mpt": Family(is_gated=False),
-    "nanochat": Family(is_gated=False, norm_weight=False),
+    "mpt": LayerFamily(is_gated=False),
+    "nanochat": LayerFamily(is_gated=False, norm_weight=False),
     "nemotron": replace(_LLAMA, is_gated=False, norm_bias=True),
     "olmo": replace(_ATTENTION, norm_weight=False),
     "olmo2": replace(_ATTENTION, qk_norm="width"),
     "olmo3": replace(_ATTENTION, qk_norm="width", window="period", window_period=4),
     "olmoe": replace(_ATTENTION, qk_norm="width"),
-    "opt": Family(
+    "opt": LayerFamily(
         qkv_bias="enable_bias",
         out_bias="enable_bias",
         mlp_bias="enable_bias",
@@ -127,15 +129,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": _WINDOWED,
     "phimoe": replace(_ATTENTION, norm_bias=True, head_bias="lm_head_bias", window="all"),
-    "qwen": Family(qkv_bias=True),
-    "qwen2": Family(qkv_bias=True, window="late"),
-    "qwen2_moe": Family(qkv_bias="qkv_bias", window="late", has_shared_gate=True),
+    "qwen": LayerFamily(qkv_bias=True),
+    "qwen2": LayerFamily(qkv_bias=True, window="late"),
+    "qwen2_moe": LayerFamily(qkv_bias="qkv_bias", window="late", has_shared_gate=True),
     "qwen3": replace(_ATTENTION, qk_norm="head", window="late"),
     "qwen3_moe": replace(_ATTENTION, qk_norm="head", window="late"),
-    "seed_oss": Family(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
+    "seed_oss": LayerFamily(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
     "smollm3": replace(_LLAMA, window="late"),
-    "stablelm": Family(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="width", qk_norm_key="qk_layernorm"),
-    "starcoder2": Family(
+    "stablelm": LayerFamily(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="width", qk_norm_key="qk_layernorm"),
+    "starcoder2": LayerFamily(
         qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", is_gated=False, norm_bias=True, window="all"
     ),
 }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Gpus
 from pipelines.planner.memory import DEFAULTS, Memory, training_memory
-from pipelines.planner.mesh import Asked, Checkpointing, Execution, Layout
+from pipelines.planner.mesh import Asked, Checkpointing, Execution, ParallelLayout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
-from pipelines.planner.step_time import StepTime, step_time
+from pipelines.planner.step_time import PlannedStepTime, step_time
 
 NUM_BEST = 3
 _SIMPLER = 0.02
@@ -18,17 +18,16 @@ _ALIKE = 0.01
 """Within this fraction of the time, larger micro-batches win: small products are less efficient than modelled."""
 USABLE = 0.95
 """Fraction of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
-_MAX_ROWS = 2**24
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlannedLayout:
     """A layout with its memory on the fullest GPU, and its time if it fits."""
 
-    layout: Layout
+    layout: ParallelLayout
     memory: Memory
-    step: StepTime
+    step: PlannedStepTime
 
     @property
     def cost(self) -> float:
@@ -50,12 +49,12 @@ class TrainingPlan:
     batch: int
     length: int
     execution: Execution
-    best: tuple[Candidate, ...]
-    smallest: dict[str, Candidate]
+    best: tuple[PlannedLayout, ...]
+    smallest: dict[str, PlannedLayout]
     refusal: str
 
 
-def best_layouts(shape: Shape, gpus: Gpus, batch: int, length: int, number: int = NUM_BEST) -> list[Layout]:
+def best_layouts(shape: Shape, gpus: Gpus, batch: int, length: int, number: int = NUM_BEST) -> list[ParallelLayout]:
     """Return the fastest layouts that fit, the best first; empty if none does.
 
     `batch` is the number of rows of one step over all GPUs, `length` a row's tokens. Raises InvalidRequest if the GPUs
@@ -79,19 +78,16 @@ def plan_training(
 
     `asked` restricts it to one mesh. `dtype` is the layers' product type. Raises InvalidRequest naming the option.
     """
-    for option, value in (("--batch", batch), ("--length", length)):
-        if not 1 <= value <= _MAX_ROWS:
-            raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_ROWS:,}", "give a number between")
     if dtype not in gpus.device.flops_per_s:
         known = ", ".join(gpus.device.flops_per_s)
         raise InvalidRequest("--dtype", f"{gpus.device.name} has no products in {dtype}", f"give one of {known}")
     if asked is not None:
         _refuse_impossible(shape, gpus, batch, asked, execution)
-    fitting: dict[tuple[int, ...], list[Candidate]] = {}
-    smallest: dict[str, Candidate] = {}
+    fitting: dict[tuple[int, ...], list[PlannedLayout]] = {}
+    smallest: dict[str, PlannedLayout] = {}
     for layout in _layouts(shape, gpus, batch, asked, execution):
         memory = training_memory(shape, layout, length, execution=execution)
-        made = Candidate(layout, memory, step_time(shape, layout, length, gpus, dtype=dtype, execution=execution))
+        made = PlannedLayout(layout, memory, step_time(shape, layout, length, gpus, dtype=dtype, execution=execution))
         kind = kind_of(layout)
         if kind not in smallest or made.memory.total < smallest[kind].memory.total:
             smallest[kind] = made
@@ -165,7 +161,7 @@ def _has_stages(shape: DecoderShape, pipeline: int, execution: Execution) -> boo
     return -(-shape.num_layers // stages) * (stages - 1) < shape.num_layers
 
 
-def _fastest(candidates: Sequence[Candidate]) -> Candidate:
+def _fastest(candidates: Sequence[PlannedLayout]) -> PlannedLayout:
     """Return the fastest candidate of a mesh, or a nearly as fast candidate with a larger micro-batch."""
     limit = (1 + _ALIKE) * min(made.cost for made in candidates)
     return max(
@@ -173,7 +169,7 @@ def _fastest(candidates: Sequence[Candidate]) -> Candidate:
     )
 
 
-def kind_of(layout: Layout) -> str:
+def kind_of(layout: ParallelLayout) -> str:
     """Return the kinds of parallelism in a layout, such as FSDP2 x TP."""
     kinds = (("PP", layout.pipeline), ("DDP", layout.data), ("FSDP2", layout.shard), ("TP", layout.tensor))
     return " x ".join(name for name, size in kinds if size > 1) or "one GPU"
@@ -192,7 +188,9 @@ def why_not(memory: Memory, gpus: Gpus) -> str:
     return f"{what}; {usable / 1e9:.1f} of the {gpus.device.name} can be used"
 
 
-def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, execution: Execution) -> Iterator[Layout]:
+def _layouts(
+    shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, execution: Execution
+) -> Iterator[ParallelLayout]:
     """Return every layout of the GPUs that can share the batch."""
     for tensor, pipeline, shard in _meshes(shape, gpus, asked, execution):
         ways = gpus.number // (tensor * pipeline)
@@ -202,7 +200,7 @@ def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, executio
         kinds = CHECKPOINTING[: 1 if isinstance(shape, PlainShape) else None]
         for micro_batch in [asked.micro_batch] if asked and asked.micro_batch else _divisors(rows):
             for checkpointing in [asked.checkpointing] if asked and asked.checkpointing else kinds:
-                yield Layout(
+                yield ParallelLayout(
                     data=ways // shard,
                     shard=shard,
                     tensor=tensor,
@@ -243,7 +241,7 @@ def _model_parallel(shape: Shape, gpus: Gpus, execution: Execution) -> Iterator[
                 yield tensor, pipeline
 
 
-def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidate]) -> str:
+def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, PlannedLayout]) -> str:
     """Return why no layout fits, from the layout with the least memory, and what would be needed."""
     kinds = {name: name.count(" x ") for name in smallest}
     made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.states))]
@@ -254,7 +252,10 @@ def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidat
         return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. {more}"
     kept = made.memory.parts.get("activations", 0.0)
     if isinstance(shape, DecoderShape) and kept > 0.5 * (made.memory.total - made.memory.states):
-        return f"{why}. One row of {length:,} tokens is too long: context parallelism would share it, not offered by this trainer. Shorter rows fit"
+        return (
+            f"{why}. One row of {length:,} tokens is too long: context parallelism would share it, not offered "
+            "by this trainer. Shorter rows fit"
+        )
     return f"{why}. {more}; LoRA or QLoRA would train fewer parameters, not offered by this trainer"
 
 
@@ -262,7 +263,7 @@ def enough_gpus(shape: Shape, gpus: Gpus, length: int) -> int | None:
     """Return the least power of two of GPUs that train the model with FSDP, a row at a time; None above 65,536."""
     checkpointing: Checkpointing = "none" if isinstance(shape, PlainShape) else "full"
     for number in (1 << power for power in range(1, 17)):
-        layout = Layout(shard=number, checkpointing=checkpointing)
+        layout = ParallelLayout(shard=number, checkpointing=checkpointing)
         if number > gpus.number and not why_not(training_memory(shape, layout, length), gpus):
             return number
     return None

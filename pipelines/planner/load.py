@@ -7,55 +7,76 @@ formulas are in docs/capacity.md.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pipelines.declaration import Option, check_bounds
 from services.errors import ConfigError
 
 PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics")
 TIERS = ("precomputed", "llm", "student", "popular")
 MAX_BUSY = 0.6
 """The planned utilisation of a core; the rest is for bursts, since waiting grows steeply beyond."""
-_LEAST_RATE, _MOST = 1e-9, 10**15
+_MOST = 10**15
+MIX = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05"
+"""The default mix."""
 PROMPT_ITEMS = 200
 FLOAT_BYTES = 4
 LOADED_TIMES = 3.3
 """A further bundle's memory in a gateway, as a multiple of its student's file: 3.6 MB at 1,682 items."""
 
+_BUSIEST = f"give the busiest time's value, at most {_MOST:,}"
+
+
+def parse_mix(text: str) -> dict[str, float]:
+    """Read `llm=0.3,student=0.7`; tiers not named have no share. Raises ConfigError naming the option."""
+    mix: dict[str, float] = {}
+    for part in text.split(","):
+        tier, _, share = part.strip().partition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if tier not in TIERS or tier in mix or math.isnan(value):
+            raise ConfigError(f"--mix: {part!r} is not TIER=FRACTION with a new tier; give such as llm=0.3,student=0.7")
+        mix[tier] = value
+    return dict.fromkeys(TIERS, 0.0) | mix
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The load to serve. `mix` holds the share of requests by tier; `rate` and `events_rate` are per second."""
+    """The load to serve."""
 
-    rate: float
-    users: int
-    items: int
-    events_rate: float
-    mix: Mapping[str, float]
-    kv_users: int
-    """Users whose context should stay in the KV cache."""
-    names: int = 1
-    """Names of bundles that the stack serves at once."""
+    rate: Annotated[float, Option("Requests per second at peak.", at_least=1e-9, at_most=_MOST, fix=_BUSIEST)]
+    users: Annotated[int, Option("Users in the feature store.", at_least=1, at_most=_MOST, fix=_BUSIEST)]
+    items: Annotated[int, Option("Items in the catalogue.", at_least=1, at_most=_MOST, fix=_BUSIEST)]
+    events_rate: Annotated[
+        float | None,
+        Option("Events per second.", at_least=0, at_most=_MOST, fix=_BUSIEST, shown="a tenth of --rate"),
+    ] = None
+    mix: Annotated[Mapping[str, float], Option("Fraction of requests per tier.", parse=parse_mix, shown=MIX)] = field(
+        default_factory=lambda: parse_mix(MIX)
+    )
+    kv_users: Annotated[
+        int, Option("Users whose context stays in the KV cache.", at_least=0, at_most=_MOST, fix=_BUSIEST)
+    ] = 300
+    names: Annotated[
+        int, Option("Names of bundles that are served at once.", at_least=1, at_most=_MOST, fix=_BUSIEST)
+    ] = 1
 
     def __post_init__(self) -> None:
         """Validate the values. Raises ConfigError naming the option."""
-        for option, value, least in (
-            ("--rate", self.rate, _LEAST_RATE),
-            ("--users", self.users, 1),
-            ("--items", self.items, 1),
-            ("--events-rate", self.events_rate, 0),
-            ("--kv-users", self.kv_users, 0),
-            ("--names", self.names, 1),
-        ):
-            if not least <= value <= _MOST:
-                raise ConfigError(
-                    f"{option}: {value} is not from {least:g} to {_MOST:,}; give the busiest time's value"
-                )
+        check_bounds(self)
         if not math.isclose(sum(self.mix.values()), 1.0, abs_tol=1e-6) or min(self.mix.values()) < 0:
             raise ConfigError(
-                f"--mix: the shares add up to {sum(self.mix.values()):g}; give shares from 0 that add up to 1"
+                f"--mix: the fractions add up to {sum(self.mix.values()):g}; give fractions from 0 that add up to 1"
             )
+
+    @property
+    def events_per_s(self) -> float:
+        """Events per second, a tenth of the requests unless given."""
+        return self.rate / 10 if self.events_rate is None else self.events_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +90,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """Resources of a load, and their uncertainties."""
 
     lines: Sequence[Line]
@@ -86,21 +107,6 @@ class Plan:
     def memory_gb(self) -> float:
         """Memory of all processes."""
         return sum(line.memory_mb for line in self.lines) / 1_024
-
-
-def parse_mix(text: str) -> dict[str, float]:
-    """Read `llm=0.3,student=0.7`; tiers not named have no share. Raises ConfigError naming the option."""
-    mix: dict[str, float] = {}
-    for part in text.split(","):
-        tier, _, share = part.strip().partition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = math.nan
-        if tier not in TIERS or tier in mix or math.isnan(value):
-            raise ConfigError(f"--mix: {part!r} is not a share of one more tier; give such as llm=0.3,student=0.7")
-        mix[tier] = value
-    return dict.fromkeys(TIERS, 0.0) | mix
 
 
 def read_basis(path: Path | None) -> dict[str, Any]:
@@ -120,12 +126,13 @@ def read_basis(path: Path | None) -> dict[str, Any]:
         plan(_TYPICAL, basis)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
-            f"--basis: {chosen} lacks a measurement or has a bad one ({error!r}); make it again with python -m benchmarks.plan capacity"
+            f"--basis: {chosen} lacks a measurement or has a bad one ({error!r}); make it again with python -m "
+            "benchmarks.plan capacity"
         ) from error
     return basis
 
 
-def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
+def plan(demand: Demand, measured: Mapping[str, Any]) -> LoadPlan:
     """Compute the plan from a results file of benchmarks.plan capacity."""
     busy = _busy_cores(demand, measured)
     memory, bundle = measured["memory_mb"], measured["bundle"]
@@ -148,8 +155,8 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
         if part == "valkey":
             mb += store_mb(demand, measured)
         lines.append(Line(part=part, cores=busy[part], replicas=replicas, memory_mb=mb))
-    log_gb_per_day = demand.events_rate * 86_400 * measured["log_bytes_per_event"] / 1e9
-    return Plan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
+    log_gb_per_day = demand.events_per_s * 86_400 * measured["log_bytes_per_event"] / 1e9
+    return LoadPlan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
 
 
 def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
@@ -183,7 +190,7 @@ def _busy_cores(demand: Demand, measured: Mapping[str, Any]) -> dict[str, float]
     for part in PARTS:
         ms = sum(demand.mix[tier] * costs[tier].get(part, 0.0) for tier in TIERS) + head_ms * head_share.get(part, 0.0)
         idle_ms = measured["idle_cpu_ms_per_s"].get(part, 0.0)
-        busy[part] = (idle_ms + demand.rate * ms + demand.events_rate * events.get(part, 0.0)) / 1_000
+        busy[part] = (idle_ms + demand.rate * ms + demand.events_per_s * events.get(part, 0.0)) / 1_000
     return busy
 
 
@@ -206,8 +213,10 @@ _TYPICAL = Demand(
 def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
     machine, bundle = measured["machine"], measured["bundle"]
     basis = (
-        f"Measured {measured['time']} on {machine['cpus']} {machine['arch']} cores with a decoder of {bundle['layers']} layers"
-        f" of {bundle['hidden_size']} over {bundle['num_items']} items, at a load average of {measured['load_average_1m']:g}: on quiet cores it costs less,"
+        f"Measured {measured['time']} on {machine['cpus']} {machine['arch']} cores with a decoder of "
+        f"{bundle['layers']} layers"
+        f" of {bundle['hidden_size']} over {bundle['num_items']} items, at a load average of "
+        f"{measured['load_average_1m']:g}: on quiet cores it costs less,"
         " on other processors and with other models it differs. Measure yours:"
         " python -m benchmarks.plan capacity --json OUT, then --basis OUT."
     )
@@ -221,14 +230,17 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
         notes.append(f"Catalogues below {bundle['num_items']} items are planned with that size.")
     if demand.mix["precomputed"]:
         notes.append(
-            f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 lists."
+            f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 "
+            "lists."
         )
     if demand.names > 1:
         notes.append(
-            "Each name has LLM replicas of its own. During a release the candidate is loaded in addition to the live bundle."
+            "Each name has LLM replicas of its own. During a release the candidate is loaded in addition to the "
+            "live bundle."
         )
     if demand.rate > measured["rate"]:
         notes.append(
-            f"CPU time per request was measured at {measured['rate']:g} requests a second and is taken to hold at {demand.rate:g}."
+            f"CPU time per request was measured at {measured['rate']:g} requests a second and is taken to hold at "
+            f"{demand.rate:g}."
         )
     return notes

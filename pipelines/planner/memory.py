@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.planner.mesh import Execution, Layout
+from pipelines.planner.mesh import Execution, ParallelLayout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 
@@ -47,7 +47,7 @@ class Memory:
 
 def training_memory(
     shape: Shape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int = 1,
     *,
     is_bf16: bool = True,
@@ -80,7 +80,7 @@ def training_memory(
     return max(stages, key=lambda memory: memory.total)
 
 
-def stage_parameters(shape: DecoderShape, layout: Layout, execution: Execution = DEFAULTS) -> float:
+def stage_parameters(shape: DecoderShape, layout: ParallelLayout, execution: Execution = DEFAULTS) -> float:
     """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and tables."""
     layers = -(-shape.num_layers // layout.pipeline)
     outside = float(shape.outside_parameters)
@@ -169,7 +169,7 @@ def serving_memory(
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 
 
-def _plain_memory(shape: PlainShape, layout: Layout, *, keeps_average: bool) -> Memory:
+def _plain_memory(shape: PlainShape, layout: ParallelLayout, *, keeps_average: bool) -> Memory:
     held = shape.num_parameters / layout.shard
     parts = _states(held, keeps_average=keeps_average)
     parts["working weights"] = BF16 * shape.num_parameters
@@ -184,7 +184,7 @@ def _states(held: float, *, keeps_average: bool) -> dict[str, float]:
 
 def _stage_memory(
     shape: DecoderShape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int,
     numbers: Numbers,
     *,
@@ -216,7 +216,7 @@ def _stage_memory(
 
 def _activations(
     shape: DecoderShape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int,
     layers: int,
     numbers: Numbers,

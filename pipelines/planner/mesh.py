@@ -6,9 +6,10 @@ both take different batches.
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from models.errors import InvalidRequest
+from pipelines.declaration import Option, check_bounds
 
 Checkpointing = Literal["none", "selective", "full"]
 """Activations that the forward pass keeps: all, the results of products and attention, or each layer's input."""
@@ -22,22 +23,25 @@ MICRO_BATCHES = 4
 class Execution:
     """How a trainer executes a layout. Defaults are this trainer's; other trainers' techniques are for comparison."""
 
-    sequence_parallel: bool = False
-    """Tensor parallelism splits norms and the residual stream by tokens (Korthikanti et al. 2022)."""
-    vocab_parallel: bool = False
-    """Tensor parallelism splits the embedding and the head."""
-    async_tp: bool = False
-    """Tensor parallelism's collectives overlap with its products."""
-    keep_gathered: bool = False
-    """FSDP gathers weights and reduces gradients per step, not per micro-batch, as torchtitan does under pipelines."""
-    virtual_stages: int = 1
-    """Interleaved 1F1B: stages of each pipeline rank."""
+    sequence_parallel: Annotated[
+        bool, Option("TP splits norms and the residual stream by tokens.", names=("--sequence-parallel",))
+    ] = False
+    """Korthikanti et al. 2022."""
+    vocab_parallel: Annotated[bool, Option("TP splits embedding and head.", names=("--vocab-parallel",))] = False
+    async_tp: Annotated[bool, Option("TP's collectives overlap with products.", names=("--async-tp",))] = False
+    keep_gathered: Annotated[
+        bool,
+        Option("FSDP gathers weights and reduces gradients once per step.", names=("--keep-gathered",)),
+    ] = False
+    """Not per micro-batch, as torchtitan does under pipelines."""
+    virtual_stages: Annotated[
+        int,
+        Option("Interleaved 1F1B: stages of each pipeline rank.", at_least=1, at_most=MAX_VIRTUAL_STAGES),
+    ] = 1
 
     def __post_init__(self) -> None:
-        """Validate the number of stages. Raises InvalidRequest naming the option."""
-        if not 1 <= self.virtual_stages <= MAX_VIRTUAL_STAGES:
-            problem = f"{self.virtual_stages} is not from 1 to {MAX_VIRTUAL_STAGES}"
-            raise InvalidRequest("--virtual-stages", problem, "give the runs of layers of a pipeline rank")
+        """Validate the number of stages. Raises ConfigError naming the option."""
+        check_bounds(self)
 
     @property
     def name(self) -> str:
@@ -57,7 +61,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """The layout of a training. A step's batch has `data * shard * micro_batch * accumulation` rows."""
 
     data: int = 1

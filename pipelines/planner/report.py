@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipelines.planner.devices import Gpus
-from pipelines.planner.layouts import CHECKPOINTING, USABLE, Candidate, TrainingPlan, why_not
+from pipelines.planner.layouts import CHECKPOINTING, USABLE, PlannedLayout, TrainingPlan, why_not
 from pipelines.planner.memory import DEFAULTS, Memory, serving_memory, training_memory
 from pipelines.planner.mesh import bubble_of_ideal, bubble_of_step
-from pipelines.planner.serving import FACTOR, Phase, ServingPlan, Sharding
+from pipelines.planner.serving import FACTOR, ServingPlan, ServingStep, Sharding
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
-from pipelines.planner.step_time import StepTime, mfu
+from pipelines.planner.step_time import PlannedStepTime, mfu
 from services.llm.engine.config import KvKind
 
 _MOVES = {
@@ -33,14 +33,19 @@ def describe_model(shape: Shape, gpus: Gpus) -> Iterator[str]:
     """Return the lines above every plan."""
     device = gpus.device
     if isinstance(shape, DecoderShape):
-        sizes = f"{shape.num_layers} layers of {shape.hidden_size:,}, {shape.vocab_size:,} rows of vocabulary; {_stored(shape)}"
+        sizes = (
+            f"{shape.num_layers} layers of {shape.hidden_size:,}, {shape.vocab_size:,} rows of vocabulary; "
+            f"{_stored(shape)}"
+        )
     else:
         sizes = f"{shape.flops_per_sample / 1e9:g} GFLOP forward a sample"
     yield f"model      {shape.name}: {_amount(shape.num_parameters)} parameters, {sizes}"
     nodes = f" in {gpus.num_nodes} nodes" if gpus.num_nodes > 1 else ""
     yield (
-        f"GPUs       {gpus.number} x {device.name}{nodes}: {device.memory_bytes / 1e9:.1f} GB, {device.flops_per_s['bf16'] / 1e12:,.0f} TFLOP/s in {device.half}, "
-        f"{device.memory_bytes_per_s / 1e9:,.0f} GB/s; {device.node_link} {device.node_link_bytes_per_s / 1e9:.0f} GB/s, network {device.network_bytes_per_s / 1e9:g} GB/s a GPU"
+        f"GPUs       {gpus.number} x {device.name}{nodes}: {device.memory_bytes / 1e9:.1f} GB, "
+        f"{device.flops_per_s['bf16'] / 1e12:,.0f} TFLOP/s in {device.half}, "
+        f"{device.memory_bytes_per_s / 1e9:,.0f} GB/s; {device.node_link} "
+        f"{device.node_link_bytes_per_s / 1e9:.0f} GB/s, network {device.network_bytes_per_s / 1e9:g} GB/s a GPU"
     )
     yield f"           ({device.source})"
     yield from (f"note: {note}" for note in (shape.notes if isinstance(shape, DecoderShape) else ()))
@@ -68,8 +73,8 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         if isinstance(plan.shape, DecoderShape)
         else f"TRAINING   {plan.batch:,} samples a step"
     )
-    is_ours = plan.execution == DEFAULTS
-    yield f"trainer    {'Tailrace: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank' if is_ours else f'another, with {plan.execution.name}'}"
+    ours = "Tailrace: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank"
+    yield f"trainer    {ours if plan.execution == DEFAULTS else f'another, with {plan.execution.name}'}"
     if plan.refusal:
         yield f"does not fit: {plan.refusal}"
     else:
@@ -109,13 +114,19 @@ def describe_serving(plan: ServingPlan, price: float | None = None) -> Iterator[
         yield from ("", *_memory_lines(f"memory of a GPU with {fitting.concurrency:,} requests", fitting.memory))
         if price is not None and fitting.best_tokens_per_s_per_gpu:
             cost = price / 3600 / fitting.best_tokens_per_s_per_gpu
-            yield f"cost       a million output tokens cost {1e6 * cost:.2f} at full concurrency, at {price:g} a GPU and hour"
+            yield (
+                f"cost       a million output tokens cost {1e6 * cost:.2f} at full concurrency, at {price:g} a "
+                "GPU and hour"
+            )
     yield ""
     yield from map(phase_sentence, plan.phases)
-    yield f"Times are within a factor of {FACTOR:g}: the shares of the data sheet are assumed, no published serving run was fitted"
+    yield (
+        f"Times are within a factor of {FACTOR:g}: the shares of the data sheet are assumed, no published "
+        "serving run was fitted"
+    )
 
 
-def training_sentence(step: StepTime) -> str:
+def training_sentence(step: PlannedStepTime) -> str:
     """Return the bound of a training step, in one sentence."""
     sides = {
         "compute": step.products_s,
@@ -127,30 +138,35 @@ def training_sentence(step: StepTime) -> str:
         "optimizer": step.optimizer_s,
     }
     side = max(sides, key=lambda name: sides[name])
-    return f"roofline   training step: bound by {side}, {100 * sides[side] / step.total_s:.0f} % of the time; what would move it: {_MOVES[side]}"
+    return (
+        f"roofline   training step: bound by {side}, {100 * sides[side] / step.total_s:.0f} % of the time; "
+        f"what would move it: {_MOVES[side]}"
+    )
 
 
-def phase_sentence(phase: Phase) -> str:
+def phase_sentence(phase: ServingStep) -> str:
     """Return the bound of a phase of serving, in one sentence."""
     return (
-        f"roofline   {phase.name}: bound by {phase.bound} ({phase.num_bytes / 1e9:.1f} GB take {1e3 * phase.memory_s:.2f} ms, {phase.flops / 1e12:.2g} TFLOP {1e3 * phase.compute_s:.2f} ms, "
+        f"roofline   {phase.name}: bound by {phase.bound} ({phase.num_bytes / 1e9:.1f} GB take "
+        f"{1e3 * phase.memory_s:.2f} ms, {phase.flops / 1e12:.2g} TFLOP {1e3 * phase.compute_s:.2f} ms, "
         f"overhead {1e3 * phase.overhead_s:.2f} ms); what would move it: {_SERVING_MOVES[phase.bound]}"
     )
 
 
-def bubble_sentence(candidates: Sequence[Candidate], virtual_stages: int = 1) -> str:
+def bubble_sentence(candidates: Sequence[PlannedLayout], virtual_stages: int = 1) -> str:
     """Return the idle time of the pipelines among these layouts."""
     parts = []
     for layout in (made.layout for made in candidates if made.layout.pipeline > 1):
         sizes = (layout.pipeline, layout.accumulation, virtual_stages)
         of_ideal, of_step = 100 * bubble_of_ideal(*sizes), 100 * bubble_of_step(*sizes)
         parts.append(
-            f"{layout.name} with {layout.accumulation} micro-batches idles {of_ideal:.1f} % of the ideal time, {of_step:.1f} % of the step"
+            f"{layout.name} with {layout.accumulation} micro-batches idles {of_ideal:.1f} % of the ideal time, "
+            f"{of_step:.1f} % of the step"
         )
     return f"bubble     {'; '.join(parts) or 'none: no pipeline among these layouts'}"
 
 
-def _layout_row(plan: TrainingPlan, number: int, made: Candidate) -> tuple[str, ...]:
+def _layout_row(plan: TrainingPlan, number: int, made: PlannedLayout) -> tuple[str, ...]:
     layout, step = made.layout, made.step
     share, most, least = (
         100 * mfu(plan.shape, layout, plan.length, plan.gpus, seconds)
@@ -189,18 +205,19 @@ def _memory_lines(title: str, memory: Memory) -> Iterator[str]:
     )
 
 
-def _checkpointing_lines(plan: TrainingPlan, first: Candidate) -> Iterator[str]:
+def _checkpointing_lines(plan: TrainingPlan, first: PlannedLayout) -> Iterator[str]:
     if isinstance(plan.shape, PlainShape):
         return
     layouts = {kept: replace(first.layout, checkpointing=kept) for kept in CHECKPOINTING}
-    sizes = (
-        f"{kept} {training_memory(plan.shape, layout, plan.length, execution=plan.execution).parts['activations'] / 1e9:.1f}"
+    parts = {
+        kept: training_memory(plan.shape, layout, plan.length, execution=plan.execution).parts
         for kept, layout in layouts.items()
-    )
+    }
+    sizes = (f"{kept} {memory['activations'] / 1e9:.1f}" for kept, memory in parts.items())
     yield f"activations by checkpointing, GB: {', '.join(sizes)}"
 
 
-def _time_lines(made: Candidate) -> Iterator[str]:
+def _time_lines(made: PlannedLayout) -> Iterator[str]:
     step = made.step
     parts = {
         "products": step.products_s,
@@ -215,12 +232,15 @@ def _time_lines(made: Candidate) -> Iterator[str]:
     yield from _table((*parts, "step"), [tuple(_seconds(seconds) for seconds in (*parts.values(), step.total_s))])
 
 
-def _collective_lines(step: StepTime) -> Iterator[str]:
+def _collective_lines(step: PlannedStepTime) -> Iterator[str]:
     for one in step.collectives:
-        yield f"collective {one.name}: {one.num_bytes / 1e9:.2f} GB a step over {one.link}, {_seconds(one.seconds)}, waited for {_seconds(one.exposed_s)}"
+        yield (
+            f"collective {one.name}: {one.num_bytes / 1e9:.2f} GB a step over {one.link}, "
+            f"{_seconds(one.seconds)}, waited for {_seconds(one.exposed_s)}"
+        )
 
 
-def _cost_lines(plan: TrainingPlan, first: Candidate, price: float | None) -> Iterator[str]:
+def _cost_lines(plan: TrainingPlan, first: PlannedLayout, price: float | None) -> Iterator[str]:
     samples = plan.batch * (plan.length if isinstance(plan.shape, DecoderShape) else 1)
     what = "tokens" if isinstance(plan.shape, DecoderShape) else "samples"
     line = f"speed      {samples / first.step.total_s:,.0f} {what}/s"
@@ -234,7 +254,8 @@ def _training_notes(plan: TrainingPlan) -> Iterator[str]:
     notes = dict.fromkeys(note for made in plan.best for note in made.step.notes)
     if isinstance(plan.shape, PlainShape) and plan.shape.is_guessed:
         notes[
-            f"that a sample keeps {plan.shape.activation_bytes / 1e6:,.0f} MB for the backward pass is a guess, and traffic follows from it: give --activation-mb"
+            f"that a sample keeps {plan.shape.activation_bytes / 1e6:,.0f} MB for the backward pass is a guess, "
+            "and traffic follows from it: give --activation-mb"
         ] = None
     yield from (f"note: {note}" for note in notes)
 

@@ -7,19 +7,17 @@ engine serves one model on one GPU; shards over several are computed for compari
 
 import math
 from dataclasses import dataclass
-from typing import cast, get_args
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus
 from pipelines.planner.layouts import USABLE
 from pipelines.planner.memory import BF16, Memory, kv_bytes, serving_memory
+from pipelines.planner.options import ServingLoad
 from pipelines.planner.shapes import DecoderShape, Shape
-from services.llm.engine.config import KvKind
 
 FACTOR = 1.5
 """Times are within this factor either way: an assumption, as wide as published errors of planners (45 % in TTFT)."""
 _COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
-_MAX_TOKENS = 2**24
 _STEP_S = 1e-3
 """Host time to plan and start a step."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
@@ -27,26 +25,7 @@ _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The requested load: requests per second in total, tokens of each; `beams` above 1 ranks items by beam search."""
-
-    rate: float
-    prompt: int
-    output: int
-    beams: int = 1
-    kv_kind: KvKind = "model"
-
-    def __post_init__(self) -> None:
-        """Validate the values. Raises InvalidRequest naming the option."""
-        if not 0 < self.rate < math.inf:
-            raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
-        for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
-            if not 1 <= value <= _MAX_TOKENS:
-                raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_TOKENS:,}", "give a number between")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class ServingStep:
     """One step of a kind: its bytes and FLOPs, and the seconds of either on one GPU's part."""
 
     name: str
@@ -94,28 +73,13 @@ class ServingPlan:
 
     shape: DecoderShape
     gpus: Gpus
-    load: Load
-    phases: tuple[Phase, ...]
+    load: ServingLoad
+    phases: tuple[ServingStep, ...]
     ways: tuple[Sharding, ...]
     verdict: str
 
 
-def kv_kind_named(name: str) -> KvKind:
-    """Return the kind of KV cache of this name. Raises InvalidRequest."""
-    for kind in get_args(KvKind):
-        if kind == name:
-            return cast("KvKind", kind)
-    raise InvalidRequest("--kv", f"unknown kind {name!r}", f"give one of {', '.join(get_args(KvKind))}")
-
-
-def price_of(value: float | None) -> float | None:
-    """Return the price of a GPU hour. Raises InvalidRequest for a negative or infinite price."""
-    if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequest("--price-per-gpu-hour", f"{value:g} is not a price", "give 0 or more")
-    return value
-
-
-def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
+def plan_serving(shape: Shape, gpus: Gpus, load: ServingLoad) -> ServingPlan:
     """Return the plan of a deployment. Raises InvalidRequest for non-decoders, and for rates above capacity."""
     if not isinstance(shape, DecoderShape):
         raise InvalidRequest("--serve", "this engine serves decoders only", "give --train for another model")
@@ -132,7 +96,7 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
     return ServingPlan(shape=shape, gpus=gpus, load=load, phases=tuple(phases), ways=ways, verdict=_verdict(gpus, ways))
 
 
-def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) -> int:
+def _gpus_for(shape: DecoderShape, device: Device, load: ServingLoad, way: Sharding) -> int:
     """Return the number of GPUs for the load in groups like this way's: each group at its maximal rate."""
     prefill_s = prefill(shape, device, load, way.shards).seconds
     low, high = 0.0, 1 / prefill_s
@@ -145,7 +109,7 @@ def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) ->
     return way.shards * math.ceil(load.rate / low)
 
 
-def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
+def prefill(shape: DecoderShape, device: Device, load: ServingLoad, shards: int = 1) -> ServingStep:
     """Return the prefill of one prompt: all weights once, the head for the last token, causal attention."""
     products = shape.num_layers * shape.active_weights * load.prompt + shape.table_parameters
     flops = 2 * products + 4 * load.prompt * shape.score_width * shape.attention_pairs(load.prompt)
@@ -153,7 +117,7 @@ def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) ->
     return _phase(shape, device, f"prefill of {load.prompt:,} tokens", num_bytes, flops, shards, load.prompt)
 
 
-def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards: int = 1) -> Phase:
+def decode(shape: DecoderShape, device: Device, load: ServingLoad, rows: float, shards: int = 1) -> ServingStep:
     """Return one step of `rows` requests, a token each, with contexts at half of the output."""
     context = load.prompt + load.output / 2
     num_bytes = shape.bytes_read_by(rows) + rows * kv_bytes(shape, context, load.kv_kind)
@@ -161,7 +125,7 @@ def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards:
     return _phase(shape, device, f"decode of {rows:,.0f} rows", num_bytes, flops, shards, rows)
 
 
-def beam_step(shape: DecoderShape, device: Device, load: Load, rows: float) -> Phase:
+def beam_step(shape: DecoderShape, device: Device, load: ServingLoad, rows: float) -> ServingStep:
     """Return one level of beam search of `rows` requests, whose beams read their common context once."""
     beams = rows * load.beams
     num_bytes = shape.bytes_read_by(beams) + rows * kv_bytes(shape, load.prompt, load.kv_kind)
@@ -171,14 +135,14 @@ def beam_step(shape: DecoderShape, device: Device, load: Load, rows: float) -> P
 
 def _phase(
     shape: DecoderShape, device: Device, name: str, num_bytes: float, flops: float, shards: int, rows: float
-) -> Phase:
+) -> ServingStep:
     overhead = _STEP_S
     if shards > 1:
         place = "node" if shards <= device.gpus_per_node else "network"
         link = device.node_link_bytes_per_s if place == "node" else device.network_bytes_per_s
         sent = 2 * (shards - 1) / shards * rows * BF16 * shape.hidden_size
         overhead += 2 * shape.num_layers * (_ALL_REDUCE_S[place] + sent / link)
-    return Phase(
+    return ServingStep(
         name=name,
         num_bytes=num_bytes,
         flops=flops,
@@ -193,7 +157,7 @@ def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
     return [size for size in range(1, most + 1) if gpus.number % size == 0 and shape.num_kv_heads % size == 0]
 
 
-def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Sharding:
+def _sharding(shape: DecoderShape, gpus: Gpus, load: ServingLoad, shards: int) -> Sharding:
     """Return one way to use the GPUs at a load.
 
     Concurrency follows from Little's law; prefills take their share of the time and queue for it (M/D/1).
@@ -228,7 +192,7 @@ def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Shard
 
 
 def _running(
-    shape: DecoderShape, device: Device, load: Load, shards: int, rate: float, prefill_s: float, concurrency: int
+    shape: DecoderShape, device: Device, load: ServingLoad, shards: int, rate: float, prefill_s: float, concurrency: int
 ) -> float | None:
     """Return how many requests a group decodes at a time at this rate: the least number that keeps up, or None."""
     share = rate * prefill_s
@@ -257,16 +221,22 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
         return f"It does not fit on {ways[-1].shards} GPUs together; {number:,} would hold the weights and one request"
     first, last = fitting[0], fitting[-1]
     if first.shards > 1:
-        return f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this engine does not offer"
+        return (
+            f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this "
+            "engine does not offer"
+        )
     if len(fitting) == 1:
         return "One replica a GPU"
     best = max(fitting, key=lambda way: way.best_tokens_per_s_per_gpu)
     if best is first:
         return (
-            f"Replicas win: {first.replicas} of one GPU each give {first.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU, "
-            f"shards over {last.shards} {last.best_tokens_per_s_per_gpu:,.0f}: each layer of those waits for two all-reduces"
+            f"Replicas win: {first.replicas} of one GPU each give {first.best_tokens_per_s_per_gpu:,.0f} output "
+            "tokens/s a GPU, "
+            f"shards over {last.shards} {last.best_tokens_per_s_per_gpu:,.0f}: each layer of those waits for two "
+            "all-reduces"
         )
     return (
-        f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU {first.best_tokens_per_s_per_gpu:,.0f}, "
+        f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU "
+        f"{first.best_tokens_per_s_per_gpu:,.0f}, "
         "since they read the weights once for more requests at a time; this engine does not offer shards"
     )

@@ -45,7 +45,7 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class WeightStorage:
     """Bytes per weight by kind of matrix, including scales, in the checkpoint. `kv` is per number of the KV cache."""
 
     attention: float = 2.0
@@ -95,7 +95,7 @@ class DecoderShape:
     """The sliding windows, with their sinks, of the layers that have one. Other layers see every earlier token."""
     experts: Experts | None = None
     latent: Latent | None = None
-    storage: Storage = field(default_factory=Storage)
+    storage: WeightStorage = field(default_factory=WeightStorage)
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys that were not read and parts that are not counted, as notes of the plan."""
 
@@ -164,7 +164,7 @@ class DecoderShape:
 
     @property
     def weights_by_kind(self) -> dict[str, int]:
-        """All parameters by the kind of matrix, as `Storage` names them."""
+        """All parameters by the kind of matrix, as `WeightStorage` names them."""
         experts, layers = self.experts, self.num_layers
         sizes = {"attention": layers * self.attention_weights, "ffn": self.num_dense_layers * self.ffn_weights}
         if experts is not None:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pipelines.planner.devices import DEVICES, Device, Gpus
 from pipelines.planner.memory import ADAM_BYTES, BF16, DEFAULTS, FP32, Numbers, kept_bytes_per_token, stage_parameters
-from pipelines.planner.mesh import Execution, Layout, bubble_of_ideal
+from pipelines.planner.mesh import Execution, ParallelLayout, bubble_of_ideal
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 
 FITTED = Path(__file__).parent / "fitted.json"
@@ -83,7 +83,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class PlannedStepTime:
     """The seconds of one step. `total_s` is in `low_s` to `high_s` in most runs; `notes` name the interval's runs."""
 
     products_s: float
@@ -123,7 +123,7 @@ def fitted() -> Constants:
 
 def step_time(
     shape: Shape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int,
     gpus: Gpus,
     *,
@@ -132,7 +132,7 @@ def step_time(
     gathers: int = 2,
     execution: Execution = DEFAULTS,
     constants: Constants | None = None,
-) -> StepTime:
+) -> PlannedStepTime:
     """Return the time of a step. `length` is a row's tokens.
 
     `dtype`: of the layers' products; `reduce_bytes`: of a gradient on its way, fp32 in this trainer; `gathers` how
@@ -156,7 +156,7 @@ def step_time(
     at_peak = efficiency_of(gpus.device, found) * (products + found.attention * attention)
     group = group_of(shape, layout, gpus.device, found, dtype=dtype, execution=execution)
     low, high = found.intervals.get(group, (0.0, 0.0))
-    return StepTime(
+    return PlannedStepTime(
         products_s=products,
         attention_s=attention,
         traffic_s=traffic,
@@ -171,7 +171,7 @@ def step_time(
     )
 
 
-def mfu(shape: Shape, layout: Layout, length: int, gpus: Gpus, seconds: float) -> float:
+def mfu(shape: Shape, layout: ParallelLayout, length: int, gpus: Gpus, seconds: float) -> float:
     """Return the model FLOPs utilisation at this step time, as a fraction, without recomputed arithmetic."""
     flops = (
         3 * layout.batch * shape.flops_per_sample
@@ -209,7 +209,7 @@ _ONCE = "all-reduce of gradients (DDP)"
 
 def _decoder_work(
     shape: DecoderShape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int,
     device: Device,
     dtype: str,
@@ -238,14 +238,14 @@ def _decoder_work(
 
 
 def _plain_work(
-    shape: PlainShape, layout: Layout, device: Device, dtype: str, constants: Constants
+    shape: PlainShape, layout: ParallelLayout, device: Device, dtype: str, constants: Constants
 ) -> tuple[float, float, float, float]:
     rate = device.flops_per_s[dtype] * efficiency_of(device, constants)
     traffic = layout.micro_batch * shape.activation_bytes * constants.passes / device.memory_bytes_per_s
     return 3 * layout.micro_batch * shape.flops_per_sample / rate, 0.0, traffic, 0.0
 
 
-def _held_parameters(shape: Shape, layout: Layout, execution: Execution) -> float:
+def _held_parameters(shape: Shape, layout: ParallelLayout, execution: Execution) -> float:
     if isinstance(shape, PlainShape):
         return shape.num_parameters / layout.shard
     return stage_parameters(shape, layout, execution) / layout.shard
@@ -253,7 +253,7 @@ def _held_parameters(shape: Shape, layout: Layout, execution: Execution) -> floa
 
 def _collectives(
     shape: Shape,
-    layout: Layout,
+    layout: ParallelLayout,
     length: int,
     gpus: Gpus,
     reduce_bytes: int,
@@ -314,7 +314,7 @@ def _collectives(
 
 def group_of(
     shape: Shape,
-    layout: Layout,
+    layout: ParallelLayout,
     device: Device,
     constants: Constants,
     *,

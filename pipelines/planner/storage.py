@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
-from pipelines.planner.shapes import DecoderShape, Storage
+from pipelines.planner.shapes import DecoderShape, WeightStorage
 
 
 class UnplannedConfig(ValueError):
@@ -20,6 +20,11 @@ class UnplannedConfig(ValueError):
 
 Raw = Mapping[str, Any]
 _KINDS = ("attention", "ffn", "experts", "shared", "router", "embedding", "head", "vectors")
+_SKIP_KEYS = (
+    *("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "skip_modules"),
+    *("exclude", "exclude_modules", "ignored_layers"),
+)
+"""Keys that list unquantised modules."""
 _MAX_PATTERNS = 20_000
 _DTYPES = {
     "float64": 8.0,
@@ -144,13 +149,13 @@ def number_bytes_of(raw: Raw) -> float:
 
 def storage_of(
     shape: DecoderShape, number_bytes: float, raw: Raw | None, layers_of: Mapping[str, Sequence[int]]
-) -> Storage:
+) -> WeightStorage:
     """Return the bytes of each kind of weight. `layers_of` names the layers with and without experts.
 
     Raises UnplannedConfig naming the key.
     """
     sizes: dict[str, Any] = dict.fromkeys(_KINDS, number_bytes)
-    plain = Storage(**sizes, kv=max(number_bytes, 2.0))
+    plain = WeightStorage(**sizes, kv=max(number_bytes, 2.0))
     if not raw:
         return plain
     method, rules, skipped = _read(raw)
@@ -176,11 +181,7 @@ def _read(raw: Raw) -> tuple[str, list[tuple[Matches, Format]], Matches]:
         known = ", ".join(sorted(set(_METHODS)))
         raise UnplannedConfig(f"quantization_config.quant_method: unknown method {method[:40]!r}; known: {known}")
     rules = _METHODS[method](raw)
-    patterns = [
-        pattern
-        for key in ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "skip_modules", "exclude", "exclude_modules", "ignored_layers")
-        for pattern in _texts(raw, key)
-    ]  # fmt: skip
+    patterns = [pattern for key in _SKIP_KEYS for pattern in _texts(raw, key)]
     if len(patterns) > _MAX_PATTERNS:
         raise UnplannedConfig(f"quantization_config: over {_MAX_PATTERNS:,} patterns of modules; give fewer")
     converts_tables = bool(raw.get("lm_head")), bool(raw.get("include_input_output_embeddings"))
@@ -340,7 +341,14 @@ def _hqq(raw: Raw) -> list[tuple[Matches, Format]]:
     )
 
 
-_TORCHAO = {"int4": Format(bits=4, group=128, scale_bytes=4), "int8": Format(bits=8), "float8": Format(bits=8, scale_bytes=4), "nvfp4": Format(bits=4, group=16, scale_bytes=1), "mxfp4": Format(bits=4, group=32, scale_bytes=1), "mxfp8": Format(bits=8, group=32, scale_bytes=1)}  # fmt: skip
+_TORCHAO = {
+    "int4": Format(bits=4, group=128, scale_bytes=4),
+    "int8": Format(bits=8),
+    "float8": Format(bits=8, scale_bytes=4),
+    "nvfp4": Format(bits=4, group=16, scale_bytes=1),
+    "mxfp4": Format(bits=4, group=32, scale_bytes=1),
+    "mxfp8": Format(bits=8, group=32, scale_bytes=1),
+}
 
 
 def _torchao(raw: Raw) -> list[tuple[Matches, Format]]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.profiler.events import Kind, Trace, TraceEvent
 from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
 from pipelines.profiler.names import (
     is_communication,
@@ -40,7 +41,6 @@ from pipelines.profiler.names import (
 )
 from pipelines.profiler.operations import Bound, bounds_of
 from pipelines.profiler.threads import Thread, Threads
-from pipelines.profiler.trace import Event, Kind, Trace
 
 LONG_GAP_US = 1_000.0
 """A launch takes 5 to 50 us, Python between two launches rarely over 200; reads, sleeps, queues take milliseconds."""
@@ -141,19 +141,19 @@ def _of_cpu(trace: Trace) -> Activity:
 
 def _loading(trace: Trace) -> dict[Thread, Intervals]:
     """Return each thread's intervals within a loader's range."""
-    by_thread: dict[Thread, list[Event]] = defaultdict(list)
+    by_thread: dict[Thread, list[TraceEvent]] = defaultdict(list)
     for event in trace.of(Kind.RANGE, Kind.OPERATION):
         if is_input(event.name):
             by_thread[event.thread].append(event)
     return {thread: _union(events) for thread, events in by_thread.items()}
 
 
-def _same(event: Event) -> tuple[str, str]:
+def _same(event: TraceEvent) -> tuple[str, str]:
     """Return the key of calls of equal size: the name, and the shapes if recorded."""
     return event.name, str(event.args.get("Input Dims", ""))
 
 
-def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[str, str]]:
+def _tiny(work: Sequence[tuple[TraceEvent, list[tuple[float, float]]]]) -> set[tuple[str, str]]:
     """Return the operations with many calls if almost all of them cost no more than dispatch."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event, pieces in work:
@@ -167,9 +167,9 @@ def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[
     return found
 
 
-def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
+def own_times(trace: Trace) -> list[tuple[TraceEvent, list[tuple[float, float]]]]:
     """Return the CPU operations that do work themselves, each with the pieces of its time outside its callees."""
-    threads: dict[object, list[Event]] = defaultdict(list)
+    threads: dict[object, list[TraceEvent]] = defaultdict(list)
     for event in trace.of(Kind.OPERATION, Kind.RANGE):
         threads[event.thread].append(event)
     found = []
@@ -180,10 +180,10 @@ def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
     return found
 
 
-def _own_pieces(events: Sequence[Event]) -> list[tuple[Event, list[tuple[float, float]]]]:
+def _own_pieces(events: Sequence[TraceEvent]) -> list[tuple[TraceEvent, list[tuple[float, float]]]]:
     """Divide a thread's time among nested events; a moment belongs to the innermost. Events are sorted, outer first."""
-    pieces: list[tuple[Event, list[tuple[float, float]]]] = [(event, []) for event in events]
-    stack: list[tuple[Event, list[tuple[float, float]]]] = []
+    pieces: list[tuple[TraceEvent, list[tuple[float, float]]]] = [(event, []) for event in events]
+    stack: list[tuple[TraceEvent, list[tuple[float, float]]]] = []
     reached_us = 0.0
 
     def until(end_us: float) -> None:
@@ -207,7 +207,11 @@ def _own_pieces(events: Sequence[Event]) -> list[tuple[Event, list[tuple[float, 
 
 
 def _with_gaps(
-    trace: Trace, span: tuple[float, float], sets: dict[str, Intervals], recorded: Sequence[Event], unknown: Intervals
+    trace: Trace,
+    span: tuple[float, float],
+    sets: dict[str, Intervals],
+    recorded: Sequence[TraceEvent],
+    unknown: Intervals,
 ) -> Activity:
     whole = np.array([span])
     idle = subtract(whole, union(*sets.values()))
@@ -234,7 +238,7 @@ def _with_gaps(
     )
 
 
-def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
+def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[TraceEvent]) -> np.ndarray:
     """Return whether gaps between the same two operations are often long, for each gap."""
     starts = np.array([one.start_us for one in recorded])
     before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
@@ -250,7 +254,7 @@ def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> 
 class _Host:
     """Activity of the host during long gaps."""
 
-    def __init__(self, trace: Trace, recorded: Sequence[Event], threads: Threads) -> None:
+    def __init__(self, trace: Trace, recorded: Sequence[TraceEvent], threads: Threads) -> None:
         self._threads = threads
         self._frames = _frames_by_thread(trace)
         self._recorded = _union(recorded)
@@ -287,7 +291,7 @@ class _Host:
 
 
 def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
-    frames: dict[Thread, list[Event]] = defaultdict(list)
+    frames: dict[Thread, list[TraceEvent]] = defaultdict(list)
     for event in trace.of(Kind.PYTHON):
         frames[event.thread].append(event)
     return {thread: _Covering(events) for thread, events in frames.items()}
@@ -296,7 +300,7 @@ def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
 class _Covering:
     """The Python frames of one thread, by the cause of a gap that they indicate."""
 
-    def __init__(self, frames: Sequence[Event]) -> None:
+    def __init__(self, frames: Sequence[TraceEvent]) -> None:
         self._frames = frames
         self._starts = np.array([one.start_us for one in frames])
         self._ends = np.array([one.end_us for one in frames])
@@ -318,5 +322,5 @@ class _Covering:
         return "host" if covering else None
 
 
-def _union(events: Iterable[Event]) -> Intervals:
+def _union(events: Iterable[TraceEvent]) -> Intervals:
     return union_of((one.start_us, one.end_us) for one in events)

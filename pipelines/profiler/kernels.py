@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 
-class Work(StrEnum):
+class KernelBound(StrEnum):
     """The bound of a kernel whose shapes are not recorded."""
 
     PRODUCT = "product"
@@ -20,20 +20,20 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KernelPattern:
     """Names of one kind of work, and their sources."""
 
-    work: Work
+    work: KernelBound
     pattern: re.Pattern[str]
     source: str
 
 
-def _product(pattern: str, source: str) -> Row:
-    return Row(Work.PRODUCT, re.compile(pattern, re.IGNORECASE), source)
+def _product(pattern: str, source: str) -> KernelPattern:
+    return KernelPattern(KernelBound.PRODUCT, re.compile(pattern, re.IGNORECASE), source)
 
 
-def _memory(pattern: str, source: str) -> Row:
-    return Row(Work.MEMORY, re.compile(pattern, re.IGNORECASE), source)
+def _memory(pattern: str, source: str) -> KernelPattern:
+    return KernelPattern(KernelBound.MEMORY, re.compile(pattern, re.IGNORECASE), source)
 
 
 TABLE = (
@@ -138,15 +138,15 @@ TABLE = (
 
 
 @lru_cache(maxsize=16_384)
-def work_of(name: str) -> Work:
+def work_of(name: str) -> KernelBound:
     """Return the kind of work of a kernel, `UNKNOWN` if no row matches."""
     said = _spoken_name(name)
-    return next((row.work for row in TABLE if row.pattern.search(said)), Work.UNKNOWN)
+    return next((row.work for row in TABLE if row.pattern.search(said)), KernelBound.UNKNOWN)
 
 
 def is_product_kernel(name: str) -> bool:
     """Whether a device's kernel is a matrix product, a convolution or an attention over many queries."""
-    return work_of(name) is Work.PRODUCT
+    return work_of(name) is KernelBound.PRODUCT
 
 
 _WRAPPER = re.compile(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import InvalidRequest
-from pipelines.profiler.trace import FIELD, Event, Kind, Trace, number_of, placed, skipped_notes, text_of
+from pipelines.profiler.events import FIELD, Kind, Trace, TraceEvent, number_of, placed, skipped_notes, text_of
 
 _PROCESS_OF_THREAD = ~0xFFFFFF
 """nsys puts the thread into the lowest 24 bits of `globalTid`; the rest is the process, as in `globalPid`."""
@@ -43,7 +43,7 @@ Row = Mapping[str, Any]
 
 def read_nsys(path: Path) -> list[Trace]:
     """Read the processes that used a device. Raises InvalidRequest."""
-    by_process: dict[int, list[Event]] = {}
+    by_process: dict[int, list[TraceEvent]] = {}
     skipped: Counter[str] = Counter()
     try:
         with closing(_opened(path)) as base:
@@ -129,7 +129,7 @@ def _required(wanted: tuple[str, ...]) -> tuple[str, ...]:
     return _NEEDED if wanted is _COLUMNS else wanted
 
 
-def _event(table: str, kind: Kind, row: Row, strings: Mapping[Any, Any]) -> tuple[int, Event | None]:
+def _event(table: str, kind: Kind, row: Row, strings: Mapping[Any, Any]) -> tuple[int, TraceEvent | None]:
     on_device = table in _DEVICE_TABLES
     process = (
         _whole(row, "globalPid") if on_device and "globalPid" in row else _whole(row, "globalTid") & _PROCESS_OF_THREAD
@@ -146,7 +146,7 @@ def _event(table: str, kind: Kind, row: Row, strings: Mapping[Any, Any]) -> tupl
         thread = (process, _whole(row, "globalTid"))
     if kind is Kind.RANGE and name.startswith("aten::"):  # torch.autograd.profiler.emit_nvtx
         kind, name = Kind.OPERATION, name.partition(",")[0]
-    return process, Event(kind, name, start_us, end_us, thread, args)
+    return process, TraceEvent(kind, name, start_us, end_us, thread, args)
 
 
 _MAX_US = 1e18

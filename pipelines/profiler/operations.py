@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.planner.devices import device_of_driver
-from pipelines.profiler.kernels import Work, dtype_in, work_of
+from pipelines.profiler.events import Kind, Trace, TraceEvent
+from pipelines.profiler.kernels import KernelBound, dtype_in, work_of
 from pipelines.profiler.names import is_communication, is_compiled, is_product_operation
-from pipelines.profiler.trace import Event, Kind, Trace
 
 _BYTES = {
     "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long": 8, "long int": 8,
@@ -84,7 +84,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class OperationCost:
     """All calls of an operation. `share` is of the span; `roofline_share` is None if it cannot be computed."""
 
     name: str
@@ -115,7 +115,7 @@ class Bound(StrEnum):
     UNKNOWN = "unknown"
 
 
-def bounds_of(trace: Trace, events: Sequence[Event]) -> list[Bound]:
+def bounds_of(trace: Trace, events: Sequence[TraceEvent]) -> list[Bound]:
     """Return the bound of each operation or kernel, by shapes and intensity if recorded, else by name."""
     limits, launchers = limits_of(trace), _Launchers(trace)
     plain = _RIDGE_OF_GPUS if trace.is_of_gpu else _RIDGE_OF_CPUS
@@ -123,7 +123,7 @@ def bounds_of(trace: Trace, events: Sequence[Event]) -> list[Bound]:
     for event in events:
         source = launchers.of(event)
         work, whole = _work(event, source), _whole_cost(trace, event.name)
-        cost = whole if whole is not None else cost_of(source) if work is Work.PRODUCT else None
+        cost = whole if whole is not None else cost_of(source) if work is KernelBound.PRODUCT else None
         if cost is not None:
             ridge = plain if limits is None else limits.ridge(_dtype(event, source))
             found.append(Bound.COMPUTE if cost.flops >= ridge * cost.num_bytes else Bound.MEMORY)
@@ -132,49 +132,49 @@ def bounds_of(trace: Trace, events: Sequence[Event]) -> list[Bound]:
     return found
 
 
-_BOUNDS = {Work.PRODUCT: Bound.COMPUTE, Work.MEMORY: Bound.MEMORY, Work.UNKNOWN: Bound.UNKNOWN}
+_BOUNDS = {KernelBound.PRODUCT: Bound.COMPUTE, KernelBound.MEMORY: Bound.MEMORY, KernelBound.UNKNOWN: Bound.UNKNOWN}
 
 
-def _work(event: Event, source: Event) -> Work:
+def _work(event: TraceEvent, source: TraceEvent) -> KernelBound:
     """Return the kind of work by the kernel's name, else by the operation that launched it."""
     if event.kind is Kind.COPY:
-        return Work.MEMORY
-    named = work_of(event.name) if event.is_on_device else Work.UNKNOWN
-    if named is not Work.UNKNOWN or source.is_on_device or is_compiled(source.name):
+        return KernelBound.MEMORY
+    named = work_of(event.name) if event.is_on_device else KernelBound.UNKNOWN
+    if named is not KernelBound.UNKNOWN or source.is_on_device or is_compiled(source.name):
         return named
     if is_product_operation(source.name):
-        return Work.PRODUCT
-    return Work.MEMORY if not event.is_on_device or source.name.startswith("aten::") else Work.UNKNOWN
+        return KernelBound.PRODUCT
+    return KernelBound.MEMORY if not event.is_on_device or source.name.startswith("aten::") else KernelBound.UNKNOWN
 
 
-def _dtype(event: Event, source: Event) -> str | None:
+def _dtype(event: TraceEvent, source: TraceEvent) -> str | None:
     """Return the operands' dtype; None for a compiled region, whose inputs do not tell its kernels' dtype."""
     recorded = None if is_compiled(source.name) else dtype_of(source)
     return recorded or (dtype_in(event.name) if event.is_on_device else None)
 
 
-def dtype_of_products(trace: Trace, events: Sequence[Event]) -> str | None:
+def dtype_of_products(trace: Trace, events: Sequence[TraceEvent]) -> str | None:
     """Return the dtype of most of the products' time, None if it is unknown for half of the time."""
     launchers = _Launchers(trace)
     times: dict[str | None, float] = defaultdict(float)
     for event in events:
         source = launchers.of(event)
-        if _work(event, source) is Work.PRODUCT:
+        if _work(event, source) is KernelBound.PRODUCT:
             times[_dtype(event, source)] += event.duration_us
     most = max(times, key=lambda dtype: times[dtype], default=None)
     return most if 2 * times[most] > sum(times.values()) else None
 
 
 def most_expensive(
-    trace: Trace, span_us: float, work: Sequence[tuple[Event, float]], number: int = 3
-) -> list[Operation]:
+    trace: Trace, span_us: float, work: Sequence[tuple[TraceEvent, float]], number: int = 3
+) -> list[OperationCost]:
     """Return the operations that took the longest.
 
     `work` holds each call or kernel with its time in us; kernels count for the operation that launched them.
     """
     limits, launchers = limits_of(trace), _Launchers(trace)
     times: dict[str, float] = defaultdict(float)
-    calls: dict[str, dict[int, Event]] = defaultdict(dict)
+    calls: dict[str, dict[int, TraceEvent]] = defaultdict(dict)
     bounds_us: dict[str, Counter[Bound]] = defaultdict(Counter)
     dtypes: dict[int, str | None] = {}
     for (event, time_us), bound in zip(work, bounds_of(trace, [event for event, _ in work]), strict=True):
@@ -196,7 +196,7 @@ def most_expensive(
             least_s = sum(limits.least_s(cost, dtypes[id(one)]) for cost, one in zip(known, sources, strict=False))
             roofline = 1e6 * least_s / time_us if _is_possible(known, limits, time_us) else None
         found.append(
-            Operation(
+            OperationCost(
                 name=name,
                 calls=len(sources),
                 time_us=time_us,
@@ -231,8 +231,8 @@ class _Launchers:
     def __init__(self, trace: Trace) -> None:
         operations = trace.of(Kind.OPERATION) if trace.is_of_gpu else []
         self._by_id = {_number_of(one, "External id"): one for one in operations}
-        self._by_correlation: dict[int | None, Event] = {}
-        stacks: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+        self._by_correlation: dict[int | None, TraceEvent] = {}
+        stacks: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
         for event in trace.of(Kind.OPERATION, Kind.RUNTIME) if operations else []:
             stack = stacks[event.thread]
             while stack and stack[-1].end_us < event.end_us:
@@ -242,7 +242,7 @@ class _Launchers:
             elif stack:
                 self._by_correlation[_number_of(event, "correlation")] = stack[-1]
 
-    def of(self, event: Event) -> Event:
+    def of(self, event: TraceEvent) -> TraceEvent:
         """Return the operation; the event itself for host events, collectives and missing launches."""
         if not event.is_on_device or is_communication(event.name):
             return event
@@ -252,12 +252,12 @@ class _Launchers:
         return event if external in {None, correlation} else self._by_id.get(external, event)
 
 
-def _number_of(event: Event, name: str) -> int | None:
+def _number_of(event: TraceEvent, name: str) -> int | None:
     found = event.args.get(name)
     return found if isinstance(found, int) else None
 
 
-def dtype_of(event: Event) -> str | None:
+def dtype_of(event: TraceEvent) -> str | None:
     """Return the data sheet's name of the first floating-point input's dtype; None if not recorded."""
     for name in _types(event):
         if "float8" in name:
@@ -269,7 +269,7 @@ def dtype_of(event: Event) -> str | None:
     return None
 
 
-def cost_of(event: Event) -> Cost | None:
+def cost_of(event: TraceEvent) -> Cost | None:
     """Return the least work of a call, None if its shapes were not recorded or are not understood."""
     dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
     if not isinstance(dims, list) or not event.name.startswith(_KNOWN_SPACES):
@@ -300,7 +300,7 @@ def _shapes(one: Any) -> list[list[int]]:
     return [one] if _is_shape(one) else []
 
 
-def _types(event: Event) -> list[str]:
+def _types(event: TraceEvent) -> list[str]:
     found = event.args.get("Input type")
     return [str(one).lower() for one in found] if isinstance(found, list) else []
 

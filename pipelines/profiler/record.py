@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pipelines.profiler.trace import OUR_METADATA
+from pipelines.profiler.events import OUR_METADATA
 from services.llm.engine.cost.cost_model import StepCost
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.engine import Engine

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.profiler.activity import Activity, activity_of, own_times
+from pipelines.profiler.events import Kind, Trace, TraceEvent
 from pipelines.profiler.names import is_communication, is_launch
-from pipelines.profiler.operations import Operation, dtype_of, dtype_of_products, limits_of, most_expensive
+from pipelines.profiler.operations import OperationCost, dtype_of, dtype_of_products, limits_of, most_expensive
 from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
-from pipelines.profiler.trace import Event, Kind, Trace
-from pipelines.profiler.verdict import Circumstances, Verdict, common_verdict, verdict_of
+from pipelines.profiler.verdict import BottleneckReport, Circumstances, common_verdict, verdict_of
 
 SHARE_NAMES = {
     "compute": "compute (products)",
@@ -41,8 +41,8 @@ class RankProfile:
     activity: Activity
     parts: Parts
     shares: Shares
-    operations: Sequence[Operation]
-    verdict: Verdict
+    operations: Sequence[OperationCost]
+    verdict: BottleneckReport
     devices: dict[int, Parts]
 
     @property
@@ -131,21 +131,21 @@ def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
     return lines
 
 
-def operation_line(one: Operation) -> str:
+def operation_line(one: OperationCost) -> str:
     """Return a line about an operation: share of the span, calls, bound, roofline fraction."""
     roofline = "roofline unknown" if one.roofline_share is None else f"{one.roofline_share:.0%} of its roofline"
     name = one.name if len(one.name) <= 44 else f"{one.name[:43]}…"
     return f"{name:46}{one.share:6.1%}  {one.calls:,} calls, bound by {one.bound}, {roofline}"
 
 
-def _work(trace: Trace) -> list[tuple[Event, float]]:
+def _work(trace: Trace) -> list[tuple[TraceEvent, float]]:
     if trace.is_of_gpu:
         return [(one, one.duration_us) for one in trace.of(Kind.KERNEL, Kind.COPY)]
     own = [(one, sum(end_us - start_us for start_us, end_us in pieces)) for one, pieces in own_times(trace)]
     return own
 
 
-def _dtype(trace: Trace, operations: Sequence[Operation]) -> str | None:
+def _dtype(trace: Trace, operations: Sequence[OperationCost]) -> str | None:
     """Return the dtype of a device's products, or of a CPU's most expensive operation; None if unknown."""
     if trace.is_of_gpu:
         return dtype_of_products(trace, [one for one in trace.of(Kind.KERNEL) if not is_communication(one.name)])

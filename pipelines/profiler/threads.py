@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.profiler.events import Kind, Trace
 from pipelines.profiler.intervals import Intervals
-from pipelines.profiler.trace import Kind, Trace
 
 Thread = tuple[Any, Any]
 _ROUNDING_US = 1e-3

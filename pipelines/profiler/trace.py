@@ -1,9 +1,9 @@
 """Reads profiler recordings: Kineto's and Chrome's traces, as .json or gzip, and SQLite files of `nsys export`.
 
-One `Trace` is one rank: a file of torch's profiler, or a process of an nsys report (`nsys.py`). Times are microseconds
-from the file's first event. An event without a place in time (no finite time, a negative duration) is skipped, and a
-note counts the skipped events by reason. Files are untrusted: their sizes are limited, and each fault is an
-InvalidRequest. The reader knows only the kind of an event, not its meaning.
+One `Trace` (`events.py`) is a file of torch's profiler, or a process of an nsys report (`nsys.py`). An event without a
+finite time, or with a negative duration, is skipped, and a note counts the skipped events by reason. Files are
+untrusted: their sizes are limited, and each fault is an InvalidRequest. The reader knows only the kind of an event, not
+its meaning.
 """
 
 import gzip
@@ -12,37 +12,34 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from models.errors import InvalidRequest
+from pipelines.profiler.events import (
+    FIELD,
+    OUR_METADATA,
+    Kind,
+    MeasuredLimits,
+    Trace,
+    TraceEvent,
+    number_of,
+    placed,
+    skipped_notes,
+    text_of,
+)
+from pipelines.profiler.nsys import read_nsys
 
 _GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
-FIELD = "--trace"
 MAX_BYTES, _MAX_ITEMS, _MAX_NESTED = 512 * 2**20, 60_000_000, 20_000_000
 """Limits of a trace's unpacked JSON: bytes, commas, objects and lists.
 
 Kineto writes a tenth of these counts in as many bytes, and Python needs ten times the bytes.
 """
-_MAX_TIME_US, _MAX_NAME = 1e18, 4_096
-"""Times later than this after 1970 are invalid, and longer names are cut."""
+_MAX_TIME_US = 1e18
+"""Times later than this after 1970 are invalid."""
 _MAX_DIGITS = 40
-OUR_METADATA = "tailrace"
-"""The key under which `record` notes its measurements in a trace, and the prefix of ranges around compiled code."""
-
-
-class Kind(StrEnum):
-    """The kind of an event. KERNEL and COPY (copies and fills) run on a device, the others on the host."""
-
-    KERNEL = "kernel"
-    COPY = "copy"
-    OPERATION = "operation"
-    RUNTIME = "runtime"
-    RANGE = "range"
-    PYTHON = "python"
 
 
 _KINDS = {
@@ -75,71 +72,6 @@ _RANGE_NAMES = re.compile(r"ProfilerStep|enumerate\(DataLoader\)|Optimizer\.|## 
 """Prefixes of ranges that older versions record as operations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event; `thread` is its host thread or the device's stream."""
-
-    kind: Kind
-    name: str
-    start_us: float
-    end_us: float
-    thread: tuple[Any, Any]
-    args: Mapping[str, Any]
-
-    @property
-    def duration_us(self) -> float:
-        """Its length."""
-        return self.end_us - self.start_us
-
-    @property
-    def device(self) -> int:
-        """The device number of a kernel or copy, 0 if the trace has none."""
-        found = self.args.get("device", self.thread[0])
-        return found if isinstance(found, int) else 0
-
-    @property
-    def correlation(self) -> int | None:
-        """The number that a launch and its kernel share."""
-        found = self.args.get("correlation")
-        return found if isinstance(found, int) else None
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether a GPU did this work."""
-        return self.kind in {Kind.KERNEL, Kind.COPY}
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Measurements of `record`: device limits in a dtype (fp32 or bf16), and total cost of shapeless operations."""
-
-    dtype: str
-    flops_per_s: float
-    bytes_per_s: float
-    operations: Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """One rank's events by start, longest first; device names by number, as the driver reports them."""
-
-    path: Path
-    rank: int
-    events: Sequence[Event]
-    device_names: Mapping[int, str] = field(default_factory=dict)
-    measured: Measured | None = None
-    notes: Sequence[str] = ()
-
-    @property
-    def is_of_gpu(self) -> bool:
-        """Whether a GPU did any of the work."""
-        return any(event.is_on_device for event in self.events)
-
-    def of(self, *kinds: Kind) -> list[Event]:
-        """Return the events of these kinds."""
-        return [event for event in self.events if event.kind in kinds]
-
-
 def read_traces(paths: Iterable[Path]) -> list[Trace]:
     """Read the ranks of these files, sorted; missing or equal ranks are numbered in order. Raises InvalidRequest."""
     traces = [trace for path in paths for trace in _read(path)]
@@ -153,8 +85,6 @@ def read_traces(paths: Iterable[Path]) -> list[Trace]:
 
 
 def _read(path: Path) -> list[Trace]:
-    from pipelines.profiler.nsys import read_nsys  # not at the top: `record` makes the traces that this file reads
-
     if not path.is_file():
         raise InvalidRequest(FIELD, f"{path} does not exist", "give a file that a profiler wrote")
     try:
@@ -240,18 +170,7 @@ def _int_of(digits: str) -> float:
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
-def skipped_notes(skipped: Mapping[str, int]) -> list[str]:
-    """Return a note for each reason for skipped events."""
-    return [f"{number} events were skipped: {why}" for why, number in skipped.items() if number]
-
-
-def text_of(value: Any) -> str:
-    """Return a printable and encodable name of limited length."""
-    text = str(value)[:_MAX_NAME]
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[Event]:
+def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[TraceEvent]:
     """Yield the events with a place in time. Pairs of begin and end are matched within their thread."""
     open_events: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in raw:
@@ -270,7 +189,7 @@ def _events(raw: Iterable[Any], left_out: Counter[str]) -> Iterator[Event]:
             yield from _event(one, number_of(one.get("dur")), left_out)
 
 
-def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[Event]:
+def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -> Iterator[TraceEvent]:
     kind = _kind_of(one)
     if kind is None:
         return
@@ -282,7 +201,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
     else:
         args = one.get("args")
         thread = (_hashable(one.get("pid")), _hashable(one.get("tid")))
-        yield Event(
+        yield TraceEvent(
             kind,
             text_of(one.get("name", "")),
             start_us,
@@ -292,7 +211,7 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
         )
 
 
-def _measured(noted: Any) -> Measured | None:
+def _measured(noted: Any) -> MeasuredLimits | None:
     """Return our recorder's measurements, None if there are none."""
     if not isinstance(noted, dict) or not isinstance(noted.get("operations"), dict):
         return None
@@ -305,7 +224,7 @@ def _measured(noted: Any) -> Measured | None:
         if isinstance(cost, list) and len(cost) == 2
     }
     known = {name: cost for name, cost in operations.items() if cost[0] >= 0 and 0 < cost[1] < math.inf}
-    return Measured(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
+    return MeasuredLimits(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
 
 
 def _kind_of(one: Mapping[str, Any]) -> Kind | None:
@@ -322,21 +241,3 @@ def _lane(one: Mapping[str, Any]) -> tuple[str, str]:
 
 def _hashable(value: Any) -> Any:
     return value if isinstance(value, int | str) else str(value)
-
-
-def number_of(value: Any) -> float:
-    """Return a number, NaN for anything else."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def placed(events: Iterable[Event]) -> list[Event]:
-    """Return the events by start, enclosing events first, with times relative to the first."""
-    found = sorted(events, key=lambda event: (event.start_us, -event.end_us))
-    origin_us = found[0].start_us if found else 0.0
-    return [
-        Event(one.kind, one.name, one.start_us - origin_us, one.end_us - origin_us, one.thread, one.args)
-        for one in found
-    ]

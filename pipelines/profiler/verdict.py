@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipelines.profiler.operations import Operation
+from pipelines.profiler.events import OUR_METADATA
+from pipelines.profiler.operations import OperationCost
 from pipelines.profiler.shares import Shares
-from pipelines.profiler.trace import OUR_METADATA
 
 
 class Bottleneck(StrEnum):
@@ -64,7 +64,7 @@ all losses share the remaining tenth.
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BottleneckReport:
     """The bottleneck, its share of the span, and the sentence."""
 
     bottleneck: Bottleneck
@@ -83,7 +83,7 @@ class Circumstances:
     """Whether most of the wait for data is unrecorded time."""
     dtype: str | None
     """The products' dtype; None if the trace does not tell."""
-    operations: Sequence[Operation]
+    operations: Sequence[OperationCost]
     num_activities: int = _ENOUGH_ACTIVITIES
     active_us: float = _ENOUGH_US
     span_us: float = _ENOUGH_US
@@ -116,10 +116,10 @@ class Circumstances:
         return ""
 
 
-def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
+def verdict_of(shares: Shares, about: Circumstances) -> BottleneckReport:
     """Return the verdict of one rank."""
     if about.lack:
-        return Verdict(Bottleneck.UNKNOWN, 0.0, f"The trace holds too little: {about.lack}.")
+        return BottleneckReport(Bottleneck.UNKNOWN, 0.0, f"The trace holds too little: {about.lack}.")
     shares = _without(shares, "host", about.interrupted)
     lost = {
         Bottleneck.DATA_WAIT: shares.data_wait,
@@ -134,7 +134,7 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     over = {kind: share for kind, share in lost.items() if share >= least[kind]}
     if over:
         kind = max(over, key=lambda one: over[one])
-        return Verdict(kind, over[kind], _sentence(kind, over[kind], about))
+        return BottleneckReport(kind, over[kind], _sentence(kind, over[kind], about))
     if about.is_unrecorded:  # too little to be named, and no sign of what else bounds the step
         shares = _without(shares, "data_wait", shares.data_wait)
         del lost[Bottleneck.DATA_WAIT]
@@ -143,29 +143,29 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     if about.unknown >= _UNDESCRIBED:
         longest = f", {about.operations[0].name} the most" if about.operations else ""
         what = f"{about.unknown:.0%} of the time is in kernels of unknown kind{longest}"
-        return Verdict(Bottleneck.UNKNOWN, about.unknown, f"No bottleneck is named: {what}.")
+        return BottleneckReport(Bottleneck.UNKNOWN, about.unknown, f"No bottleneck is named: {what}.")
     for kind, share, enough in (
         (Bottleneck.COMPUTE, shares.compute, COMPUTE_SHARE),
         (Bottleneck.MEMORY, shares.memory, MEMORY_SHARE),
     ):
         if share >= enough:
-            return Verdict(kind, share, _sentence(kind, share, about))
+            return BottleneckReport(kind, share, _sentence(kind, share, about))
     kind, share = max(lost.items(), key=lambda one: one[1])
     sentence = (
         f"No bottleneck: products take {shares.compute:.0%} of the time, other computing {shares.memory:.0%},"
         f" and the largest loss, {_NAMES[kind]}, {share:.0%}."
     )
-    return Verdict(Bottleneck.NONE, share, sentence)
+    return BottleneckReport(Bottleneck.NONE, share, sentence)
 
 
-def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> Verdict:
+def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> BottleneckReport:
     """Name the largest of several losses, with their sum and the next one."""
     (kind, share), (second, its_share), *_ = sorted(lost.items(), key=lambda one: -one[1])
     what = (
         f"{sum(lost.values()):.0%} of the time is lost in several ways, {_NAMES[kind]} {share:.0%} and "
         f"{_NAMES[second]} {its_share:.0%}"
     )
-    return Verdict(kind, share, f"{what[0].upper()}{what[1:]}: {_advice(kind, about)}.")
+    return BottleneckReport(kind, share, f"{what[0].upper()}{what[1:]}: {_advice(kind, about)}.")
 
 
 def _without(shares: Shares, name: str, less: float) -> Shares:
@@ -176,7 +176,7 @@ def _without(shares: Shares, name: str, less: float) -> Shares:
     return Shares(**{one: share / (1 - less) for one, share in kept.items()})
 
 
-def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:
+def common_verdict(verdicts: Sequence[BottleneckReport]) -> BottleneckReport:
     """Return the verdict of several ranks: the most frequent bottleneck, in the rank where it is largest."""
     kinds = [one.bottleneck for one in verdicts]
     unnamed = (Bottleneck.UNKNOWN, Bottleneck.NONE)
@@ -184,7 +184,7 @@ def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     worst = max((one for one in verdicts if one.bottleneck is most), key=lambda one: one.share)
     if len(verdicts) == 1:
         return worst
-    return Verdict(most, worst.share, f"On {kinds.count(most)} of {len(verdicts)} ranks: {worst.sentence}")
+    return BottleneckReport(most, worst.share, f"On {kinds.count(most)} of {len(verdicts)} ranks: {worst.sentence}")
 
 
 _NAMES = {

@@ -28,7 +28,7 @@ from models.similar import SIMILAR
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.evaluation.evaluate import REPORT, Trained, read_report
+from pipelines.evaluation.evaluate import REPORT, EvaluatedModels, read_report
 from pipelines.evaluation.pair import save_pair
 from pipelines.foreign.tokens import SIDS
 from pipelines.publication.refit import read_found
@@ -45,7 +45,12 @@ _NUM_TIMED = 500
 
 
 def assemble(
-    trained: Trained, evaluated: Path, similar: Path, made_at: datetime, out: Path, judged: Trained | None = None
+    trained: EvaluatedModels,
+    evaluated: Path,
+    similar: Path,
+    made_at: datetime,
+    out: Path,
+    judged: EvaluatedModels | None = None,
 ) -> None:
     """Assemble the bundle of the serving pair, with the judged pair included if the serving pair was refitted from it.
 

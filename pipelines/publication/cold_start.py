@@ -22,7 +22,7 @@ from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.data import ingest
 from pipelines.evaluation.evaluate import REPORT
-from pipelines.options import Places
+from pipelines.places import Places
 from pipelines.publication.bundle import publish, version_of
 from pipelines.similarity.vectors import nearest
 from pipelines.tables.reader import ItemTable

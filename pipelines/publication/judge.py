@@ -18,7 +18,7 @@ from models.bundle import Bundle
 from models.manifest import parents_of
 from models.registry import BundleStore
 from pipelines.data import checks
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import SplitKind
 from pipelines.evaluation import champion, evaluate, gate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.options import PipelineOptions
@@ -74,7 +74,7 @@ class Judgement:
 
 
 def judge(
-    models: evaluate.Trained,
+    models: evaluate.EvaluatedModels,
     held_out: HeldOut,
     evaluated: StageOutput,
     ingested: Path,

@@ -12,7 +12,7 @@ import structlog
 from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.registry import BundleStore
-from pipelines.data.examples import SplitKind
+from pipelines.data.options import SplitKind
 from pipelines.options import STAGE_NAMES, PipelineOptions
 from pipelines.runner.stage import StageOutput
 from services.errors import BundleError, StageFailed

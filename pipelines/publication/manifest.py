@@ -7,6 +7,7 @@ from typing import Any
 
 from models.files import file_sha256
 from pipelines.codes.tokenize import read_codes_report
+from pipelines.declaration import named_values
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gain import llm_pays
 from pipelines.evaluation.held_out import HeldOut
@@ -19,6 +20,8 @@ from pipelines.training.train_decoder import read_training
 from pipelines.training.train_student import read_earned
 from services.features.schema import SERVICE
 
+_FLAT = {"recipes", "team", "reporting"}
+"""Fields of the options that the lineage lists otherwise: the recipe chosen, and the options of both groups."""
 _KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
 """Keys of each model's metrics in the manifest."""
 _KEPT_MODELS = ("decoder", "student", "mixed_decoder", "mixed_student", "unlearned")
@@ -107,7 +110,9 @@ def about_import(
 def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
     """Return a bundle's lineage: hashes of its data, of the sources and of each stage's inputs, options and parents."""
     ingested = origin.made["ingest"].path
-    given = {name: value for name, value in asdict(origin.options).items() if name != "recipes"}
+    groups = (origin.options.team, origin.options.reporting)
+    given = {name: value for name, value in asdict(origin.options).items() if name not in _FLAT}
+    given |= {name: value for group in groups for name, value in named_values(group).items()}
     given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
     return {
         "data": {

@@ -24,7 +24,7 @@ import torch
 from models.bundle import JUDGED
 from models.catalogue import load_catalogue
 from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_cases
-from pipelines.evaluation.evaluate import Trained
+from pipelines.evaluation.evaluate import EvaluatedModels
 from pipelines.evaluation.pair import load_pair, save_pair
 from pipelines.evaluation.variety import best_items
 from pipelines.foreign.model import ABOUT
@@ -59,7 +59,7 @@ def key(recipe: Recipe, distilled_key: str) -> str:
 
 
 def refit(
-    judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
+    judged: EvaluatedModels, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
 ) -> None:
     """Fit both models on all events, and write them with their comparison to the judged pair.
 
@@ -107,7 +107,7 @@ def _num_events(tokenized: Path) -> int:
     return int(load_catalogue(tokenized / "catalogue.parquet").popularity.sum())
 
 
-def serving_pair(judged: Trained, refitted: Path) -> Trained:
+def serving_pair(judged: EvaluatedModels, refitted: Path) -> EvaluatedModels:
     """Return the folders of the pair that learned from all events, and of its training data."""
     return replace(judged, tokenized=judged.tokenized / REFIT, decoder_dir=refitted / "decoder", students_dir=refitted)
 
@@ -164,7 +164,7 @@ def refuse(found: Mapping[str, Any]) -> None:
         )
 
 
-def _found(judged: Trained, serving: Trained) -> dict[str, Any]:
+def _found(judged: EvaluatedModels, serving: EvaluatedModels) -> dict[str, Any]:
     """Rank the newest label of some users with both pairs."""
     catalogue, cases = (
         load_catalogue(serving.tokenized / "catalogue.parquet"),

@@ -25,7 +25,7 @@ from models.student import MAX_SCORED_WHOLE, START, StudentModel
 from pipelines.publication.student_graph import state_graph, student_graph
 from pipelines.scoring.dense import right_padded
 from services.student.ranker import StudentRanker
-from services.student.table import TABLE, ItemTable, load_table, quantized
+from services.student.table import TABLE, ItemEmbeddings, load_table, quantized
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ _SHARES = tuple(0.005 * 1.2**step for step in range(26))
 _LEAST_SCORED = 1_024
 
 
-def export_student(student: StudentModel, histories: Sequence[np.ndarray], folder: Path) -> ItemTable | None:
+def export_student(student: StudentModel, histories: Sequence[np.ndarray], folder: Path) -> ItemEmbeddings | None:
     """Write the served student into this folder and return its table, if it has one. `histories` must be real."""
     if student.config.num_items > MAX_SCORED_WHOLE:
         table = _fit_table(student, histories[:_NUM_IN_METRIC])
@@ -99,7 +99,7 @@ def recall(ranked: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     return float(np.mean([np.isin(one, ranking).mean() for one, ranking in zip(wanted, ranked, strict=True)]))
 
 
-def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemTable:
+def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemEmbeddings:
     with torch.inference_mode():
         batches = [histories[first : first + _BATCH] for first in range(0, len(histories), _BATCH)]
         states_QD = torch.cat([_states(student, batch) for batch in batches]).numpy()
@@ -149,7 +149,7 @@ def _metric(states_QD: np.ndarray) -> np.ndarray:
     return metric_DD
 
 
-def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarray) -> ItemTable:
+def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarray) -> ItemEmbeddings:
     """Put each item into its nearest cell. The table scores all rows until the sufficient number is known."""
     with threadpool_limits(1):
         cells = _nearest_cells(rows_VD @ metric_DD, centroids_CD @ metric_DD)
@@ -159,7 +159,7 @@ def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarra
     starts_C, means_CD = np.concatenate(([0], np.cumsum(sizes_C))), _means(rows_VD, cells)
     own_VD = rows_VD[items_V] - np.repeat(means_CD, sizes_C, axis=0)
     int8_VD, scales_V = quantized(own_VD)
-    return ItemTable(
+    return ItemEmbeddings(
         int8_VD,
         scales_V,
         items_V,
@@ -210,7 +210,9 @@ def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:
     return means_CD
 
 
-def _search_enough(student: StudentModel, table: ItemTable, histories: Sequence[np.ndarray], folder: Path) -> ItemTable:
+def _search_enough(
+    student: StudentModel, table: ItemEmbeddings, histories: Sequence[np.ndarray], folder: Path
+) -> ItemEmbeddings:
     """Write graph and arrays; return the table with the fewest scored rows that reach the recall, otherwise all."""
     onnx.save(state_graph(student), folder / GRAPH)
     table.save(folder / TABLE)
@@ -228,12 +230,12 @@ def _search_enough(student: StudentModel, table: ItemTable, histories: Sequence[
 
 
 def _found(
-    table: ItemTable,
+    table: ItemEmbeddings,
     states: Sequence[np.ndarray],
     histories: Sequence[np.ndarray],
     wanted: Sequence[np.ndarray],
     num_scored: int,
-) -> ItemTable:
+) -> ItemEmbeddings:
     """Return the table with this number of scored rows, and its recall."""
     table = replace(table, num_scored=num_scored)
     ranked = [

@@ -89,10 +89,10 @@ def _look(settings: Settings, judges: "dict[str, ReleaseJudge]", metrics: Releas
 
 def _judge(settings: Settings, store: BundleStore, metrics: ReleaseMetrics, beat: partial[None]) -> "ReleaseJudge":
     from pipelines.release.judge import ReleaseJudge
-    from pipelines.release.topics import TopicReader
+    from pipelines.release.topics import ReleaseTopicReader
 
-    def open_reader(since_ms: int) -> TopicReader:
-        return TopicReader(
+    def open_reader(since_ms: int) -> ReleaseTopicReader:
+        return ReleaseTopicReader(
             settings.kafka_address,
             settings.impressions_topic,
             settings.interactions_topic,

@@ -73,7 +73,7 @@ _CLICK = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StageResults:
     """The counts so far, and measures of their trustworthiness.
 
     Args:
@@ -150,7 +150,7 @@ class StageCounts:
         if max(len(self._new_rows), len(self._new_clicks)) > self.max_rows // 8:
             self._take_in()
 
-    def look(self, now_ms: int) -> Seen:
+    def look(self, now_ms: int) -> StageResults:
         """Return the counts, complete up to this time (Unix ms). Impressions older than window and grace are closed."""
         self._take_in()
         sums = self._sums()
@@ -279,7 +279,7 @@ class StageCounts:
         self._clicks = self._clicks.filter(pl.col("event_time_ms") >= until_ms - SKEW_MS)
         self._closed_ms = until_ms
 
-    def _seen(self, by_user: pl.DataFrame) -> Seen:
+    def _seen(self, by_user: pl.DataFrame) -> StageResults:
         candidate, control = (by_user.filter(pl.col("is_candidate") == of) for of in (True, False))
         pairs = {"latency": ("latency", "timed"), "variety": ("variety", "varied"), "clicks": ("clicks", "lists")}
         pairs |= {f"latency:{tier}": (f"latency:{tier}", f"timed:{tier}") for tier in TIMED_TIERS}
@@ -301,7 +301,7 @@ class StageCounts:
         shares = self._kept[True] * self._share, self._kept[False] * (1 - self._share)
         new_shares = self._kept[True] * (self._share - self._share_before), shares[1]
         lists = tuple(int(of["lists"].sum()) for of in (candidate, control))
-        return Seen(
+        return StageResults(
             counts={**means, **affected},
             share=shares[0] / sum(shares),
             num_users=(candidate.height, control.height),

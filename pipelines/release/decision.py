@@ -5,8 +5,8 @@ from enum import StrEnum
 
 from models.canary import Canary
 from models.release_report import GuardReport, ReleaseReport
-from pipelines.experiments.verdict import Affected, Outcome, Verdict
-from pipelines.release.counts import Seen
+from pipelines.experiments.verdict import Affected, AnalysisResult, Outcome
+from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch
 
 MAX_STRAY_SHARE = 0.1
@@ -35,12 +35,12 @@ class Decision:
 
     act: Act
     reason: str
-    verdict: Verdict | None
+    verdict: AnalysisResult | None
     report: ReleaseReport
     lost_users: bool = False
 
 
-def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
+def decide(canary: Canary, seen: StageResults, now_ms: int) -> Decision:
     """Decide from all records since the stage began (`canary.since_ms`)."""
     stage = canary.stages[canary.stage]
     found = judge(canary, seen, now_ms) if stage.share < 1 else None
@@ -58,7 +58,7 @@ def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
     return _decision(act, reason, canary, seen, found, now_ms)
 
 
-def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> list[str]:
+def _lacking(canary: Canary, seen: StageResults, found: AnalysisResult | None, now_ms: int) -> list[str]:
     """Return the reasons that keep the release in its stage; empty if it may advance."""
     lacking = []
     if not seen.num_lists[0]:
@@ -80,7 +80,9 @@ def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> 
     return lacking
 
 
-def _decision(act: Act, reason: str, canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> Decision:
+def _decision(
+    act: Act, reason: str, canary: Canary, seen: StageResults, found: AnalysisResult | None, now_ms: int
+) -> Decision:
     report = ReleaseReport(
         act=act.value,
         outcome=found.outcome.value if found is not None else "",

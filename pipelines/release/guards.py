@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from models.canary import Canary
 from pipelines.experiments.sequential import mismatch_p_value
-from pipelines.experiments.verdict import ALPHA, Affected, Guard, Means, Verdict, verdict
-from pipelines.release.counts import TIMED_TIERS, Seen
+from pipelines.experiments.verdict import ALPHA, Affected, AnalysisResult, Guard, Means, verdict
+from pipelines.release.counts import TIMED_TIERS, StageResults
 from services.errors import ConfigError
 
 GUARDS = (
@@ -51,7 +51,7 @@ def check_budgets(budgets: Mapping[str, float]) -> None:
             raise ConfigError(f"--budget {name}: {budget:.0%} is out of range; give 0% to below 100%")
 
 
-def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
+def guards_of(canary: Canary, seen: StageResults) -> tuple[Guard, ...]:
     """Return the guards of the canary's stage.
 
     A stage of few users only has to exclude large losses: the required bound scales with the inverse root of its
@@ -72,7 +72,7 @@ def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
     )
 
 
-def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
+def judge(canary: Canary, seen: StageResults, now_ms: float) -> AnalysisResult:
     """Return the analysis result of the canary's stage, whose traffic fraction is below 1.
 
     A release's stages divide its allowed false alarms.
@@ -88,7 +88,7 @@ def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
     )
 
 
-def mismatch(canary: Canary, seen: Seen) -> str:
+def mismatch(canary: Canary, seen: StageResults) -> str:
     """Return a sentence if users are not divided as the hash divides them; empty otherwise.
 
     Then users were lost, and the remaining users are not comparable. May be checked at any time: over all stages, an

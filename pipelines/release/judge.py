@@ -29,7 +29,7 @@ _VERDICTS = {Outcome.WORSE: -1, Outcome.CONTINUE: 0, Outcome.UNDECIDED: 0, Outco
 
 
 class Reader(Protocol):
-    """Reads the topics from a time on; see `pipelines.release.topics.TopicReader`."""
+    """Reads the topics from a time on; see `pipelines.release.topics.ReleaseTopicReader`."""
 
     def read(self) -> Iterator[Batch]:
         """Yield records not returned yet. Raises DependencyUnavailable."""

@@ -31,7 +31,7 @@ _BEYOND_S = 1.0
 Batch = tuple[list[Impression], list[Interaction]]
 
 
-class TopicReader:
+class ReleaseTopicReader:
     """Owns a consumer, opened lazily. Used from one thread; `close` it in the end."""
 
     def __init__(

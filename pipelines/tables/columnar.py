@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.tables.delimited import Batch
+from pipelines.tables.delimited import RowBatch
 from services.errors import DataError
 
 BATCH_ROWS = 131_072
@@ -25,14 +25,14 @@ class Columnar:
         empty = _frame_of(schema.empty_table())
         self.columns = tuple(empty.columns)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[RowBatch]:
         import pyarrow as pa
 
         row = 1
         try:
             for batch in self._open()[1]:
                 frame = _frame_of(pa.Table.from_batches([batch]))
-                yield Batch(frame, pl.int_range(row, row + batch.num_rows, dtype=pl.Int64, eager=True))
+                yield RowBatch(frame, pl.int_range(row, row + batch.num_rows, dtype=pl.Int64, eager=True))
                 row += batch.num_rows
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._broken(error) from error

@@ -34,7 +34,7 @@ _TYPED = re.compile(r"^(.+):(token|float|token_seq|float_seq)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RowBatch:
     """Rows as written: columns by file name, the row numbers, and the rows set aside with their reason."""
 
     frame: pl.DataFrame
@@ -113,7 +113,7 @@ class Delimited:
         self._separator = dialect.separator.encode() if width == 1 else _STAND_IN
         self._quotes = width == 1
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[RowBatch]:
         row, is_first, rest, replaces_cr = 1, True, b"", None
         skip = self.dialect.skipped_lines + self.dialect.has_header
         for chunk, is_last in _with_last(utf8_chunks(self._path)):
@@ -136,7 +136,7 @@ class Delimited:
                 if len(batch.rows) or batch.set_aside:
                     yield batch
 
-    def _parse(self, data: bytes, row: int, *, is_last: bool) -> tuple[Batch, int, bytes]:
+    def _parse(self, data: bytes, row: int, *, is_last: bool) -> tuple[RowBatch, int, bytes]:
         """Return the batch, its number of rows, and the remaining data, which belongs to an incomplete row."""
         data, num_other, _ = as_utf8(data)
         notes = [("{n} rows are not UTF-8 and are read as Windows-1252", num_other, "")] if num_other else []
@@ -144,14 +144,14 @@ class Delimited:
             data = data.replace(_STAND_IN, b" ").replace(self.dialect.separator.encode(), _STAND_IN)
         if b"\0" in data or (spans := _spans(data, self._separator, self._quotes)) is None:
             frame, rows, set_aside, num_rows, rest = self._by_line(data, row, is_last=is_last)
-            return Batch(frame, rows, set_aside, notes), num_rows, rest
+            return RowBatch(frame, rows, set_aside, notes), num_rows, rest
         starts, ends, counts, is_open = spans
         rest = b""
         if is_open:
             begun = int(ends[-1]) + 1 if len(ends) else 0
             if is_last or len(data) - begun > _MAX_RECORD_BYTES:
                 frame, rows, set_aside, num_rows, rest = self._by_line(data, row, is_last=is_last)
-                return Batch(frame, rows, set_aside, notes), num_rows, rest
+                return RowBatch(frame, rows, set_aside, notes), num_rows, rest
             data, rest = data[:begun], data[begun:]
         width = len(self.dialect.columns)
         is_blank = ends <= starts
@@ -163,8 +163,8 @@ class Delimited:
         parsed = self._frame(content, int(is_good.sum()))
         if parsed is None:
             frame, rows, set_aside, num_rows, more = self._by_line(data, row, is_last=is_last)
-            return Batch(frame, rows, set_aside, notes), num_rows, more + rest
-        return Batch(parsed, pl.Series(numbers[is_good]), set_aside, notes), len(starts), rest
+            return RowBatch(frame, rows, set_aside, notes), num_rows, more + rest
+        return RowBatch(parsed, pl.Series(numbers[is_good]), set_aside, notes), len(starts), rest
 
     def _without_ragged(
         self,

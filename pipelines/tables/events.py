@@ -20,7 +20,7 @@ import polars as pl
 
 from pipelines.tables.cells import as_text, lists, numbers, present
 from pipelines.tables.columns import EXAMPLES, Named
-from pipelines.tables.delimited import Batch
+from pipelines.tables.delimited import RowBatch
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad, whole_form
 from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, is_day, times
@@ -71,7 +71,7 @@ class EventSurvey:
             column.refuse(named.column(name), table, EXAMPLES[name])
 
 
-def survey(batches: Iterable[Batch], named: Named) -> EventSurvey:
+def survey(batches: Iterable[RowBatch], named: Named) -> EventSurvey:
     """Survey all rows."""
     found = EventSurvey()
     for batch in batches:
@@ -82,7 +82,7 @@ def survey(batches: Iterable[Batch], named: Named) -> EventSurvey:
     return found
 
 
-def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey) -> None:
+def survey_histories(batches: Iterable[RowBatch], named: Named, found: EventSurvey) -> None:
     """Survey the time of each user's first row, which ends the given history."""
     for batch in batches:
         users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
@@ -93,7 +93,7 @@ def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey)
 
 
 def read_events(
-    batch: Batch,
+    batch: RowBatch,
     named: Named,
     about: EventSurvey,
     findings: Findings,

@@ -7,7 +7,7 @@ from typing import Protocol
 import polars as pl
 
 from pipelines.tables.columnar import Columnar
-from pipelines.tables.delimited import Batch, Delimited, read_dialect
+from pipelines.tables.delimited import Delimited, RowBatch, read_dialect
 from pipelines.tables.encoding import head_of
 from pipelines.tables.json_rows import JsonRows
 from services.errors import DataError
@@ -30,7 +30,7 @@ _REFUSED = (
 
 
 class _Rows(Protocol):
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[RowBatch]: ...
 
 
 class Table:
@@ -57,9 +57,9 @@ class Table:
             raise DataError("", f"no file {path}", KINDS)
         self._rows, self.columns = self._open(path, header, is_known)
         self._keeps = path.stat().st_size <= _CACHED_BYTES
-        self._kept: list[Batch] | None = None
+        self._kept: list[RowBatch] | None = None
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[RowBatch]:
         """Yield all rows, always from the first. Raises DataError for a truncated file."""
         if self._kept is not None:
             yield from self._kept
@@ -102,6 +102,6 @@ class Frame:
         self.has_header = True
         self._rows = rows
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[RowBatch]:
         """Yield all rows."""
-        yield Batch(self._rows, pl.int_range(1, self._rows.height + 1, dtype=pl.Int64, eager=True))
+        yield RowBatch(self._rows, pl.int_range(1, self._rows.height + 1, dtype=pl.Int64, eager=True))

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 import polars as pl
 
-from services.contracts.recommend import MAX_ID_CHARS
+from services.contracts.message import MAX_ID_CHARS
 from services.errors import DataError
 
 _WHOLE = r"^(?:0|-?[1-9][0-9]*)\.0+$"

@@ -10,7 +10,7 @@ import polars as pl
 
 from pipelines.tables.cells import as_text, flags, lists, numbers, present, printable
 from pipelines.tables.columns import Named
-from pipelines.tables.delimited import Batch
+from pipelines.tables.delimited import RowBatch
 from pipelines.tables.events import SAME_ITEM_NOTE, id_text, reject
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad
@@ -35,7 +35,7 @@ Reader = Callable[[pl.Series], pl.Series]
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 
 
-def survey_items(batches: Iterable[Batch], named: Named) -> IdColumn:
+def survey_items(batches: Iterable[RowBatch], named: Named) -> IdColumn:
     """Survey the form of the ids of the whole table."""
     found = IdColumn()
     for batch in batches:
@@ -44,7 +44,7 @@ def survey_items(batches: Iterable[Batch], named: Named) -> IdColumn:
 
 
 def read_items(
-    batch: Batch,
+    batch: RowBatch,
     named: Named,
     options: TableOptions,
     sequences: frozenset[str],

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.tables.cells import members
-from pipelines.tables.delimited import NO_TEXT, Batch
+from pipelines.tables.delimited import NO_TEXT, RowBatch
 from pipelines.tables.encoding import CHUNK_BYTES, as_utf8, utf8_chunks
 from services.errors import DataError
 
@@ -45,13 +45,13 @@ class JsonRows:
                 self._kinds.setdefault(name, set()).add(_kind(value))
         self.columns = tuple(self._kinds)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[RowBatch]:
         rows = self._rows()
         while taken := [*islice(rows, BATCH_ROWS)]:
             good = [(number, row) for number, row in taken if isinstance(row, dict)]
             columns = {name: self._column(name, [row.get(name) for _, row in good]) for name in self.columns}
             aside = [(number, row) for number, row in taken if isinstance(row, str)]
-            yield Batch(pl.DataFrame(columns), pl.Series([number for number, _ in good], dtype=pl.Int64), aside)
+            yield RowBatch(pl.DataFrame(columns), pl.Series([number for number, _ in good], dtype=pl.Int64), aside)
 
     def _column(self, name: str, values: list[Any]) -> pl.Series:
         kinds = self._kinds[name] - {"null"}

@@ -1,8 +1,10 @@
 """The options that name the columns of a table, shared by all commands."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from pipelines.declaration import Option, options_of
 from services.errors import ConfigError
 
 UNNAMED = "_"
@@ -35,24 +37,65 @@ PLAIN = TableOptions()
 """Options of a table whose header names the columns."""
 
 
-def table_options(
-    column: Sequence[str] | None = None,
-    skip: Sequence[str] | None = None,
-    header: Sequence[str] | None = None,
-    split: Sequence[str] | None = None,
-    number: Sequence[str] | None = None,
-    flag: Sequence[str] | None = None,
-    kind: str = "",
-) -> TableOptions:
-    """Return the options of a command line. `kind` applies to headers without a kind. Raises ConfigError."""
-    return TableOptions(
-        names=dict(_pair("--column", text, "sku=item_id") for text in column or ()),
-        skipped=frozenset(skip or ()),
-        headers=dict(_header(text, kind) for text in header or ()),
-        splits=dict(_pair("--list", text, "categories=;") for text in split or ()),
-        numbers=frozenset(number or ()),
-        flags=frozenset(flag or ()),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnArguments:
+    """The options of a command line that name a table's columns."""
+
+    column: Annotated[
+        tuple[str, ...],
+        Option("NAME=OUR_NAME: the table's column NAME is our field OUR_NAME, such as sku=item_id; repeat it."),
+    ] = ()
+    skip: Annotated[tuple[str, ...], Option("A column that is not read; repeat it.")] = ()
+    header: Annotated[
+        tuple[str, ...],
+        Option("Column names where the first line is data: events=user_id,item_id,event_time; _ skips a column."),
+    ] = ()
+
+    def parsed(self, kind: str = "") -> TableOptions:
+        """Return the table options. `kind` applies to headers without a kind. Raises ConfigError."""
+        return TableOptions(
+            names=dict(_pair("--column", text, "sku=item_id") for text in self.column),
+            skipped=frozenset(self.skip),
+            headers=dict(_header(text, kind) for text in self.header),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableArguments(ColumnArguments):
+    """The options of a command line that say how tables of events and items are read."""
+
+    lists: Annotated[
+        tuple[str, ...],
+        Option("COLUMN=SIGN: the separator of a list's values, such as 'categories=,'; repeat it.", names=("--list",)),
+    ] = ()
+
+    def parsed(self, kind: str = "") -> TableOptions:
+        """Return the table options. `kind` applies to headers without a kind. Raises ConfigError."""
+        splits = dict(_pair("--list", text, "categories=;") for text in self.lists)
+        return replace(ColumnArguments.parsed(self, kind), splits=splits)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as words of a command line."""
+        return tuple(
+            word
+            for one in options_of(type(self))
+            for value in getattr(self, one.field.name)
+            for word in (*one.names, value)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemArguments(TableArguments):
+    """The options of a command line for items whose attributes are text."""
+
+    number: Annotated[tuple[str, ...], Option("An attribute that text states as a number; repeat it.")] = ()
+    flag: Annotated[tuple[str, ...], Option("An attribute that text states as true or false; repeat it.")] = ()
+
+    def parsed(self, kind: str = "") -> TableOptions:
+        """Return the table options. `kind` applies to headers without a kind. Raises ConfigError."""
+        options = TableArguments.parsed(self, kind)
+        return replace(options, numbers=frozenset(self.number), flags=frozenset(self.flag))
 
 
 def _pair(option: str, text: str, example: str) -> tuple[str, str]:

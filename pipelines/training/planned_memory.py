@@ -13,14 +13,14 @@ import torch
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.mesh import Checkpointing, ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.training.fit.fitting import Fitted
-from pipelines.training.fit.parallel import Group
+from pipelines.training.parallel.mesh import Mesh
 
 
 def memory_of(
-    fitted: Fitted, config: DecoderConfig, group: Group, device: torch.device, batch_tokens: int, num_parts: int
+    fitted: Fitted, config: DecoderConfig, mesh: Mesh, device: torch.device, batch_tokens: int, num_parts: int
 ) -> dict[str, Any]:
     """Return {predicted: bytes by component, predicted_bytes, measured_bytes or None}.
 
@@ -28,11 +28,11 @@ def memory_of(
     """
     parts = predicted_parts(
         config,
-        group.layout,
-        group.method.recompute,
+        mesh.layout,
+        mesh.method.recompute,
         batch_tokens,
-        num_parts * group.accumulation,
-        is_bf16=group.uses_bf16(device),
+        num_parts * mesh.method.accumulation,
+        is_bf16=mesh.method.uses_bf16(device),
         is_gpu=device.type == "cuda",
     )
     return {"predicted": parts, "predicted_bytes": sum(parts.values()), "measured_bytes": fitted.step_bytes}
@@ -40,7 +40,7 @@ def memory_of(
 
 def predicted_parts(
     config: DecoderConfig,
-    layout: Layout,
+    layout: ParallelLayout,
     recompute: str,
     batch_tokens: int,
     num_parts: int,

@@ -12,6 +12,7 @@ from typing import Any
 from models.catalogue import load_catalogue
 from pipelines.codes.embedding import read_texts, share_of_distinct_texts
 from pipelines.data.examples import read_sequences, read_split
+from pipelines.training.options import DecoderRecipeOptions, RecipeOptions
 from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.train_student import DistillOptions
 from services.errors import ConfigError
@@ -110,14 +111,15 @@ def describe(recipe: Recipe, size: DataSize) -> str:
     return f"recipe {recipe.name}: {measured}; {texts}: {learned}{first}"
 
 
-def read_recipes(
-    path: Path | None = None, *, epochs: int | None = None, student_epochs: int | None = None, seed: int = 0
-) -> tuple[Recipe, ...]:
-    """Read a file of recipes (None: the shipped one) with these epochs (None: the recipe's).
+def read_recipes(path: Path | None = None, **changes: Any) -> tuple[Recipe, ...]:
+    """Read a file of recipes (None: the shipped one), with the `changes` of RecipeOptions. Raises ConfigError."""
+    return recipes_of(RecipeOptions(recipes=path, **changes))
 
-    Raises ConfigError naming the option or key.
-    """
-    path = path or SHIPPED
+
+def recipes_of(options: DecoderRecipeOptions) -> tuple[Recipe, ...]:
+    """Read the recipes that the options name. Raises ConfigError naming the option or key."""
+    path = options.recipes or SHIPPED
+    student_epochs = options.student_epochs if isinstance(options, RecipeOptions) else None
     try:
         raw = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -130,12 +132,11 @@ def read_recipes(
         raise ConfigError(
             f"--recipes: {path}: the last recipe has limits, so larger data has none; take out its at_most"
         )
-    _check_seed(seed)
     return tuple(
         replace(
             recipe,
-            train=_with_epochs(replace(recipe.train, seed=seed), "--epochs", epochs),
-            distill=_with_epochs(replace(recipe.distill, seed=seed), "--student-epochs", student_epochs),
+            train=_changed_fit(recipe.train, options.seed, options.epochs),
+            distill=_changed_fit(recipe.distill, options.seed, student_epochs),
         )
         for recipe in recipes
     )
@@ -185,16 +186,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _with_epochs(options: Any, option: str, epochs: int | None) -> Any:
-    if epochs is None:
-        return options
-    if epochs < 1:
-        raise ConfigError(
-            f"{option}: {epochs} epochs train nothing; give at least 1, or leave it out for the recipe's number"
-        )
-    return replace(options, fit=replace(options.fit, epochs=epochs))
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed: {seed} is out of range; give 0 to {2**32 - 1}")
+def _changed_fit(options: Any, seed: int, epochs: int | None) -> Any:
+    """Return a model's options with this seed, and with these epochs unless None."""
+    fit = options.fit if epochs is None else replace(options.fit, epochs=epochs)
+    return replace(options, seed=seed, fit=fit)

@@ -12,8 +12,8 @@ import torch
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import device_of_driver
-from pipelines.training.fit.parallel import ALONE, Group
-from pipelines.training.fit.recompute import flops_factor
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh
+from pipelines.training.parallel.recompute import flops_factor
 from services.llm.engine.cost.machine_limits import measure_limits
 
 SPEED = "speed.json"
@@ -39,7 +39,7 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_scores: in
 
 
 def speed_of(
-    num_tokens: int, flops: int, seconds: float, device: torch.device, group: Group = ALONE
+    num_tokens: int, flops: int, seconds: float, device: torch.device, mesh: Mesh = ONE_PROCESS
 ) -> dict[str, float | None]:
     """Return tokens and FLOPs per second of all processes, their MFU by data sheet and by measured peak, and HFU.
 
@@ -47,13 +47,13 @@ def speed_of(
     """
     sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds
-    dtype = torch.bfloat16 if group.uses_bf16(device) else torch.float32
-    measured = group.size * measure_limits(device, dtype).flops_per_s
-    again = flops_factor(group.method.recompute, device, dtype)
+    dtype = torch.bfloat16 if mesh.method.uses_bf16(device) else torch.float32
+    measured = mesh.world_size * measure_limits(device, dtype).flops_per_s
+    again = flops_factor(mesh.method.recompute, device, dtype)
     return {
         "tokens_per_s": num_tokens / seconds,
         "flops_per_s": flops_per_s,
-        "mfu": None if sheet is None else flops_per_s / (group.size * sheet.flops_per_s["bf16"]),
+        "mfu": None if sheet is None else flops_per_s / (mesh.world_size * sheet.flops_per_s["bf16"]),
         "measured_peak_flops_per_s": measured,
         "mfu_of_measured": flops_per_s / measured,
         "hfu_of_measured": flops_per_s * again / measured,

@@ -41,12 +41,13 @@ from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
-from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.batches import IGNORED, Batch, Loss, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, fit
-from pipelines.training.fit.parallel import ALONE, Group, Loss
+from pipelines.training.parallel.dropout import Dropout
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh
+from pipelines.training.parallel.model import DividedModel, ParallelModel
 from pipelines.training.planned_memory import describe_parts, memory_of, predicted_parts
 from pipelines.training.reports.curves import CURVES, write_png
 from pipelines.training.reports.watched import watched
@@ -191,24 +192,24 @@ def train_in(
     on_validation: OnValidation | None,
     *,
     progress: Progress,
-    group: Group,
+    mesh: Mesh,
 ) -> None:
-    """Train as one process of a group. Rank 0 writes."""
+    """Train as one process of a mesh. Rank 0 writes."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
-    data = TrainingData(tokenized, catalogue, sequences, valid, group.device(device))
+    data = TrainingData(tokenized, catalogue, sequences, valid, mesh.device(device))
     teacher_decoder = None
     if catalogue.depth > 1 and options.teacher_weight > 0:
-        teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
-    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group, out)
-    if group.is_main:
-        _write(ours, options, out, start, data, group)
+        teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, mesh)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, mesh, out)
+    if mesh.is_main:
+        _write(ours, options, out, start, data, mesh)
 
 
 def _write(
-    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, data: TrainingData, group: Group
+    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, data: TrainingData, mesh: Mesh
 ) -> None:
-    if ours.item_text is not None or not group.is_divided:
+    if ours.item_text is not None or not mesh.is_divided:
         save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
@@ -222,11 +223,11 @@ def _write(
     }
     seconds, times, peak_bytes, _ = (about.pop(name) for name in ("seconds", "times", "peak_bytes", "step_bytes"))
     (out / "training.json").write_text(json.dumps(about, indent=1))
-    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, data.device, group)
+    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, data.device, mesh)
     shares = {name: spent / sum(times.values()) for name, spent in times.items()}
     tokens = max(options.max_batch_tokens, options.max_items * data.catalogue.depth)
-    memory = memory_of(ours.fitted, ours.decoder.config, group, data.device, tokens, options.fit.num_parts)
-    found = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": group.size}
+    memory = memory_of(ours.fitted, ours.decoder.config, mesh, data.device, tokens, options.fit.num_parts)
+    found = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": mesh.world_size}
     (out / SPEED).write_text(json.dumps(speed | found, indent=1))
     write_png({"decoder": ours.fitted}, out / CURVES)
 
@@ -238,7 +239,7 @@ def train_teacher(
     checkpoints: Checkpoints,
     progress: Progress,
     start: WarmStart | None,
-    group: Group = ALONE,
+    mesh: Mesh = ONE_PROCESS,
 ) -> Decoder:
     """Train the teacher of a decoder with these options, write it and return it."""
     by_item = replace(data, catalogue=single_level(data.catalogue, len(data.catalogue.item_ids)))
@@ -248,8 +249,8 @@ def train_teacher(
         progress(done, total, f"teacher: {what}")
 
     own_options = replace(options, dropout=options.teacher_dropout)
-    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start, group=group).decoder
-    if group.is_main:
+    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start, mesh=mesh).decoder
+    if mesh.is_main:
         save_teacher(teacher, by_item.catalogue, out)
     return teacher
 
@@ -267,7 +268,7 @@ def fit_decoder(
     start: WarmStart | None = None,
     on_validation: OnValidation | None = None,
     teacher_decoder: Decoder | None = None,
-    group: Group = ALONE,
+    mesh: Mesh = ONE_PROCESS,
     out: Path | None = None,
 ) -> FittedDecoder:
     """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes.
@@ -316,26 +317,26 @@ def fit_decoder(
         scorer = decoder_scorer(folded(decoder), catalogue, Prompt(options.max_items, options.stride))
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
-    def export(trained: nn.Module) -> None:
-        if out is not None and group.is_divided and encoder is None:
-            group.export(trained, decoder.config, out / "decoder")
+    def export(trained: ParallelModel) -> None:
+        if out is not None and isinstance(trained, DividedModel) and encoder is None:
+            trained.export(decoder.config, out / "decoder")
 
-    with dropout_after(adding_modules(decoder), options.dropout, group):
-        task = Task(
-            batches=lambda: batch_windows(
-                cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
-            ),
-            rng=rng,
-            loss=loss,
-            validate=validate,
-            uniform_loss=math.log(max(2, *catalogue.level_sizes)),
-            flops=flops,
-            on_validation=on_validation,
-            on_fitted=export,
-        )
-        fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
-        with watched(checkpoints, asdict(options), device, group) as watch:
-            fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group, watch)
+    task = Task(
+        batches=lambda: batch_windows(
+            cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
+        ),
+        rng=rng,
+        loss=loss,
+        validate=validate,
+        uniform_loss=math.log(max(2, *catalogue.level_sizes)),
+        flops=flops,
+        on_validation=on_validation,
+        on_fitted=export,
+        dropout=Dropout(adding_modules(decoder), options.dropout),
+    )
+    fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
+    with watched(checkpoints, asdict(options), device, mesh) as watch:
+        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, mesh, watch)
     item_text = None if encoder is None else learned_text(decoder, encoder)
     return FittedDecoder(folded(decoder), item_text, fitted, begun)
 

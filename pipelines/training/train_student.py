@@ -42,12 +42,12 @@ from pipelines.foreign.stage import imported_beside
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval, ndcg, rank_labels
 from pipelines.scoring.student import StudentScorer
-from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
+from pipelines.training.batches import Batch, Loss, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
-from pipelines.training.fit.parallel import ALONE, Group, Loss
+from pipelines.training.parallel.dropout import Dropout
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh
 from pipelines.training.reports.curves import CURVES, write_png
 from pipelines.training.reports.watched import watched
 from pipelines.training.start.student_rows import encoded_rows, fill_rows
@@ -126,11 +126,11 @@ def distill(
         twin = team.fit(fit_twin, saved, silent)
     else:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
-            own = Group(team.method)
+            own = team.mesh
             fitting = beside.submit(
                 fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, silent, start, own
             )
-            student, twin = fit_student(progress=progress, group=own), fitting.result()
+            student, twin = fit_student(progress=progress, mesh=own), fitting.result()
     choose_student(tokenized, options, out, student, twin)
 
 
@@ -199,14 +199,14 @@ def fit_and_save(
     checkpoints: Checkpoints,
     progress: Progress = silent,
     start: WarmStart | None = None,
-    group: Group = ALONE,
+    mesh: Mesh = ONE_PROCESS,
 ) -> Fitted:
     """Train one student on the stage's inputs, write it, and return its curve.
 
     Without a decoder it starts at random and learns from the labels.
     """
     torch.set_num_threads(inputs.num_threads)
-    device = group.device(inputs.device)
+    device = mesh.device(inputs.device)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
     teacher = None
@@ -224,6 +224,7 @@ def fit_and_save(
         valid = sample_cases(valid, NUM_CASES)
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
+    modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
     task = Task(
         batches=lambda: batch_windows(
             cut_windows(targets.sequences, options.max_items, rng), targets.encoding, options.max_batch_tokens, rng
@@ -232,15 +233,14 @@ def fit_and_save(
         loss=lambda model, batch: imitation_loss(cast("StudentModel", model), targets, batch, options, sampler),
         validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
+        dropout=Dropout(modules, options.dropout),
     )
-    modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
-    with dropout_after(modules, options.dropout, group):
-        fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
-        with watched(checkpoints, asdict(options), device, group) as watch:
-            fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, group, watch)
+    fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
+    with watched(checkpoints, asdict(options), device, mesh) as watch:
+        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, mesh, watch)
     if catalogue.depth > 1:
         fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
-    if group.is_main:
+    if mesh.is_main:
         save_student(student, path)
     return fitted
 

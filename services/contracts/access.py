@@ -6,8 +6,8 @@ Only values: knows neither keys nor transports, and does not count. Without API 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from services.contracts.recommend import MAX_K
-
+MAX_K = 2_000
+"""Maximum number of items in a list."""
 DAY_S = 86_400
 RATE, QUOTA = "rate", "daily quota"
 WHOLE = 1e-9

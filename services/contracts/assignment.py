@@ -1,26 +1,24 @@
 """Assignments: by surface the model name, its version and the experiment variants of a user or a visitor's session."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
-from services.contracts.recommend import check_id
-from services.errors import InvalidRequest
+from msgspec import Meta
+
+from services.contracts.message import Answer, Id, InvalidField, Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignRequest:
+class AssignRequest(Message, frozen=True, kw_only=True):
     """The user or session of an assignment; user_id takes precedence, as in recommendations."""
 
-    user_id: str | None = None
-    session_id: str | None = None
+    user_id: Annotated[Id | None, Meta(description="The user; required without session_id")] = None
+    session_id: Annotated[Id | None, Meta(description="A visitor's session; ignored when user_id is set")] = None
 
     def __post_init__(self) -> None:
-        """Check the values. Raises InvalidRequest naming the field."""
+        """Check the values. Raises InvalidField."""
+        super().__post_init__()
         if self.user_id is None and self.session_id is None:
-            raise InvalidRequest("user_id", "missing", "send user_id, or session_id for a visitor")
-        for name in ("user_id", "session_id"):
-            if (sent := getattr(self, name)) is not None:
-                check_id(name, sent)
+            raise InvalidField("user_id", "missing", "send user_id, or session_id for a visitor")
 
     @property
     def unit_id(self) -> str:
@@ -28,23 +26,21 @@ class AssignRequest:
         return self.user_id or self.session_id or ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurfaceAssignment:
-    """The assignment on one surface; `surface` is None for requests without a surface.
+class SurfaceAssignment(Answer, frozen=True, kw_only=True):
+    """The assignment on one surface."""
 
-    `name` is the model name, `bundle_version` the answering version (None: no live version), `is_canary` whether that
-    is a release's candidate, `variants` maps each experiment to its variant.
-    """
-
-    surface: str | None
-    name: str
-    bundle_version: str | None
-    is_canary: bool
-    variants: Mapping[str, str]
+    surface: Annotated[str | None, Meta(description="Null: requests without a surface")]
+    name: Annotated[str, Meta(description="The model name")]
+    bundle_version: Annotated[str | None, Meta(description="The answering version; null: no live version")]
+    is_canary: Annotated[bool, Meta(description="Whether that is the candidate of a release in progress")]
+    variants: Annotated[
+        Mapping[str, str], Meta(description="The variant by experiment", examples=[{"fresher": "control"}])
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """Every surface, first the assignment of requests without a surface."""
+class Assigned(Answer, frozen=True):
+    """The assignment of a user, or a visitor's session, now."""
 
-    surfaces: tuple[SurfaceAssignment, ...]
+    surfaces: Annotated[
+        tuple[SurfaceAssignment, ...], Meta(description="All surfaces; first requests without a surface")
+    ]

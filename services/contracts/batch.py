@@ -1,12 +1,29 @@
 """Several recommendation requests in one call, answered individually in the order sent."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from services.contracts.recommend import MAX_ID_CHARS, Recommendation, RecommendRequest
+from msgspec import Meta
+
+from services.contracts.message import MAX_ID_CHARS, Message
+from services.contracts.recommend import DeadlineMs, Recommendation, RecommendBody, RecommendRequest
 from services.errors import InvalidRequest, TailraceError
 
 MAX_BATCH = 100
 _PLACE_CHARS = len(f".{MAX_BATCH}")
+
+
+class BatchBody(Message, frozen=True):
+    """Requests for several users; each is answered or rejected individually."""
+
+    requests: Annotated[
+        tuple[RecommendBody, ...],
+        Meta(description="Each without deadline_ms", min_length=1, max_length=MAX_BATCH),
+    ]
+    deadline_ms: Annotated[
+        DeadlineMs | None,
+        Meta(description="For all of them together, from arrival; or header X-Deadline-Ms", examples=[1_000]),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

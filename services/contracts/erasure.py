@@ -4,18 +4,17 @@ The event's key is the user id, so it is in order with the user's own events: ea
 store, later events begin a new history. A receipt names no user. Knows no store.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from services.contracts.events import Interaction, check_written_time, interaction_from, parse_value, refuse_unknown
-from services.contracts.recommend import check_id
-from services.errors import InvalidRequest
+from msgspec import Meta
+
+from services.contracts.events import Interaction, check_written_time
+from services.contracts.message import Answer, Id, Message, convert, decode_object, encode
 
 _DAY_MS = 86_400_000
-_FIELDS = frozenset({"erasure_id", "user_id", "accepted_time_ms"})
 
 
 class ErasureStore(StrEnum):
@@ -49,34 +48,27 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """Data that an erasure does not remove, why, and until when: Unix ms, or None if only `until` describes it."""
+class Remaining(Answer, frozen=True):
+    """Data that an erasure does not remove, and until when."""
 
     what: str
     until: str
-    until_unix_ms: int | None = None
+    until_unix_ms: Annotated[int | None, Meta(description="Null: only `until` describes it")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erasure:
+class Erasure(Message, frozen=True, kw_only=True):
     """The event.
 
     `accepted_time_ms` (Unix ms) is when a door accepted it; impressions and answers up to then are removed too.
     """
 
-    erasure_id: str
-    user_id: str
+    erasure_id: Id
+    user_id: Id
     accepted_time_ms: int
-
-    def __post_init__(self) -> None:
-        """Check the fields. Raises InvalidRequest naming the field."""
-        check_id("erasure_id", self.erasure_id)
-        check_id("user_id", self.user_id)
 
     def encode(self) -> bytes:
         """Return the record's value: compact JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
+        return encode(self)
 
     @property
     def key(self) -> bytes:
@@ -104,6 +96,51 @@ class ErasureReceipt:
         return all(self.stores[store] is not None for store in ONLINE_STORES)
 
 
+class ErasedStore(Answer, frozen=True):
+    """One store from which a user is removed."""
+
+    store: Annotated[str, Meta(examples=["features"])]
+    meaning: Annotated[str, Meta(description="The user's data that it held")]
+    done_time_ms: Annotated[int | None, Meta(description="Unix milliseconds; null: not done yet")]
+
+
+class ReceiptBody(Answer, frozen=True):
+    """The progress of an erasure. Names no user."""
+
+    erasure_id: Id
+    accepted_time_ms: Annotated[int, Meta(description="Unix milliseconds")]
+    is_done_online: Annotated[bool, Meta(description="No answer depends on the user's past any more")]
+    is_done: Annotated[bool, Meta(description="Every store is done")]
+    stores: tuple[ErasedStore, ...]
+    remaining: Annotated[tuple[Remaining, ...], Meta(description="Data that remains, and until when")]
+
+    @classmethod
+    def of(cls, receipt: ErasureReceipt) -> "ReceiptBody":
+        """Return a receipt in the form that callers get."""
+        return cls(
+            receipt.erasure_id,
+            receipt.accepted_time_ms,
+            receipt.is_done_online,
+            receipt.is_done,
+            tuple(ErasedStore(store, STORE_MEANINGS[store], done) for store, done in receipt.stores.items()),
+            receipt.remaining,
+        )
+
+
+class UserDataBody(Answer, frozen=True):
+    """All data about one user."""
+
+    user_id: str
+    history: Annotated[dict[str, Any] | None, Meta(description="Null: none")]
+    shown: Annotated[tuple[dict[str, Any], ...], Meta(description="Remembered impressions")]
+    lists: Annotated[tuple[dict[str, Any], ...], Meta(description="Stored lists, by bundle")]
+    explanations: Annotated[tuple[dict[str, Any], ...], Meta(description="Of the user's recent requests")]
+    events: Annotated[
+        tuple[dict[str, Any], ...] | None, Meta(description="Of the offline log; null: this gateway has no access")
+    ]
+    impressions: Annotated[tuple[dict[str, Any], ...] | None, Meta(description="As events")]
+
+
 def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms: int) -> tuple[Remaining, ...]:
     """Return the data that remains after an erasure accepted then (Unix ms), given the broker's retention."""
     return (
@@ -125,17 +162,9 @@ def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms:
 
 def decode_record(value: bytes | None) -> Interaction | Erasure:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
-    fields = parse_value(value)
-    return _erasure_from(fields) if "erasure_id" in fields else interaction_from(fields)
-
-
-def _erasure_from(fields: Mapping[str, Any]) -> Erasure:
-    refuse_unknown(fields, _FIELDS)
-    for name in ("erasure_id", "user_id"):
-        if not isinstance(fields.get(name), str):
-            raise InvalidRequest(name, "not a string", "send a string")
-    accepted = fields.get("accepted_time_ms")
-    if not isinstance(accepted, int) or isinstance(accepted, bool):
-        raise InvalidRequest("accepted_time_ms", "not an integer", "send Unix milliseconds")
-    check_written_time("accepted_time_ms", accepted)
-    return Erasure(**fields)
+    fields = decode_object(value or b"", "value")
+    if "erasure_id" not in fields:
+        return convert(Interaction, fields)
+    erasure = convert(Erasure, fields)
+    check_written_time("accepted_time_ms", erasure.accepted_time_ms)
+    return erasure

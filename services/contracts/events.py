@@ -5,15 +5,12 @@ strict, because an unknown field is a producer's mistake that would otherwise go
 against which events are too old or in the future is an argument.
 """
 
-import json
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+import msgspec
+from msgspec import Meta
 
-from services.contracts.recommend import check_id
+from services.contracts.message import Answer, Id, Message, check_id, decode
 from services.errors import InvalidRequest
 
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
@@ -27,13 +24,43 @@ _SECONDS = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286, which read as milliseconds would all be in January to April 1970."""
 _FIRST_WRITTEN_MS = 10**12
 """In 2001: earlier than any time at which a gateway wrote a record, in any unit."""
-SENT_FIELDS = frozenset({"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id"})
-"""The fields of an event that a caller may send; a record also has `accepted_time_ms`."""
-_FIELDS = SENT_FIELDS | {"accepted_time_ms"}
+
+TimeMs = Annotated[int, Meta(ge=0, le=_LAST_TIME_MS)]
+"""Unix milliseconds between the years 1970 and 9999."""
+_Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interaction:
+class EventBody(Message, frozen=True):
+    """One user action on an item."""
+
+    user_id: Annotated[Id, Meta(examples=["196"])]
+    item_id: Annotated[Id, Meta(examples=["242"])]
+    event_type: Annotated[Id, Meta(examples=["click"])] = "click"
+    event_time_ms: Annotated[
+        TimeMs | None,
+        Meta(
+            description=f"Unix milliseconds, at most {MAX_EVENT_AGE_MS // 86_400_000} days ago and "
+            f"{MAX_EVENT_LEAD_MS // 1_000} s ahead; absent: now"
+        ),
+    ] = None
+    value: float = 1.0
+    event_id: Annotated[
+        Id | None,
+        Meta(
+            description="Send one to make a repeat harmless: it is recognised among the user's "
+            f"{REMEMBERED_EVENTS} newest events"
+        ),
+    ] = None
+    request_id: Annotated[Id | None, Meta(description="The answer that the user acted on")] = None
+
+
+class EventsBody(Message, frozen=True):
+    """Many events."""
+
+    events: Annotated[tuple[EventBody, ...], Meta(min_length=1)]
+
+
+class Interaction(EventBody, frozen=True, kw_only=True):
     """One user action on one item.
 
     `event_id` makes a repeated delivery by the caller harmless. `event_time_ms` is when it happened (Unix ms),
@@ -41,26 +68,9 @@ class Interaction:
     came from.
     """
 
-    event_id: str
-    user_id: str
-    item_id: str
-    event_time_ms: int
-    event_type: str = "click"
-    value: float = 1.0
-    request_id: str | None = None
-    accepted_time_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the fields. Raises InvalidRequest naming the field."""
-        for name in ("event_id", "user_id", "item_id", "event_type"):
-            check_id(name, getattr(self, name))
-        if self.request_id is not None:
-            check_id("request_id", self.request_id)
-        for name in ("event_time_ms", "accepted_time_ms"):
-            if not 0 <= (getattr(self, name) or 0) <= _LAST_TIME_MS:
-                raise InvalidRequest(name, "not between the years 1970 and 9999", "send Unix milliseconds")
-        if not _is_finite(self.value):
-            raise InvalidRequest("value", "not a finite number", "send a finite number")
+    event_id: Id
+    event_time_ms: TimeMs
+    accepted_time_ms: TimeMs | None = None
 
     def check_unit(self) -> None:
         """Refuse a time that was written in seconds. Raises InvalidRequest."""
@@ -84,8 +94,8 @@ class Interaction:
 
     def encode(self) -> bytes:
         """Return the record's value: compact JSON without absent fields."""
-        present = {key: value for key, value in asdict(self).items() if value is not None}
-        return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
+        fields = msgspec.structs.asdict(self)
+        return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
     @property
     def key(self) -> bytes:
@@ -93,54 +103,25 @@ class Interaction:
         return self.user_id.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Events that the broker has acknowledged: ids in the order sent, and distinct items that the live catalogue lacks.
+class Recorded(Answer, frozen=True):
+    """Number of events that the broker acknowledged, with each id counted once, and all ids in the order sent.
 
-    `accepted` counts an id that was sent several times once. While no bundle is loaded, every item counts as known.
+    While no bundle is loaded, every item counts as known.
     """
 
     event_ids: tuple[str, ...]
-    unknown_items: tuple[str, ...]
+    unknown_items: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Items of these events outside the live catalogue, without duplicates; the events are recorded"
+        ),
+    ]
     accepted: int
 
 
 def decode_interaction(value: bytes | None) -> Interaction:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
-    return interaction_from(parse_value(value))
-
-
-def parse_value(value: bytes | None) -> dict[str, Any]:
-    """Read a record's value as one JSON object. Raises InvalidRequest."""
-    try:
-        fields = json.loads(value or b"")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
-    return fields
-
-
-def interaction_from(fields: Mapping[str, Any]) -> Interaction:
-    """Build an interaction from parsed JSON.
-
-    Raises InvalidRequest with the field that is missing, unknown or mistyped.
-    """
-    refuse_unknown(fields, _FIELDS)
-    for name in ("event_id", "user_id", "item_id", "event_time_ms"):
-        if fields.get(name) is None:
-            raise InvalidRequest(name, "missing", "it is required")
-    for name in fields.keys() & {"event_id", "user_id", "item_id", "event_type", "request_id"}:
-        if not isinstance(fields[name], str):
-            raise InvalidRequest(name, "not a string", "send a string")
-    for name in fields.keys() & {"event_time_ms", "accepted_time_ms"}:
-        if isinstance(fields[name], float) and _SECONDS.start <= fields[name] < _SECONDS.stop:
-            raise _in_seconds(name, fields[name])
-        if not isinstance(fields[name], int) or isinstance(fields[name], bool):
-            raise InvalidRequest(name, "not an integer", "send Unix time in milliseconds")
-    if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
-        raise InvalidRequest("value", "not a number", "send a number")
-    return Interaction(**fields)
+    return decode(Interaction, value or b"", "value")
 
 
 def check_written_time(name: str, time_ms: int) -> None:
@@ -154,29 +135,13 @@ def check_written_time(name: str, time_ms: int) -> None:
         raise InvalidRequest(name, "not between the years 2001 and 9999", "send Unix milliseconds")
 
 
-def refuse_unknown(fields: Iterable[str], known: frozenset[str]) -> None:
-    """Refuse an unknown field. Raises InvalidRequest naming it."""
-    for name in fields:
-        if name not in known:
-            raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(known))}")
-
-
 def _in_seconds(name: str, time: float) -> InvalidRequest:
     return InvalidRequest(
         name, f"{time} looks like seconds", "send Unix milliseconds: the seconds times 1,000, as an integer"
     )
 
 
-def _is_finite(value: float) -> bool:
-    """Whether a number is finite as a float; JSON integers can be larger than any float."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Impression:
+class Impression(Message, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
     """One impression: the items shown to a user and the features behind them, for training joins and skew measurement.
 
     `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see
@@ -192,45 +157,42 @@ class Impression:
             randomisation.
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
-        session: Of a visitor without a user id, a hash of the session by which experiments assign.
+        session: Of a visitor without a user id, a hash of the session that experiments assign.
         failure: Error code, or `shed`, of a request that got no list of the bundle assigned to its user; recorded
             during releases, only canary analysis reads it.
     """
 
     request_id: str
     user_id: str | None = None
-    shown_time_ms: int
+    shown_time_ms: TimeMs
     item_ids: tuple[str, ...]
     tier: str
     reason: str
     bundle_version: str
-    newest_event_time_ms: int | None = None
-    history_len: int
+    newest_event_time_ms: _Count | None = None
+    history_len: _Count
     history_digest: str
-    features_as_of_us: int | None = None
+    features_as_of_us: _Count | None = None
     surface: str | None = None
     name: str | None = None
     variant: str | None = None
-    positions: tuple[int, ...] | None = None
+    positions: tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...] | None = None
     scores: tuple[float, ...] | None = None
-    propensity: tuple[float, ...] | None = None
+    propensity: tuple[Annotated[float, Meta(ge=0, le=1)], ...] | None = None
     elapsed_ms: float | None = None
-    deadline_ms: int | None = None
+    deadline_ms: _Count | None = None
     session: str | None = None
     failure: str | None = None
 
-    def encode(self) -> bytes:
-        """Return the record's value: compact JSON without absent fields."""
-        present = {key: value for key, value in asdict(self).items() if value is not None}
-        return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
-
     def __post_init__(self) -> None:
-        """Check the fields that storage needs. Raises InvalidRequest naming the field."""
+        """Check the ids that storage needs. Raises InvalidRequest naming the field."""
         if self.user_id is not None:
             check_id("user_id", self.user_id)
         check_id("request_id", self.request_id)
-        if not 0 <= self.shown_time_ms <= _LAST_TIME_MS:
-            raise InvalidRequest("shown_time_ms", "not between the years 1970 and 9999", "send Unix milliseconds")
+
+    def encode(self) -> bytes:
+        """Return the record's value: compact JSON without absent fields."""
+        return msgspec.json.encode(self)
 
     @property
     def key(self) -> bytes:
@@ -243,25 +205,6 @@ def decode_impression(value: bytes | None) -> Impression:
 
     Raises InvalidRequest naming the wrong field.
     """
-    try:
-        found = _IMPRESSION.validate_json(value or b"", strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise InvalidRequest(".".join(map(str, first["loc"])) or "value", first["msg"], _AS_A_GATEWAY) from error
-    check_written_time("shown_time_ms", found.shown_time_ms)
-    for name in _INTEGERS:
-        if not 0 <= (getattr(found, name) or 0) <= _MAX_INTEGER:
-            raise InvalidRequest(name, "below 0 or above 2^53", _AS_A_GATEWAY)
-    for place, position in enumerate(found.positions or ()):
-        if not 1 <= position <= _MAX_POSITION:
-            raise InvalidRequest(f"positions[{place}]", f"below 1 or above {_MAX_POSITION}", _AS_A_GATEWAY)
-    for place, probability in enumerate(found.propensity or ()):
-        if not 0 <= probability <= 1:
-            raise InvalidRequest(f"propensity[{place}]", "not a probability", _AS_A_GATEWAY)
-    return found
-
-
-_AS_A_GATEWAY = "send what a gateway sends"
-_MAX_INTEGER, _MAX_POSITION = 1 << 53, 1_000_000
-_IMPRESSION = TypeAdapter(Impression)
-_INTEGERS = tuple(one.name for one in fields(Impression) if one.type in (int, int | None))
+    impression = decode(Impression, value or b"", "value")
+    check_written_time("shown_time_ms", impression.shown_time_ms)
+    return impression

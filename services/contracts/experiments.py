@@ -50,7 +50,7 @@ _EXAMPLE = "[experiments.fresher]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a variant changes on its surface: model name, rules, deadline, allowed tiers. None: unchanged."""
+    """Changes by a variant to its surface: model name, rules, deadline, allowed tiers. None: unchanged."""
 
     weight: float = 1.0
     name: str | None = None
@@ -250,7 +250,8 @@ def _refuse_disturbance(file: str, one: Experiment, other: Experiment) -> None:
     changed = [frozenset().union(*(variant.changes for variant in each.variants.values())) for each in (one, other)]
     if surfaces and (both := sorted(changed[0] & changed[1])):
         raise ConfigError(
-            f"{where}: sets {both[0]} of {surfaces[0]}, as {one.name} does in layer {one.layer}; put both into one layer, which has each user in one of them"
+            f"{where}: sets {both[0]} of {surfaces[0]}, as {one.name} does in layer {one.layer}; put both into "
+            f"one layer, which has each user in one of them"
         )
 
 

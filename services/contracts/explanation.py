@@ -4,11 +4,14 @@ Times are milliseconds; `offset_ms` counts from the request's arrival.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import msgspec
+from msgspec import Meta
 from pydantic_core import from_json, to_json
+
+from services.contracts.message import Answer
 
 
 class ListState(StrEnum):
@@ -21,20 +24,18 @@ class ListState(StrEnum):
     NOT_READ = "not_read"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTime:
+class StageTime(Answer, frozen=True):
     """One stage of the request; stages may overlap (the student works while the LLM does)."""
 
-    name: str
-    offset_ms: float
+    name: Annotated[str, Meta(examples=["features"])]
+    offset_ms: Annotated[float, Meta(description="From the request's arrival to its beginning")]
     duration_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlmPart:
-    """How the request to the LLM ended; counts and times are the engine's, None without a timely result."""
+class LlmPart(Answer, frozen=True):
+    """How the request to the LLM ended; counts and times are the engine's, null without a timely result."""
 
-    outcome: str
+    outcome: Annotated[str, Meta(examples=["in_time"])]
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     num_steps: int | None = None
@@ -43,48 +44,42 @@ class LlmPart:
     decode_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuledItem:
-    """One item's position (from 1) before any rule and after all rules; None if the item was not in that list.
-
-    `rules` are the rules that moved it, directly or by moving other items past it.
-    """
+class RuledItem(Answer, frozen=True):
+    """One item's position (from 1) before any rule and after all rules; null if the item was not in that list."""
 
     item_id: str
     before: int | None
     after: int | None
-    rules: tuple[str, ...] = ()
+    rules: Annotated[tuple[str, ...], Meta(description="Rules that moved it, or moved other items past it")] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedItem:
-    """One item's mixed score, and the part of each source; the parts sum to the score. `model` is the tier's model."""
+class MixedItem(Answer, frozen=True):
+    """An item's mixed score and the part of each source; the parts sum to the score."""
 
     item_id: str
     score: float
-    by_source: Mapping[str, float]
+    by_source: Annotated[Mapping[str, float], Meta(description="`model` is the tier's model")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """One request. `outcome` is "ok" or the error's code; fields that a refusal lacks are None or empty.
+class Explanation(Answer, frozen=True, kw_only=True):
+    """How a request was answered; fields that a rejected request lacks are null or empty.
 
     `planned_tier` and `planned_reason` are the first decision, by `facts` (services.router.policy.Facts); `tier` and
     `reason` are how it ended.
     """
 
     request_id: str
-    door: str
-    outcome: str
+    door: Annotated[str, Meta(examples=["rest"])]
+    outcome: Annotated[str, Meta(description='"ok", or the error\'s code')]
     at_unix_ms: int
-    message: str | None = None
+    message: Annotated[str | None, Meta(description="The error that the caller received")] = None
     trace_id: str | None = None
     user_id: str | None = None
     caller: str | None = None
     priority: str | None = None
     tier: str | None = None
     reason: str | None = None
-    planned_tier: str | None = None
+    planned_tier: Annotated[str | None, Meta(description="The first decision, before anything was ranked")] = None
     planned_reason: str | None = None
     bundle_version: str | None = None
     k: int | None = None
@@ -92,20 +87,29 @@ class Explanation:
     deadline_ms: int | None = None
     elapsed_ms: float | None = None
     feature_age_ms: int | None = None
-    list_state: str | None = None
+    list_state: Annotated[str | None, Meta(description="Whether the user's stored list was usable")] = None
     surface: str | None = None
-    variant: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    variant: Annotated[str | None, Meta(description="Of each experiment: `fresher=fresh,layout=control`")] = None
+    facts: Annotated[Mapping[str, bool | int | float], Meta(description="The policy's inputs")] = msgspec.field(
+        default_factory=dict
+    )
     llm: LlmPart | None = None
     stages: tuple[StageTime, ...] = ()
-    ruled: tuple[RuledItem, ...] = ()
-    """The first items before and after the rules, if any rule reordered them."""
-    mixed: tuple[MixedItem, ...] = ()
-    """The first items of the answering tier, if it mixes sources."""
+    ruled: Annotated[tuple[RuledItem, ...], Meta(description="The first items before and after the rules")] = ()
+    mixed: Annotated[tuple[MixedItem, ...], Meta(description="The first items of a tier that mixes sources")] = ()
 
-    def as_plain(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return asdict(self)
+
+class ExplanationAnswer(Explanation, frozen=True):
+    """How a request was answered; fields that a rejected request lacks are null."""
+
+    component: ClassVar = "ExplanationBody"
+
+    sentences: Annotated[tuple[str, ...], Meta(description="The explanation in words")] = ()
+
+    @classmethod
+    def of(cls, explanation: Explanation, sentences: Sequence[str]) -> "ExplanationAnswer":
+        """Return an explanation with its sentences."""
+        return cls(**msgspec.structs.asdict(explanation), sentences=tuple(sentences))
 
 
 def encode_explanation(
@@ -166,7 +170,7 @@ def _rounded(value: Any) -> Any:
 
 
 OWN_FIELDS = tuple(
-    one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages", "ruled", "mixed"}
+    name for name in Explanation.__struct_fields__ if name not in {"facts", "llm", "stages", "ruled", "mixed"}
 )
 _USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")
-_LLM_FIELDS = tuple(one.name for one in fields(LlmPart))
+_LLM_FIELDS = LlmPart.__struct_fields__

@@ -8,15 +8,18 @@ An item matches if all of `must` hold, at least one of `should` if there are any
 attribute may have several values, any of which may match. A missing attribute equals nothing and is in no range. The
 key `item_id` is the item's own id.
 
-Every expression has a canonical text, used for comparison and caching. Does not know which attributes exist.
+Callers send a ConditionBody or an ExpressionBody, which decode to a Condition or an Expression with a canonical text,
+used for comparison and caching. Does not know which attributes exist.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from services.contracts.plain import read_flag, read_list, read_number, read_object, read_text, required
-from services.errors import InvalidRequest
+import msgspec
+from msgspec import Meta
+
+from services.contracts.message import Custom, Id, InvalidField, Message, convert_part, join
 
 ITEM_ID = "item_id"
 MAX_DEPTH = 5
@@ -31,7 +34,52 @@ TESTS = ("eq", "in", "range", "exists")
 BRANCHES = ("must", "should", "must_not")
 BOUNDS = ("gte", "gt", "lte", "lt")
 
+_EXAMPLE = {"key": "categories", "eq": "Comedy"}
+
 Value = str | float | bool
+NOT_NULL = {"x-not-null": True}
+"""Omits null from the JSON schema of a field that accepts it."""
+
+
+class Clause(Custom):
+    """A Condition or an Expression."""
+
+    __slots__ = ()
+    text: str
+    num_tests: int
+
+    @classmethod
+    def read(cls, plain: Any) -> "Clause":
+        """Read one condition, or an expression in its place. Raises InvalidField."""
+        if isinstance(plain, dict) and any(plain.get(name) is not None for name in BRANCHES):
+            expression = convert_part(ExpressionBody, plain).as_expression()
+            if expression is None:
+                raise InvalidField("", "without any clause", "send at least one clause, or omit the expression")
+            return expression
+        return convert_part(ConditionBody, plain).condition
+
+    @classmethod
+    def forms(cls) -> tuple[type[Message], ...]:
+        """Return the messages that describe a clause."""
+        return ConditionBody, ExpressionBody
+
+
+class Range(Message, frozen=True):
+    """Bounds of a number, at least one."""
+
+    extra_schema: ClassVar = {"minProperties": 1}
+
+    gte: Annotated[float | None, Meta(description="At least", extra_json_schema=NOT_NULL)] = None
+    gt: Annotated[float | None, Meta(description="More than, instead of gte", extra_json_schema=NOT_NULL)] = None
+    lte: Annotated[float | None, Meta(description="At most", extra_json_schema=NOT_NULL)] = None
+    lt: Annotated[float | None, Meta(description="Less than, instead of lte", extra_json_schema=NOT_NULL)] = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds. Raises InvalidField."""
+        super().__post_init__()
+        for inclusive, exclusive in (("gte", "gt"), ("lte", "lt")):
+            if getattr(self, inclusive) is not None and getattr(self, exclusive) is not None:
+                raise InvalidField(exclusive, f"sent with {inclusive}", "send one of the two")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +87,6 @@ class OneOf:
     """Whether the attribute equals any of these values; `eq` is one value."""
 
     values: tuple[Value, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Whether the attribute is a number within these bounds; None is unbounded."""
-
-    gte: float | None = None
-    gt: float | None = None
-    lte: float | None = None
-    lt: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +100,7 @@ Test = OneOf | Range | Exists
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Clause):
     """One test of one attribute."""
 
     key: str = field(compare=False)
@@ -70,7 +108,7 @@ class Condition:
     text: str
 
     @property
-    def num_tests(self) -> int:
+    def num_tests(self) -> int:  # type: ignore[override]
         """The cost in tests over every item: one, or one per number, and more for many texts."""
         if not isinstance(self.test, OneOf):
             return 1
@@ -90,31 +128,90 @@ class Condition:
         return cls(key, test, f"{key!r} {type(test).__name__} {tested}")
 
 
+_NO_BOUNDS = Range()
+
+
+class ConditionBody(Message, frozen=True):
+    """One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`."""
+
+    extra_schema: ClassVar = {"oneOf": [{"required": [test]} for test in TESTS]}
+
+    key: Annotated[Id, Meta(description="The attribute's name, or `item_id`", examples=["categories"])]
+    eq: Annotated[
+        Id | float | bool | None,
+        Meta(description="Equal to this value", examples=["Comedy"], extra_json_schema=NOT_NULL),
+    ] = None
+    in_: Annotated[
+        Annotated[tuple[Id | float | bool, ...], Meta(min_length=1, max_length=MAX_VALUES)] | None,
+        Meta(description="Equal to any of these values", extra_json_schema=NOT_NULL),
+    ] = msgspec.field(default=None, name="in")
+    range: Annotated[Range | None, Meta(description="A number within bounds", extra_json_schema=NOT_NULL)] = None
+    exists: Annotated[
+        bool | None, Meta(description="Whether the item has the attribute", extra_json_schema=NOT_NULL)
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one test. Raises InvalidField."""
+        super().__post_init__()
+        if (self.eq is None) + (self.in_ is None) + (self.range is None) + (self.exists is None) != len(TESTS) - 1:
+            sent = [name for name in TESTS if getattr(self, "in_" if name == "in" else name) is not None]
+            problem = " and ".join(sent) + " together" if sent else "no test"
+            raise InvalidField("", problem, f"send one of {', '.join(TESTS)}")
+        if self.range is not None and self.range == _NO_BOUNDS:
+            raise InvalidField("range", "without bounds", f"send one of {', '.join(BOUNDS)}, or two")
+
+    @property
+    def condition(self) -> "Condition":
+        """The condition that it describes."""
+        if self.eq is not None:
+            return Condition.of(self.key, OneOf((self.eq,)))
+        if self.in_ is not None:
+            return Condition.of(self.key, OneOf(self.in_))
+        return Condition.of(self.key, self.range if self.range is not None else Exists(bool(self.exists)))
+
+
+Clauses = Annotated[tuple[Clause, ...], Meta(max_length=MAX_CONDITIONS)]
+
+
+class ExpressionBody(Message, frozen=True):
+    """Clauses in the place of one condition."""
+
+    extra_schema: ClassVar = {"minProperties": 1}
+
+    must: Annotated[Clauses | None, Meta(description="All of these hold", examples=[[_EXAMPLE]])] = None
+    should: Annotated[Clauses | None, Meta(description="At least one of these holds, if there are any")] = None
+    must_not: Annotated[Clauses | None, Meta(description="No clause of these holds")] = None
+
+    def as_expression(self) -> "Expression | None":
+        """Return the expression that it describes; None without clauses."""
+        return Expression.of(self.must or (), self.should or (), self.must_not or ()) or None
+
+
 @dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Clause):
     """All of `must` hold, at least one of `should` if there are any, none of `must_not`.
 
-    Without clauses it matches every item.
+    Without clauses it matches every item, and is false.
     """
 
-    must: tuple["Clause", ...] = field(compare=False)
-    should: tuple["Clause", ...] = field(compare=False)
-    must_not: tuple["Clause", ...] = field(compare=False)
+    must: tuple[Clause, ...] = field(compare=False)
+    should: tuple[Clause, ...] = field(compare=False)
+    must_not: tuple[Clause, ...] = field(compare=False)
     text: str
     num_tests: int = field(compare=False)
     """The cost in tests over every item."""
 
     @classmethod
     def of(
-        cls, must: Sequence["Clause"] = (), should: Sequence["Clause"] = (), must_not: Sequence["Clause"] = ()
+        cls, must: Sequence[Clause] = (), should: Sequence[Clause] = (), must_not: Sequence[Clause] = ()
     ) -> "Expression":
         """Make an expression and its canonical text, which ignores order and duplicates of clauses."""
         text = " ".join(f"{{{';'.join(sorted({one.text for one in part}))}}}" for part in (must, should, must_not))
         num_tests = sum(one.num_tests for part in (must, should, must_not) for one in part)
         return cls(tuple(must), tuple(should), tuple(must_not), text, num_tests)
 
-
-Clause = Condition | Expression
+    def __bool__(self) -> bool:
+        return bool(self.must or self.should or self.must_not)
 
 
 def all_of(*expressions: Expression | None) -> Expression | None:
@@ -123,103 +220,37 @@ def all_of(*expressions: Expression | None) -> Expression | None:
     return Expression.of(must=given) if len(given) > 1 else next(iter(given), None)
 
 
+def clauses_in(clause: Clause, path: str, level: int = 1) -> Iterator[tuple[str, Clause, int]]:
+    """Yield a clause, which is at this level, and all nested clauses, each with its path and its level, in order."""
+    levels = [(path, clause, level)]
+    while levels:
+        at, inner, level = levels.pop()
+        yield at, inner, level
+        if isinstance(inner, Expression):
+            nested = [
+                (join(at, f"{branch}[{index}]"), one, level + 1)
+                for branch in BRANCHES
+                for index, one in enumerate(getattr(inner, branch))
+            ]
+            levels.extend(reversed(nested))
+
+
 def conditions_of(clause: Clause, path: str) -> Iterator[tuple[str, Condition]]:
     """Yield every condition of a clause with its path, in order."""
-    if isinstance(clause, Condition):
-        yield path, clause
+    return ((at, inner) for at, inner, _ in clauses_in(clause, path) if isinstance(inner, Condition))
+
+
+def check_size(clause: Clause, path: str, level: int = 2) -> None:
+    """Reject a clause with too many levels, conditions or values; filters are at level 1. Raises InvalidField."""
+    if isinstance(clause, Condition):  # its declaration limits its values
         return
-    for branch in BRANCHES:
-        for place, inner in enumerate(getattr(clause, branch)):
-            yield from conditions_of(inner, f"{path}.{branch}[{place}]")
-
-
-def parse_expression(plain: Mapping[str, Any], path: str) -> Expression | None:
-    """Read the branches of an object without other keys; None if it has no branches.
-
-    Raises InvalidRequest naming the path.
-    """
-    expression = _Reader(path).expression(plain, path, 1)
-    return expression if expression.must or expression.should or expression.must_not else None
-
-
-def parse_clause(plain: Any, path: str) -> Clause:
-    """Read one condition, or an expression in its place. Raises InvalidRequest naming the path."""
-    return _Reader(path).clause(plain, path, 1)
-
-
-class _Reader:
-    """Reads one expression and counts its conditions and values."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._num_conditions = 0
-        self._num_values = 0
-
-    def expression(self, plain: Mapping[str, Any], path: str, depth: int) -> Expression:
-        if depth > MAX_DEPTH:
-            raise InvalidRequest(path, "nested too deep", f"nest at most {MAX_DEPTH} levels")
-        must, should, must_not = (self._branch(plain.get(name), f"{path}.{name}", depth) for name in BRANCHES)
-        return Expression.of(must, should, must_not)
-
-    def clause(self, plain: Any, path: str, depth: int) -> Clause:
-        fields = read_object(path, plain, ("key", *TESTS, *BRANCHES))
-        if not fields.keys() & set(BRANCHES):
-            return self._condition(fields, path)
-        if other := next((name for name in fields if name not in BRANCHES), None):
-            raise InvalidRequest(f"{path}.{other}", "beside must, should or must_not", "make it a clause of its own")
-        expression = self.expression(fields, path, depth + 1)
-        if not (expression.must or expression.should or expression.must_not):
-            raise InvalidRequest(path, "without any clause", "leave it out, or send at least one")
-        return expression
-
-    def _branch(self, plain: Any, path: str, depth: int) -> tuple[Clause, ...]:
-        listed = () if plain is None else read_list(path, plain, MAX_CONDITIONS)
-        return tuple(self.clause(one, f"{path}[{place}]", depth) for place, one in enumerate(listed))
-
-    def _condition(self, fields: Mapping[str, Any], path: str) -> Condition:
-        self._num_conditions += 1
-        if self._num_conditions > MAX_CONDITIONS:
-            raise InvalidRequest(self._root, f"more than {MAX_CONDITIONS} conditions", f"send at most {MAX_CONDITIONS}")
-        key = read_text(f"{path}.key", required(path, fields, "key"))
-        tests = [name for name in TESTS if name in fields]
-        if len(tests) != 1:
-            problem = "no test" if not tests else f"{' and '.join(tests)} at once"
-            raise InvalidRequest(path, problem, f"send one of {', '.join(TESTS)}")
-        return Condition.of(key, self._test(tests[0], fields[tests[0]], f"{path}.{tests[0]}"))
-
-    def _test(self, name: str, plain: Any, path: str) -> Test:
-        match name:
-            case "eq":
-                return OneOf((self._value(plain, path),))
-            case "in":
-                values = read_list(path, plain, MAX_VALUES)
-                if not values:
-                    raise InvalidRequest(path, "empty, so it holds for no item", "name at least one value")
-                return OneOf(tuple(self._value(one, f"{path}[{place}]") for place, one in enumerate(values)))
-            case "range":
-                return _range(plain, path)
-            case _:
-                return Exists(read_flag(path, plain))
-
-    def _value(self, plain: Any, path: str) -> Value:
-        self._num_values += 1
-        if self._num_values > MAX_VALUES:
-            raise InvalidRequest(self._root, f"more than {MAX_VALUES} values", f"send at most {MAX_VALUES}")
-        if isinstance(plain, bool):
-            return plain
-        if isinstance(plain, str):
-            return read_text(path, plain)
-        if isinstance(plain, int | float):
-            return read_number(path, plain)
-        raise InvalidRequest(path, "neither text, number nor flag", 'send a value such as "red", 20 or true')
-
-
-def _range(plain: Any, path: str) -> Range:
-    fields = read_object(path, plain, BOUNDS)
-    bounds = {name: read_number(f"{path}.{name}", value) for name, value in fields.items()}
-    if not bounds:
-        raise InvalidRequest(path, "without bounds", f"send one of {', '.join(BOUNDS)}, or two")
-    for one, other in (("gte", "gt"), ("lte", "lt")):
-        if one in bounds and other in bounds:
-            raise InvalidRequest(f"{path}.{other}", f"beside {one}", "send one of the two")
-    return Range(**bounds)
+    num_conditions = num_values = 0
+    for at, inner, depth in clauses_in(clause, path, level):
+        if isinstance(inner, Expression) and depth > MAX_DEPTH:
+            raise InvalidField(at, "nested too deep", f"nest at most {MAX_DEPTH} levels")
+        num_conditions += isinstance(inner, Condition)
+        if isinstance(inner, Condition) and isinstance(inner.test, OneOf):
+            num_values += len(inner.test.values)
+        for number, limit, noun in ((num_conditions, MAX_CONDITIONS, "conditions"), (num_values, MAX_VALUES, "values")):
+            if number > limit:
+                raise InvalidField(path, f"more than {limit} {noun}", f"send at most {limit}")

@@ -2,16 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from services.contracts.engine_load import EngineLoad
 from services.contracts.recommend import Filters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """The load of one engine. `kv_cache_usage` is the fraction (0 to 1) of KV blocks that live requests hold."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,24 @@
 """The recommendation request and its answer: the frozen types behind all doors.
 
-Knows nothing of JSON, protobuf or time sources. The doors parse into these types and format from them; values are
-validated here, so that all doors refuse the same values with the same messages.
+Does not know JSON, protobuf or time sources. A body becomes a RecommendRequest with the call's id, deadline and
+subject; both doors decode the same messages, so they reject the same values with the same field.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from services.contracts.filters import Expression
-from services.contracts.plain import MAX_TEXT_CHARS
+import msgspec
+from msgspec import Meta
+
+from services.contracts.filters import Expression, ExpressionBody, check_size
+from services.contracts.message import Answer, Id, InvalidField, Message
 from services.contracts.rules import MAX_PLACES, NO_RULES, Rules
 from services.errors import InvalidRequest
 
-MAX_ID_CHARS = MAX_TEXT_CHARS
 MAX_K = MAX_PLACES
 DEFAULT_K = 10
 MAX_IDS_PER_FIELD = 2_000
@@ -25,8 +29,20 @@ PERIOD = "[1-9][0-9]{0,5}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-6][0-9]{2}h|([1-9]|[
 """A period of at most 30 days, as a pattern."""
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MAX_SIMILAR_TO = 100
-WINDOWS = ("1h", "24h", "7d")
+Window = Literal["1h", "24h", "7d"]
+WINDOWS: tuple[Window, ...] = get_args(Window)
 """The sliding windows of popularity, shortest first."""
+
+Ids = Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS_PER_FIELD)]
+_SomeIds = Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_IDS_PER_FIELD)]
+K = Annotated[int, Meta(ge=1, le=MAX_K)]
+DeadlineMs = Annotated[int, Meta(ge=1, le=MAX_DEADLINE_MS)]
+SessionId = Annotated[
+    Id | None,
+    Meta(
+        description="Stable visitor id for experiments and canaries; ignored when user_id is set", examples=["7f3a9c"]
+    ),
+]
 
 
 class Tier(StrEnum):
@@ -82,104 +98,200 @@ class Rationale:
     sentence: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of `expression`.
+class Filters(ExpressionBody, frozen=True, kw_only=True, dict=True):
+    """Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
 
-    None means no limit.
+    Null means no limit.
     """
 
-    categories: tuple[str, ...] | None = None
-    allowed_item_ids: tuple[str, ...] | None = None
-    expression: Expression | None = None
+    extra_schema: ClassVar = {}
+
+    categories: Annotated[
+        _SomeIds | None,
+        Meta(description="Items of any of these; each must be in the catalogue", examples=[["Comedy"]]),
+    ] = None
+    allowed_item_ids: Annotated[
+        _SomeIds | None, Meta(description="Only these items; each must be in the catalogue")
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check the size of the expression. Raises InvalidField."""
+        super().__post_init__()
+        if (expression := self.expression) is not None:
+            check_size(expression, "", level=1)
+
+    @cached_property
+    def expression(self) -> Expression | None:
+        """The expression of `must`, `should` and `must_not`; None without clauses."""
+        return self.as_expression()
+
+    @classmethod
+    def of(cls, expression: Expression | None, **limits: Any) -> "Filters":
+        """Return filters with this expression."""
+        if expression is None:
+            return cls(**limits)
+        return cls(must=expression.must, should=expression.should, must_not=expression.must_not, **limits)
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarTo:
+class AvoidShown(Message, frozen=True):
+    """Excludes recent impressions."""
+
+    within: Annotated[
+        str,
+        Meta(
+            description="A period of at most 30d",
+            examples=["1h"],
+            extra_json_schema={"pattern": f"^({PERIOD})$"},
+        ),
+    ]
+
+    def __post_init__(self) -> None:
+        """Check the period. Raises InvalidField."""
+        if re.fullmatch(PERIOD, self.within) is None:
+            raise InvalidField("within", "not a period of at most 30 days", "send for example 90s, 30m, 1h or 7d")
+
+    @property
+    def seconds(self) -> int:
+        """The period in seconds."""
+        return int(self.within[:-1]) * _UNIT_S[self.within[-1]]
+
+
+class RecommendBody(Message, frozen=True, kw_only=True):
+    """The user, the number of items and the deadline."""
+
+    extra_schema: ClassVar = {
+        "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+        "else": {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
+    }
+
+    user_id: Annotated[
+        Id | None,
+        Meta(description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]),
+    ] = None
+    session_id: SessionId = None
+    surface: Annotated[
+        Id | None,
+        Meta(description="A configured slot of the product, whose k, deadline, filter and rules apply"),
+    ] = None
+    k: Annotated[
+        K | None, Meta(description=f"Number of items; absent: the surface's, or {DEFAULT_K}", examples=[10])
+    ] = None
+    recent_item_ids: Annotated[
+        Ids,
+        Meta(
+            description="Oldest first; events that the store cannot know yet, appended to a known user's history. "
+            "Items outside the catalogue have no effect"
+        ),
+    ] = ()
+    exclude_item_ids: Annotated[
+        Ids, Meta(description="Never show these items; items outside the catalogue have no effect")
+    ] = ()
+    exclude_seen: Annotated[
+        bool | None,
+        Meta(
+            description="Exclude items that the user has seen; "
+            "absent: true unless the live bundle learned that users repeat items"
+        ),
+    ] = None
+    filters: Filters | None = None
+    rules: Annotated[Rules | None, Meta(description="How the ranking is reordered")] = None
+    deadline_ms: Annotated[
+        DeadlineMs | None,
+        Meta(
+            description="From arrival; or header X-Deadline-Ms. The server limits it and has a default; "
+            "the answer uses the tiers that are ready by then",
+            examples=[200],
+        ),
+    ] = None
+    request_id: Annotated[Id | None, Meta(description="Or header X-Request-Id; generated if absent")] = None
+    next: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_NEXT_CHARS)] | None,
+        Meta(description="Token from the previous response; returns the next page"),
+    ] = None
+    avoid_shown: Annotated[
+        AvoidShown | None,
+        Meta(description="Exclude items shown to the user lately; the newest 200 items are remembered"),
+    ] = None
+    rationale: Annotated[
+        bool, Meta(description="Add one sentence on why these items, if it can be written before the deadline")
+    ] = False
+
+
+class SimilarBody(RecommendBody, frozen=True):
+    """The user, if any, and limits on the similar items. All fields are optional."""
+
+    extra_schema: ClassVar = {}
+
+    item_ids: Annotated[
+        Annotated[tuple[Id, ...], Meta(max_length=MAX_SIMILAR_TO - 1)],
+        Meta(description="Further items besides the item of the path, such as the items of a cart"),
+    ] = ()
+
+
+class SimilarTo(Message, frozen=True):
     """Asks for items similar to these items, such as the item of a page or the items of a cart."""
 
-    item_ids: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Check the values. Raises InvalidRequest naming the field."""
-        if not 1 <= len(self.item_ids) <= MAX_SIMILAR_TO:
-            raise InvalidRequest("item_ids", f"{len(self.item_ids)} items", f"name 1 to {MAX_SIMILAR_TO}")
-        check_ids("item_ids", self.item_ids)
+    item_ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_SIMILAR_TO)]
 
 
-@dataclass(frozen=True, slots=True)
-class PopularIn:
+class PopularIn(Message, frozen=True):
     """Asks for popular items: in one of `WINDOWS`, or over all windows and the training events."""
 
-    window: str | None = None
+    window: Annotated[
+        Window | None,
+        Meta(
+            description="Scores are the users of this window; "
+            "absent: fractions over all windows and the training events"
+        ),
+    ] = None
 
-    def __post_init__(self) -> None:
-        """Check the value. Raises InvalidRequest naming the field."""
-        if self.window is not None and self.window not in WINDOWS:
-            raise InvalidRequest("window", f"unknown window {self.window!r:.60}", f"send {', '.join(WINDOWS)} or none")
+
+class PopularQuery(PopularIn, frozen=True, kw_only=True):
+    """The query of a request for popular items."""
+
+    category: Annotated[Id | None, Meta(description="Of the catalogue")] = None
+    k: Annotated[K, Meta(description="Number of items")] = DEFAULT_K
+    session_id: SessionId = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecommendRequest:
-    """Which items to show to a user, how many, and by when.
+class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
+    """Which items to show to a user, how many, and by when: a body with the call's id and subject.
 
-    `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
-    user they are appended to the stored history. `deadline_ms` counts from the request's arrival. `surface` names the
-    place in the product whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
-    `next` is the token of this user's previous answer: the items of that answer and its predecessors are excluded.
-    `avoid_shown_s` excludes items shown to the user in that many seconds, as far as the features remember them.
-    `shown_before` are the items that these two exclude. `session_id` identifies a visitor to experiments and canaries,
-    and changes nothing else. `exclude_seen` None uses the live bundle's default. `subject` is the subject of the list
-    instead of the user. `rationale` asks for one sentence on why these items, written in the time left before the
-    deadline.
+    `deadline_ms` counts from the request's arrival. `subject` is the subject of the list instead of the user.
+    `shown_before` are the items of earlier answers and impressions to exclude.
     """
 
-    request_id: str
-    user_id: str | None = None
-    session_id: str | None = None
-    k: int | None = None
-    recent_item_ids: tuple[str, ...] = ()
-    exclude_item_ids: tuple[str, ...] = ()
-    exclude_seen: bool | None = None
-    filters: Filters = field(default_factory=Filters)
-    deadline_ms: int | None = None
-    rationale: bool = False
-    surface: str | None = None
+    request_id: Id
+    filters: Filters = Filters()
     rules: Rules = NO_RULES
-    next: str | None = None
-    avoid_shown_s: int | None = None
     shown_before: tuple[str, ...] = ()
     subject: SimilarTo | PopularIn | None = None
 
     def __post_init__(self) -> None:
-        """Check the values. Raises InvalidRequest naming the field."""
+        """Check that there is a user, a visitor or a subject. Raises InvalidRequest."""
         if self.user_id is None and not self.recent_item_ids and self.subject is None:
             raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
-        if self.user_id is not None:
-            check_id("user_id", self.user_id)
-        if self.session_id is not None:
-            check_id("session_id", self.session_id)
-        check_id("request_id", self.request_id)
-        if self.k is not None and not 1 <= self.k <= MAX_K:
-            raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {MAX_K}")
-        if self.deadline_ms is not None and not 1 <= self.deadline_ms <= MAX_DEADLINE_MS:
-            raise InvalidRequest("deadline_ms", f"{self.deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
-        if self.surface is not None:
-            check_id("surface", self.surface)
-        if self.next is not None and not 1 <= len(self.next) <= MAX_NEXT_CHARS:
-            raise InvalidRequest("next", f"{len(self.next)} characters long", f"send 1 to {MAX_NEXT_CHARS}")
-        if self.avoid_shown_s is not None and not 1 <= self.avoid_shown_s <= MAX_AVOID_SHOWN_S:
-            raise InvalidRequest("avoid_shown.within", "out of range", "send 1s to 30d")
-        check_ids("recent_item_ids", self.recent_item_ids)
-        check_ids("exclude_item_ids", self.exclude_item_ids)
-        for name, ids in (
-            ("filters.categories", self.filters.categories),
-            ("filters.allowed_item_ids", self.filters.allowed_item_ids),
-        ):
-            if ids is not None:
-                check_ids(name, ids)
-                if not ids:
-                    raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+    @classmethod
+    def of(
+        cls,
+        body: RecommendBody,
+        request_id: str,
+        deadline_ms: int | None,
+        subject: SimilarTo | PopularIn | None = None,
+    ) -> "RecommendRequest":
+        """Return a body's request; the body's own request id and deadline win. Raises InvalidRequest."""
+        fields = {name: getattr(body, name) for name in RecommendBody.__struct_fields__}
+        fields["request_id"] = body.request_id or request_id
+        fields["deadline_ms"] = deadline_ms if body.deadline_ms is None else body.deadline_ms
+        fields["filters"] = body.filters or _NO_FILTERS
+        fields["rules"] = NO_RULES if body.rules is None else body.rules
+        return cls(**fields, subject=subject)
+
+    @property
+    def avoid_shown_s(self) -> int | None:
+        """The period of impressions to exclude, in seconds; None: none."""
+        return None if self.avoid_shown is None else self.avoid_shown.seconds
 
     @property
     def unit_id(self) -> str | None:
@@ -198,7 +310,7 @@ class RecommendRequest:
 
     def after(self, shown: tuple[str, ...]) -> "RecommendRequest":
         """Return the request with these items excluded too."""
-        return replace(self, shown_before=self.shown_before + shown) if shown else self
+        return msgspec.structs.replace(self, shown_before=self.shown_before + shown) if shown else self
 
     @property
     def subject_item_ids(self) -> tuple[str, ...]:
@@ -207,7 +319,7 @@ class RecommendRequest:
 
     def excluding_seen(self, default: bool) -> "RecommendRequest":
         """Return the request with `exclude_seen` resolved: its own value, or the default."""
-        return self if self.exclude_seen is not None else replace(self, exclude_seen=default)
+        return self if self.exclude_seen is not None else msgspec.structs.replace(self, exclude_seen=default)
 
     def check_k(self, max_k: int) -> None:
         """Refuse more items than this caller may request. Raises InvalidRequest."""
@@ -215,60 +327,46 @@ class RecommendRequest:
             raise InvalidRequest("k", f"{self.num_items} is out of range", f"send 1 to {max_k}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredItem:
-    """One recommended item. Scores are comparable only within one answer; `source` is the tier that chose the item."""
+class ScoredItem(Answer, frozen=True, kw_only=True):
+    """One recommended item; `source` is the tier that chose it."""
+
+    component: ClassVar = "ItemBody"
 
     item_id: str
-    score: float
+    score: Annotated[float, Meta(description="Comparable within one answer only")]
     title: str
-    source: Tier
+    source: Annotated[Tier, Meta(description="The tier that chose the item", examples=["llm"])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """The answer. `items` may be fewer than k when the filters leave fewer.
+class Recommendation(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """The items, and how they were made."""
 
-    `newest_event_time_ms` is the event time (Unix ms) of the user's newest event that the answer is based on, None
-    without events; `feature_age_ms` is its age when the answer was sent. `stages_ms` maps stage name to milliseconds.
-    `rationale` is None unless the request asked for it. `next` is the token for the following items; None: the list
-    ends here, or too many items have been shown.
-    """
-
-    request_id: str
-    items: tuple[ScoredItem, ...]
-    tier: Tier
-    reason: Reason
-    bundle_version: str
-    newest_event_time_ms: int | None
-    feature_age_ms: int | None
-    deadline_ms: int
-    stages_ms: Mapping[str, float]
-    rationale: Rationale | None = None
-    next: str | None = None
-
-
-def seconds_of(field_name: str, period: str) -> int:
-    """Return the seconds of a period such as 90s, 30m, 1h or 7d. Raises InvalidRequest."""
-    if re.fullmatch(PERIOD, period) is None:
-        problem = f"{period[:20]!r} is no period of at most 30 days"
-        raise InvalidRequest(field_name, problem, "send for example 90s, 30m, 1h or 7d")
-    return int(period[:-1]) * _UNIT_S[period[-1]]
-
-
-def check_id(field_name: str, value: str) -> None:
-    """Refuse an identifier that is empty, too long or not printable. Raises InvalidRequest."""
-    if not value:
-        raise InvalidRequest(field_name, "empty", "send at least one character")
-    if len(value) > MAX_ID_CHARS:
-        raise InvalidRequest(field_name, f"{len(value)} characters long", f"send at most {MAX_ID_CHARS}")
-    if not value.isprintable():
-        raise InvalidRequest(field_name, "has control characters", "send printable characters only")
+    request_id: Annotated[str, Meta(description="Send it with the events that follow from this answer")]
+    items: Annotated[tuple[ScoredItem, ...], Meta(description="Best first; fewer than k when the filters leave fewer")]
+    tier: Annotated[
+        Tier,
+        Meta(description="The tier that answered; lower tiers complete a list that it cannot fill", examples=["llm"]),
+    ]
+    reason: Annotated[Reason, Meta(description="Why that tier answered", examples=["llm_in_time"])]
+    bundle_version: Annotated[str, Meta(description="The bundle that answered")]
+    newest_event_time_ms: Annotated[
+        int | None,
+        Meta(description="Unix milliseconds of the user's newest event that the answer is based on; null: none"),
+    ]
+    feature_age_ms: Annotated[int | None, Meta(description="That event's age when the answer was sent")]
+    deadline_ms: Annotated[int, Meta(description="The deadline that applied")]
+    stages_ms: Annotated[Mapping[str, float], Meta(description="Milliseconds by stage")]
+    rationale: Annotated[
+        str | None, Meta(description="One sentence on why these items; absent when not requested or not written")
+    ] = None
+    next: Annotated[
+        str | None,
+        Meta(description="Send it as `next` for the following items, within an hour; absent: the list ends here"),
+    ] = None
+    rationale_reason: Annotated[
+        RationaleOutcome | None,
+        Meta(description="written, or why not: late, busy, failed, no_text; absent when not requested"),
+    ] = None
 
 
-def check_ids(field_name: str, values: tuple[str, ...]) -> None:
-    """Refuse a list of identifiers that is too long or holds a bad one. Raises InvalidRequest."""
-    if len(values) > MAX_IDS_PER_FIELD:
-        raise InvalidRequest(field_name, f"{len(values)} entries", f"send at most {MAX_IDS_PER_FIELD}")
-    for position, value in enumerate(values):
-        check_id(f"{field_name}[{position}]", value)
+_NO_FILTERS = Filters()

@@ -27,13 +27,14 @@ _ITEMS_AT_A_TIME = 1_000
 """Maximum items wanted by the running entries together; one turn of the event loop then takes only a few
 milliseconds."""
 _RETRY_AFTER_S = 0.5
+Refused = Callable[[str, str, str, str], None]
+"""Called with the door, the error code, its summary and the entry's id."""
 
 
 class RecommendBatch:
     """Answers the entries of a batch."""
 
-    def __init__(self, recommend: Recommend, features: Features, refused: Callable[[str, str, str, str], None]) -> None:
-        """`refused` is called with the door, the error code, its summary and the entry's id."""
+    def __init__(self, recommend: Recommend, features: Features, refused: Refused) -> None:
         self._recommend = recommend
         self._features = features
         self._refused = refused

@@ -23,11 +23,11 @@ from services.contracts.recommend import (
     Tier,
 )
 from services.errors import as_tailrace_error
-from services.gateway.overload.admission import Verdict
+from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import LoadMonitor
+from services.gateway.ranking import Chosen, ItemRanking, as_items, choose
 from services.gateway.records.answer import AnswerRecord, AnswerSink, FailureRecord, FailureSink, RoutingRecord
-from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose, clauses_of
 from services.gateway.request.context import (
     UNREAD,
     FeatureLookup,
@@ -39,12 +39,14 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import Live
+from services.gateway.request.masks import check_items, clauses_of
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
 from services.gateway.surfaces.surface import Surface
 from services.gateway.text.rationale import RationaleWriter
-from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
+from services.gateway.tiers.popular import PopularTier
+from services.gateway.tiers.tier import RankingTier, TierResult
 from services.items.expression import Budget, Compiled
 from services.observability.tracing import trace_id
 from services.router import policy
@@ -94,7 +96,7 @@ class Recommend:
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],
-        last: LastTier,
+        last: PopularTier,
         load: LoadMonitor,
         rationale: RationaleWriter,
         pages: Pages,
@@ -179,19 +181,21 @@ class Recommend:
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # the queue does not count a slow upload
             raise self._load.refusal("expired")
         verdict = self._load.judge(caller.priority)
-        if verdict is Verdict.REFUSE:
+        if verdict is AdmissionDecision.REFUSE:
             raise self._load.refusal("strain")
         if not is_in_time:
-            verdict = Verdict.SHED
+            verdict = AdmissionDecision.SHED
         admitted = _Admitted(request, caller, door, deadline, live, surface.variant)
-        if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
+        if verdict is AdmissionDecision.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
         stages = StageTimer(self._clock, arrival.at_s)
         expressions = await self._compile(request, live, deadline, stages)
         with self._load.working(), stages.measure("features"):
             lookup = (
-                UNREAD if verdict is Verdict.SHED else await self._read(request, live.lists_version, deadline, features)
+                UNREAD
+                if verdict is AdmissionDecision.SHED
+                else await self._read(request, live.lists_version, deadline, features)
             )
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
@@ -256,7 +260,8 @@ class Recommend:
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=admitted.deadline.total_ms,
             stages_ms=stages_ms,
-            rationale=rationale,
+            rationale=None if rationale is None else rationale.sentence,
+            rationale_reason=None if rationale is None else rationale.outcome,
             next=self._pages.next_token(admitted.request, items),
         )
         record = AnswerRecord(

@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 import structlog
 from prometheus_client import Counter, Histogram
 
@@ -94,7 +95,7 @@ class SecondRanker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CandidateRanker:
     """The candidate of a release, as it would answer the same request.
 
     `beside` returns the candidate loaded alongside a live bundle, or None.
@@ -129,7 +130,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teacher:
+class TeacherRanker:
     """The LLM of the same bundle, for answers of other tiers.
 
     `recommend_by` builds a path whose LLM tier accepts any non-empty history.
@@ -218,7 +219,7 @@ class Shadow:
             return "no_capacity"
         shown, context = record.answer, routing.context
         deadline_ms = ranker.deadline_ms(routing)
-        request = replace(context.request, next=None, rationale=False, deadline_ms=deadline_ms)
+        request = msgspec.structs.replace(context.request, next=None, rationale=False, deadline_ms=deadline_ms)
         caller = replace(record.caller, priority=Priority.LOW)
         features = _Known(_features_for(live, routing))
         recommend = ranker.recommend(live, routing)

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from services.contracts.filters import ITEM_ID, MOST_COMPARED, Clause, Condition, Exists, OneOf, Range, conditions_of
+from services.contracts.filters import (
+    ITEM_ID,
+    MOST_COMPARED,
+    Clause,
+    Condition,
+    Exists,
+    Expression,
+    OneOf,
+    Range,
+    conditions_of,
+)
 from services.contracts.plain import nearest
 from services.errors import InvalidRequest
 from services.items.columns import ALL, FlagColumn, ItemColumns, Kind, NumberColumn, Rows, TextColumn
@@ -202,6 +212,7 @@ class Expressions:
     def _compute(self, columns: ItemColumns, clause: Clause, rows: Rows) -> np.ndarray:
         if isinstance(clause, Condition):
             return self._compute_condition(columns, clause, rows)
+        assert isinstance(clause, Expression), "a clause is a condition or an expression"
         mask = np.ones(_num_rows(columns, rows), dtype=bool)
         for one in clause.must:
             mask &= self._compute(columns, one, rows)

@@ -12,9 +12,9 @@ many cells takes `columns` once. No clock: times are arguments.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from models.catalogue import Catalogue
@@ -183,7 +183,7 @@ class ItemLayout:
         if stated is None or index is None:
             return None
         categories = self.columns.texts["categories"]
-        fields = {name: getattr(stated, name) for name in ItemState.__slots__}
+        fields = {name: getattr(stated, name) for name in ItemState.__struct_fields__}
         fields["title"] = self.title(index) or None
         fields["categories"] = categories.values[categories.codes[index]]
         return ItemState(**fields)
@@ -232,7 +232,7 @@ class ItemLayout:
             room = max(0, MAX_NAMES - self.num_names)
             left_out = {name for name, _ in new[room:]}
             kept = {name: value for name, value in given.attributes.items() if name not in left_out}
-            given = replace(given, attributes=kept)
+            given = msgspec.structs.replace(given, attributes=kept)
         self._set_texts(index, given)
         self._set_numbers(index, given)
         for name in self.columns.flags.keys() | _named(given, _is_flag):

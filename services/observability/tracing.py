@@ -48,14 +48,14 @@ _W3C = TraceContextTextMapPropagator()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParentSpan:
     """An open span that can be a parent."""
 
     tracer: Tracer
     span: Span
 
 
-_current: ContextVar[Place | None] = ContextVar("place_in_trace", default=None)
+_current: ContextVar[ParentSpan | None] = ContextVar("place_in_trace", default=None)
 
 
 class Tracing:
@@ -86,7 +86,7 @@ class Tracing:
         if self._tracer is None:
             return _NOTHING
         opened = self._tracer.start_span(name, _W3C.extract(headers), kind, attributes)
-        return _entered(Place(self._tracer, opened)) if opened.is_recording() else _NOTHING
+        return _entered(ParentSpan(self._tracer, opened)) if opened.is_recording() else _NOTHING
 
     def continuation(
         self, name: str, sender: TraceHeaders, attributes: Attributes | None = None
@@ -106,7 +106,7 @@ class Tracing:
             return _NOTHING
         first = as_parent(NonRecordingSpan(links[0].context))
         opened = self._tracer.start_span(name, first, SpanKind.CONSUMER, attributes, links=links)
-        return _entered(Place(self._tracer, opened))
+        return _entered(ParentSpan(self._tracer, opened))
 
     def stop(self) -> None:
         """Flush waiting spans for at most a second, and end. An export to an unresponsive collector is aborted."""
@@ -124,16 +124,16 @@ def span(
     kind: SpanKind = SpanKind.INTERNAL,
     attributes: Attributes | None = None,
     *,
-    under: Place | None = None,
+    under: ParentSpan | None = None,
 ) -> AbstractContextManager[Span]:
     """Open a span below `under`, or below the current span; a no-op span outside a trace."""
     above = under or _current.get()
     if above is None:
         return _NOTHING
-    return _opened(Place(above.tracer, above.tracer.start_span(name, as_parent(above.span), kind, attributes)))
+    return _opened(ParentSpan(above.tracer, above.tracer.start_span(name, as_parent(above.span), kind, attributes)))
 
 
-def here() -> Place | None:
+def here() -> ParentSpan | None:
     """Return the current span, to be a parent later; None outside a trace."""
     return _current.get()
 
@@ -178,14 +178,14 @@ def past_span(name: str, start_s: float, end_s: float, attributes: Attributes | 
 
 
 @contextmanager
-def _entered(place: Place) -> Iterator[Span]:
+def _entered(place: ParentSpan) -> Iterator[Span]:
     bound_id = format_trace_id(place.span.get_span_context().trace_id)
     with structlog.contextvars.bound_contextvars(trace_id=bound_id), _opened(place) as opened:
         yield opened
 
 
 @contextmanager
-def _opened(place: Place) -> Iterator[Span]:
+def _opened(place: ParentSpan) -> Iterator[Span]:
     before = _current.set(place)
     try:
         yield place.span

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.contracts.access import Priority, places_for
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.router.policy import LlmOutcome
-from services.router.replica import RankSize, Replica, Sent
+from services.router.replica import RankSize, Replica, SentRequest
 
 _ANY = ("",)
 """Name of the only replica until replica names are known."""
@@ -67,12 +67,12 @@ class LlmGate:
         """Whether the breaker of every replica is open, so that no replica gets requests."""
         return bool(self._replicas) and all(replica.is_open(now_s) for replica in self._replicas.values())
 
-    def started(self, name: str, size: RankSize, now_s: float) -> Sent:
+    def started(self, name: str, size: RankSize, now_s: float) -> SentRequest:
         """Count a request that is sent to a replica; its result goes to `ended`."""
         self._num_in_flight += 1
         return self._replica(name).started(name, size, now_s)
 
-    def ended(self, outcome: LlmOutcome, sent: Sent, now_s: float, answered_by: str | None = None) -> None:
+    def ended(self, outcome: LlmOutcome, sent: SentRequest, now_s: float, answered_by: str | None = None) -> None:
         """Record how a request ended. `answered_by` may differ from the replica that was chosen."""
         self._num_in_flight -= 1
         replica = self._replica(sent.replica)

@@ -13,7 +13,7 @@ Pure: time is an argument.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.router.breaker import Breaker, BreakerState
 from services.router.predictor import LatencyPredictor
 
@@ -41,7 +41,7 @@ class RankSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRequest:
     """A sent request: its replica, size, load and work at its start, its prediction, its number at each breaker."""
 
     replica: str
@@ -61,7 +61,7 @@ class Replica:
         self.failures = failures
         self.silence = Breaker(1, _SILENCE_OPEN_S, _SILENCE_MAX_OPEN_S)
         self.predictor = predictor
-        self._in_flight: dict[int, Sent] = {}
+        self._in_flight: dict[int, SentRequest] = {}
         self._answered_at_s = float("-inf")
         self._silent_s = 0.0
         self._reported: EngineLoad | None = None
@@ -98,19 +98,21 @@ class Replica:
         learned_s = self.predictor.trial_s(load, now_s, work) if is_lone else self.predictor.predict_s(load, work)
         return max(learned_s, _VAIN_FACTOR * self._waited_in_vain_s(now_s))
 
-    def started(self, name: str, size: RankSize, now_s: float) -> Sent:
+    def started(self, name: str, size: RankSize, now_s: float) -> SentRequest:
         """Count a request that is sent."""
         load, work = self._load(now_s), self._work(size)
         due_s = now_s + max(_OVERDUE_LEAST_S, _OVERDUE_FACTOR * self.predictor.predict_s(load, work))
-        sent = Sent(name, size, load, work, now_s, due_s, self.failures.started(now_s), self.silence.started(now_s))
+        sent = SentRequest(
+            name, size, load, work, now_s, due_s, self.failures.started(now_s), self.silence.started(now_s)
+        )
         self._in_flight[sent.failure_number] = sent
         return sent
 
-    def left(self, sent: Sent) -> None:
+    def left(self, sent: SentRequest) -> None:
         """Record that a request is no longer in flight, however it ended."""
         self._in_flight.pop(sent.failure_number, None)
 
-    def answered(self, sent: Sent, now_s: float) -> None:
+    def answered(self, sent: SentRequest, now_s: float) -> None:
         """Record an answer: it lives, took this long, and now holds this prompt."""
         self.failures.succeeded()
         self.silence.succeeded()
@@ -122,17 +124,17 @@ class Replica:
         if len(self._prompts) > _MAX_PROMPTS:
             self._prompts.popitem(last=False)
 
-    def failed(self, sent: Sent, now_s: float) -> None:
+    def failed(self, sent: SentRequest, now_s: float) -> None:
         """Record an error."""
         self.failures.failed(now_s)
         self.silence.abandoned(sent.silence_number)
 
-    def was_late(self, sent: Sent, now_s: float) -> None:
+    def was_late(self, sent: SentRequest, now_s: float) -> None:
         """Record a request that got no result within its deadline."""
         self.was_left(sent, now_s)
         self.predictor.gave_up(sent.load, now_s - sent.started_s, now_s, sent.work)
 
-    def was_left(self, sent: Sent, now_s: float) -> None:
+    def was_left(self, sent: SentRequest, now_s: float) -> None:
         """Record a cancelled request.
 
         It counts as silence if it was overdue and the replica answered nothing meanwhile.
@@ -144,7 +146,7 @@ class Replica:
         else:
             self.silence.abandoned(sent.silence_number)
 
-    def said_nothing(self, sent: Sent) -> None:
+    def said_nothing(self, sent: SentRequest) -> None:
         """Record an end that is evidence of neither health nor failure."""
         self.failures.abandoned(sent.failure_number)
         self.silence.abandoned(sent.silence_number)

@@ -34,26 +34,12 @@ class RedisAddress:
     password_file: Path | None = None
     tls_ca_file: Path | None = None
 
-    def client_options(self) -> dict[str, Any]:
-        """Return the arguments of redis-py's client, which reads the password at each connection.
-
-        Raises ConfigError for a bad file.
-        """
-        options: dict[str, Any] = {"host": self.host, "port": self.port}
-        if self.password_file is not None:
-            from services.settings.redis_clients import PasswordFile
-
-            read_secret(self.password_file)
-            options["credential_provider"] = PasswordFile(self.password_file, self.username)
-        elif self.username:
-            options["username"] = self.username
-        return options | self._tls_options()
-
     def feast_string(self) -> str:
         """Return Feast's connection string without user and password, which may be written to a file."""
-        return _feast_string(self.host, self.port, self._tls_options())
+        return _feast_string(self.host, self.port, self.tls_options())
 
-    def _tls_options(self) -> dict[str, Any]:
+    def tls_options(self) -> dict[str, Any]:
+        """Return redis-py's arguments for TLS."""
         if self.tls_ca_file is None:
             return {}
         return {"ssl": True, "ssl_ca_certs": str(self.tls_ca_file), "ssl_cert_reqs": "required"}

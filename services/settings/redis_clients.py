@@ -206,4 +206,18 @@ def open_async_redis(
 
 def _options(address: RedisAddress, timeout_s: float | None) -> dict[str, Any]:
     timeouts = {} if timeout_s is None else {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return {**address.client_options(), **timeouts, "demotions": _Demotions()}
+    return {**client_options(address), **timeouts, "demotions": _Demotions()}
+
+
+def client_options(address: RedisAddress) -> dict[str, Any]:
+    """Return the arguments of redis-py's client, which reads the password at each connection.
+
+    Raises ConfigError for a bad file.
+    """
+    options: dict[str, Any] = {"host": address.host, "port": address.port}
+    if address.password_file is not None:
+        read_secret(address.password_file)
+        options["credential_provider"] = PasswordFile(address.password_file, address.username)
+    elif address.username:
+        options["username"] = address.username
+    return options | address.tls_options()

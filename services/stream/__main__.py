@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import FrameType
+from typing import Any
 
 import structlog
 from prometheus_client import REGISTRY
@@ -35,10 +36,10 @@ from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace, Timer
 from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
-from services.stream.erasure.eraser import Eraser, ErasingFiles, ErasingLog
+from services.stream.erasure.eraser import Eraser, ErasingFiles
 from services.stream.impressions.worker import ImpressionWorker
-from services.stream.log_kinds import IMPRESSIONS
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS
+from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import base_table
@@ -182,7 +183,7 @@ def _eraser(
     )
 
 
-def erasing_files(settings: Settings, logs: dict[ErasureStore, ErasingLog]) -> ErasingFiles:
+def erasing_files(settings: Settings, logs: Mapping[ErasureStore, OfflineLog[Any]]) -> ErasingFiles:
     """Return the files from which this worker erases users; each path must be on storage shared with the pipeline."""
     return ErasingFiles(
         logs=logs,

@@ -16,7 +16,7 @@ from services.contracts.event_roles import EventRoles
 from services.features.ownership import Claim
 from services.features.schema import WINDOW_MS, PopularRow
 from services.stream.decode import LoggedInteraction
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.popularity import ListedItems, PopularityCounter
 
 _COUNTING_ROUNDS = 3

@@ -18,7 +18,7 @@ from services.features.ownership import Claim, Partitions
 from services.features.schema import LogPosition
 from services.observability.metrics import StreamMetrics
 from services.settings.broker_log import BrokerLog
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 
 _log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ def _split(log_id: str) -> tuple[str, int]:
     return (topic_id, int(number)) if plus and number.isdigit() else (log_id, 0)
 
 
-class Topic(Protocol):
+class BrokerTopic(Protocol):
     """The topic as the broker has it."""
 
     topic_id: str
@@ -65,7 +65,7 @@ class Continuity:
         self._is_reported = False
 
     def start(
-        self, topic: Topic, claims: Mapping[int, Claim], partition: int, committed: LogPosition | None
+        self, topic: BrokerTopic, claims: Mapping[int, Claim], partition: int, committed: LogPosition | None
     ) -> LogPosition:
         """Return the first record of a whole partition that may be missing from the rows or from the offline log.
 

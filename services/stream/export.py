@@ -4,16 +4,17 @@ Blocks on disk and store.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from services.contracts.explanation import decode_explanation
+from services.contracts.message import plain_of
 from services.features.ownership import partition_of
 from services.features.user_data import UserStore
 from services.router.policy import Facts
-from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS, LogKind
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS, LogKind
+from services.stream.log.offline_log import OfflineLog
 
 _FACTS = tuple(one.name for one in fields(Facts))
 _HISTORY = ("item_ids", "disliked_item_ids", "newest_event_time_ms", "num_events", "row_time_us")
@@ -68,7 +69,7 @@ def _explanations(stored: Sequence[bytes]) -> list[dict[str, Any]]:
     plain = []
     for record in stored:
         try:
-            plain.append(asdict(decode_explanation(record, _FACTS)))
+            plain.append(plain_of(decode_explanation(record, _FACTS)))
         except (ValueError, TypeError):
             continue
     return plain

@@ -21,7 +21,7 @@ from services.features.writer import FeatureWriter
 from services.stream.decode import LoggedInteraction
 from services.stream.effects import HistoryEffects
 from services.stream.erasure.tables import base_id
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 
 _BATCH_EVENTS = 1_000
 _BATCH_ROWS = 500

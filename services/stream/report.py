@@ -24,7 +24,7 @@ class LogStep(StrEnum):
     ERASE = "erase"
 
 
-class Report:
+class WorkerReport:
     """The worker's view of its metrics."""
 
     def __init__(self, metrics: StreamMetrics, clock: Callable[[], float] = time.time) -> None:

@@ -36,11 +36,11 @@ from services.stream.continuity import Continuity, saved
 from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.erasure.eraser import Eraser
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild
-from services.stream.report import LogStep, Report
+from services.stream.report import LogStep, WorkerReport
 
 _POLL_MS = 100
 _log = structlog.get_logger()
@@ -75,7 +75,7 @@ class StreamWorker:
         self._open_consumer = open_consumer
         self._writer = writer
         self._log = log
-        self._report = Report(metrics)
+        self._report = WorkerReport(metrics)
         self._pace = pace
         self._at = interruptions
         self._touch = beat

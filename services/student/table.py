@@ -57,7 +57,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, eq=False)
-class ItemTable:
+class ItemEmbeddings:
     """The embeddings of all items.
 
     `num_scored`: rows that a ranking scores, about; `recall`: of the exact top ten at that number.
@@ -207,7 +207,7 @@ class ItemTable:
         (folder / _SEARCH).write_text(json.dumps({"num_scored": self.num_scored, "recall@10": self.recall}))
 
 
-def load_table(folder: Path) -> ItemTable:
+def load_table(folder: Path) -> ItemEmbeddings:
     """Map what `save` wrote. Raises BundleCorrupt naming the file."""
     arrays = [_mapped(folder, name) for name in _KINDS]
     rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD, leading_CN, radii_C = arrays
@@ -224,7 +224,7 @@ def load_table(folder: Path) -> ItemTable:
         num_scored, recall = int(search["num_scored"]), float(search["recall@10"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{folder / _SEARCH}: does not describe a search ({error})") from error
-    return ItemTable(
+    return ItemEmbeddings(
         rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD, leading_CN, radii_C, num_scored, recall
     )
 

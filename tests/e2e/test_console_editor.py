@@ -73,11 +73,11 @@ def test_an_item_is_hidden_and_shown_again(page: Page, stack: Stack) -> None:
     expect(found.locator(".state")).to_have_text("hidden")
     try:
         expect(page.locator(f"#items > li[data-item='{item_id}']")).to_have_count(0)
-        wait_for(lambda: item_id not in rest_items(stack.recommend(user_id)), 30.0, "an answer without it")
+        wait_for(lambda: item_id not in rest_items(stack.recommend(user_id, k=200)), 30.0, "an answer without it")
     finally:
         found.get_by_role("button", name="Show").click()
     expect(found.locator(".state")).to_have_text("shown")
-    wait_for(lambda: item_id in rest_items(stack.recommend(user_id)), 30.0, "an answer with it")
+    wait_for(lambda: item_id in rest_items(stack.recommend(user_id, k=200)), 30.0, "an answer with it")
 
 
 def test_a_surface_is_tried_boosted_and_saved(page: Page, stack: Stack) -> None:

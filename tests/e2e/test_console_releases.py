@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
 from tests.support.gateway.browser import FAINT, LAYOUTS, NAMELESS, TOO_WIDE, chromium, quiet_page
@@ -84,7 +84,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
 @pytest.mark.parametrize(("width", "scheme"), LAYOUTS)
 def test_a_release_under_way_is_legible_and_fits(stack: Stack, store: BundleStore, width: int, scheme: Any) -> None:
     """With the analysis guards shown, every control has a name, texts have contrast, and nothing overflows."""
-    store.release(COPY, [Stage(0.01, 600.0), Stage(0.2, 3_600.0)], since_ms=253_402_300_799_999)
+    store.release(COPY, [CanaryStage(0.01, 600.0), CanaryStage(0.2, 3_600.0)], since_ms=253_402_300_799_999)
     store.report_canary(COPY, REPORT, round(time.time() * 1_000))
     viewport = {"width": width, "height": 900}
     expect.set_options(timeout=WAIT_MS)

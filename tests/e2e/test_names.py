@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from services.contracts import recommend_pb2 as pb
@@ -88,7 +88,7 @@ def test_a_user_has_the_same_version_everywhere_and_after_a_restart(named: Stack
     """The hash decides who gets the candidate, before and after gateway kills; mail always uses its own bundle."""
     store = BundleStore(named.settings.bundle_root)
     since_ms = int(time.time() * 1_000) + 4_000
-    canary = store.release(CANDIDATE, [Stage(SHARE, 0.0)], since_ms, by_hand=True)
+    canary = store.release(CANDIDATE, [CanaryStage(SHARE, 0.0)], since_ms, by_hand=True)
     expected = [CANDIDATE if place_of(canary.salt, unit) < SHARE else LIVE for unit in UNITS]
     until_all_have(named, expected)
 

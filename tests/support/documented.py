@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from infra.cli.load import BENCHMARKS
+from infra.cli.bench import BENCHMARKS
 from infra.cli.main import app
 from tests.support.pages import ROOT
 

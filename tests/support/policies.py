@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.experiments.off_policy import Estimate, Logged, OffPolicy, estimate
+from pipelines.experiments.off_policy import Estimate, LoggedLists, OffPolicy, estimate
 
 _NUM_ITEMS, _NUM_PLACES = 6, 3
 _LISTS = np.array(list(permutations(range(_NUM_ITEMS), _NUM_PLACES)))
@@ -45,7 +45,7 @@ class World:
         """Return the policy's mean clicks per list over all tastes, which are equally frequent."""
         return float((policy * self.chances.sum(axis=2)).sum() / _NUM_TASTES)
 
-    def log(self, logging: Policy, target: Policy, *, by_user: tuple[Policy, Policy] | None = None) -> Logged:
+    def log(self, logging: Policy, target: Policy, *, by_user: tuple[Policy, Policy] | None = None) -> LoggedLists:
         """Return lists drawn by the logging policy.
 
         With `by_user`, each user has one of two policies, by a hash: `logging` is their mean.
@@ -63,7 +63,7 @@ class World:
             axis=1
         )
         predicted = 0.7 * self.chances.sum(axis=2)  # a model that is wrong by a third
-        return Logged(
+        return LoggedLists(
             user=user,
             reward=clicks.astype(float),
             propensity=logging[taste, shown],

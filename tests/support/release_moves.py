@@ -8,11 +8,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.errors import BundleError, CanaryError
 from models.registry import BundleStore
 
-STAGES = (Stage(0.1, 0.0), Stage(0.5, 0.0), Stage(1.0, 0.0))
+STAGES = (CanaryStage(0.1, 0.0), CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0))
 VERSIONS = ("old", "live", "new", "other")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from infra.local.servers.binaries import tansu_command, valkey_command
+from infra.local.binaries import tansu_command, valkey_command
 from infra.local.supervisor.probes import answers_redis
 from tests.support.wait import wait_for
 

@@ -125,7 +125,13 @@ for module in sys.argv[2:]:
 
 def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone() -> None:
     """A fresh interpreter imports these packages although all other dependencies are missing."""
-    rooms = ("pipelines.training.fit", "pipelines.planner", "pipelines.profiler", "benchmarks.gpu")
+    rooms = (
+        "pipelines.training.fit",
+        "pipelines.training.parallel",
+        "pipelines.planner",
+        "pipelines.profiler",
+        "benchmarks.gpu",
+    )
     modules = [module for room in rooms for module in modules_below(room) or [room]]
 
     done = python(ALONE_WITH_TORCH, ",".join(PACKAGES), *modules)

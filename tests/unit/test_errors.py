@@ -4,9 +4,9 @@ import pytest
 
 from services import errors
 from services.errors import ErrorKind, as_tailrace_error
+from services.gateway.call.operations import REST_ERRORS
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.openai.operations import OPENAI_ERRORS
-from services.gateway.rest.operations import REST_ERRORS
 
 
 def test_every_kind_has_a_status_at_each_door() -> None:

@@ -23,34 +23,35 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from infra.cli.bundle_diff import compare
 from infra.cli.bundles import bundle_row
 from infra.cli.release import report_table
 from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
-from models.canary import Canary, Stage
+from models.bundle_diff import compare
+from models.canary import Canary, CanaryStage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
 from models.mixer import mixer_of
-from models.name_record import Move, NameRecord, Reference, decode_record
+from models.name_record import Move, NameRecord, ReferenceVersion, decode_record
 from models.prompt import prompt_of
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
 from models.search import search_of
 from models.similar import SimilarTable
 from models.withdrawals import Withdrawal
+from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
+from services.contracts.console import Drills, SurfaceFields
 from services.contracts.explanation import whose
 from services.contracts.items import decode_item, item_from
+from services.contracts.message import convert, decode_object
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
 from services.features.page_key import FilePageKey
 from services.features.schema import LogPosition
 from services.gateway.access.keys import read_keys
 from services.gateway.call.path import WITH_PARAMETER, check_path, parameters_of, pattern_of
-from services.gateway.console.door import parse_drills
-from services.gateway.console.editor import _Set
 from services.gateway.console.releases import describe_name
 from services.gateway.events.record import check_events
 from services.gateway.grpc import items as rpc_items
@@ -70,7 +71,7 @@ from services.llm.text.tokenizer import TextTokenizer
 from services.settings.topic_reader import Mark
 from services.stream.decode import Record, decode, read_impression
 from services.stream.impressions.memory import remember
-from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS
+from services.stream.log.kinds import IMPRESSIONS, INTERACTIONS
 from tests.support.engine.checkpoints import EOS_ID, TEMPLATE, build_tokenizer, write_checkpoint
 from tests.support.foreign_bytes import ODD_VALUES, Maker, json_of, mutations_of
 
@@ -264,7 +265,7 @@ def page_token(body: bytes) -> None:
 def console_form(body: bytes) -> None:
     """Apply form fields like the console."""
     EDITOR.with_fields(
-        CART, "cart", _Set.model_validate({"text": "", "surface": "cart", "fields": rest_items._object(body)}).fields
+        CART, "cart", convert(SurfaceFields, {"text": "", "surface": "cart", "fields": decode_object(body)}).fields
     )
 
 
@@ -442,11 +443,16 @@ LOOKED = ReleaseReport(
 RECORD = NameRecord(
     live="v1",
     owner="ann",
-    reference=Reference(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
+    reference=ReferenceVersion(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
     withdrawn={"v2": Withdrawal(version="v2", by="ann", at="2026-11-24T00:00:00Z", reason="", content="c0de")},
     history=(Move(act="promote", version="v1", by="ann", at="2026-11-23T00:00:00Z"),),
     canary=Canary(
-        version="v3", salt="s", stages=(Stage(0.1, 60.0), Stage(1.0, 0.0)), by="ann", at="now", report=LOOKED.encode()
+        version="v3",
+        salt="s",
+        stages=(CanaryStage(0.1, 60.0), CanaryStage(1.0, 0.0)),
+        by="ann",
+        at="now",
+        report=LOOKED.encode(),
     ),
 )
 
@@ -575,7 +581,7 @@ PARSERS = {
         read(lambda body: rest.parse_recommend(body, "r", None)), of_json(RULED, RULED["rules"], NESTED)
     ),
     "REST batch": Parser(read(lambda body: rest.parse_batch(body, "r", None)), of_json({"requests": [RULED, ASKED]})),
-    "REST items": Parser(read(lambda body: put_items(rest_items._entries(rest_items._object(body)))), of_json(PUT)),
+    "REST items": Parser(read(lambda body: put_items(rest_items._entries(decode_object(body)))), of_json(PUT)),
     "path": Parser(path, lambda _: mutations_of(*(one.encode() for one in PATHS))),
     "page token": Parser(
         page_token, lambda _: mutations_of(b"AgAAAAAAAwECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", bytes(range(60)))
@@ -583,11 +589,11 @@ PARSERS = {
     "console form": Parser(read(console_form), of_json(FORM)),
     "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
     "REST events": Parser(
-        lambda body: check_events(rest.parse_events(body), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})
+        lambda body: check_events(rest.parse_events(body, 500), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})
     ),
     "OpenAI completion": Parser(lambda body: parse_completion(body, CONTEXT), of_json(COMPLETION)),
     "OpenAI chat": Parser(lambda body: parse_chat(body, CONTEXT), of_json(CHAT)),
-    "drills": Parser(parse_drills, of_json({"llm": "off", "features": "on"})),
+    "drills": Parser(lambda body: message.decode(Drills, body), of_json({"llm": "off", "features": "on"})),
     "event row": Parser(stream_row, of_json(EVENT, ERASURE)),
     "impression row": Parser(impression_row, of_json(IMPRESSION)),
     "item record": Parser(item_record, of_json(ITEM)),

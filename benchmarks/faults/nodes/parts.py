@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.nodes.layout import FRONT, HEAD, Layout
-from infra.local.servers.binaries import valkey_command
+from infra.local.binaries import valkey_command
+from infra.local.parts import broker_part, edge_part, standby_part, valkey_part
 from infra.local.servers.node import node_environment
 from infra.local.supervisor.lifecycle import RestartPolicy
-from infra.local.supervisor.parts import Part, broker_part, edge_part, standby_part, valkey_part
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_redis, beats
 from services.settings.settings import Settings
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from infra.local.parts import stack_parts
 from infra.local.servers.access import check_access
 from infra.local.servers.text import describe_text
-from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import why_taken, with_free_ports
 from infra.local.supervisor.probes import accepts
 from infra.local.supervisor.stackfile import StackFile

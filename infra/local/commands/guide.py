@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+from infra.local.servers.environment import gateway_log
 from infra.local.servers.ray_home import ray_logs
 from infra.local.servers.text import describe_text
-from infra.local.supervisor.parts import gateway_log
 from services.settings.settings import Settings
 
 _NO_USER = "YOUR-USER-ID"

@@ -1,11 +1,14 @@
 """`tailrace status`: the record of the stack, checked against its processes and by its health probes."""
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
-from infra.local.supervisor.parts import Part, stack_parts
+from infra.local.parts import stack_parts
+from infra.local.supervisor.part import Part
+from infra.local.supervisor.probes import http_answer
 from infra.local.supervisor.processes import process_tree
 from infra.local.supervisor.stackfile import PartRecord, StackFile
 from services.observability.node_metrics import render_metrics
@@ -38,6 +41,15 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
     nothing = PartRecord(phase="down", keeper_pid=None, num_restarts=0)
     parts = [_inspect(part, record.parts.get(part.name, nothing)) for part in stack_parts(settings)]
     return [*parts, *text_health(settings)]
+
+
+def readiness(settings: Settings) -> str:
+    """Return the readiness that a gateway reports, with its degraded modes; "" without an answer."""
+    status, body = http_answer(settings.inner_host, settings.inner_http_port, "/readyz")
+    try:
+        return str(json.loads(body)["status"]) if status else ""
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def text_health(settings: Settings) -> list[PartHealth]:

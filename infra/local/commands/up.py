@@ -17,13 +17,15 @@ from typing import IO
 
 from infra.local.edge.admin import ray_is_up
 from infra.local.edge.config import edge_folder
+from infra.local.parts import stack_parts
 from infra.local.servers.access import check_access, prepare_valkey
+from infra.local.servers.environment import part_environment
 from infra.local.servers.ray_home import make_ray_home, ray_environment, remove_ray_home
 from infra.local.supervisor.leftovers import end_leftovers
-from infra.local.supervisor.parts import Part, stack_parts
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.ports import check_free, ports_of, with_free_ports
 from infra.local.supervisor.probes import answers_http
-from infra.local.supervisor.stackfile import MARK, StackFile
+from infra.local.supervisor.stackfile import StackFile
 from infra.local.supervisor.supervisor import StopRequested, Supervisor
 from models.registry import BundleStore
 from services.errors import EnvironmentFault
@@ -160,16 +162,6 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
         report=report,
         stop_requested=_watch_signals(),
     )
-
-
-def part_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment that every part of this stack inherits."""
-    return {
-        **inherited_environment(),
-        **settings.as_environment(),
-        MARK: str(settings.state_dir),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def with_environment(part: Part, environment: dict[str, str]) -> Part:

@@ -22,10 +22,9 @@ from typing import NoReturn
 import structlog
 from prometheus_client import REGISTRY
 
-from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates
+from infra.local.binaries import haproxy_command
+from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates, swap_key_shares, write_key_shares
 from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
-from infra.local.edge.key_shares import swap_key_shares, write_key_shares
-from infra.local.servers.binaries import haproxy_command
 from models.files import Stamp, stamp_of
 from services.errors import ConfigError
 from services.observability.log_lines import configure_logging

@@ -14,8 +14,17 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from infra.local.edge.config import ADMIN_SOCKET, IN_FLIGHT_TABLE, RAY_SERVER, EdgePlan, edge_folder
+from infra.local.edge.config import (
+    ADMIN_SOCKET,
+    IN_FLIGHT_TABLE,
+    KEY_SHARES,
+    RAY_SERVER,
+    EdgePlan,
+    edge_folder,
+    share_of,
+)
 from services.errors import ConfigError
+from services.gateway.access.keys import read_keys
 from services.settings.settings import load_settings
 
 TIMEOUT_S = 2.0
@@ -133,6 +142,29 @@ def _swap(folder: Path, kind: str, path: Path, pem: str) -> None:
         send(folder, f"abort ssl {kind} {name}")
         set_answer = commit_answer
     raise ConfigError(f"{path}: the edge refuses it: {set_answer.splitlines()[-1] if set_answer else 'no answer'}")
+
+
+def write_key_shares(folder: Path, keys_file: Path) -> str:
+    """Write the fraction of the limit that each API key may use, and return the lines.
+
+    HAProxy reads hashes, never a key. Raises ConfigError if the keys file is invalid.
+    """
+    stored = read_keys(keys_file).keys
+    lines = "".join(f"{one.sha256} {share_of(key.priority)}\n" for key in stored for one in key.hashes)
+    (folder / KEY_SHARES).write_text(lines)
+    return lines
+
+
+def swap_key_shares(folder: Path, keys_file: Path) -> None:
+    """Write the fractions and pass them to the running HAProxy. Raises ConfigError, or OSError without an answer."""
+    lines = write_key_shares(folder, keys_file)
+    answer = send(folder, f"prepare map {KEY_SHARES}")
+    version = answer.rpartition(" ")[2]
+    if not version.isdecimal():
+        raise ConfigError(f"{keys_file}: the edge refuses its priorities: {answer}")
+    if lines:
+        send(folder, f"add map @{version} {KEY_SHARES} <<\n{lines}")
+    send(folder, f"commit map @{version} {KEY_SHARES}")
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from infra.local.servers.environment import log_environment
 from infra.local.servers.ray_home import serve_environment
-from infra.local.supervisor.parts import log_environment
 from services.settings.settings import Settings, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"

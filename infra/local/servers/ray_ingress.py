@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.local.binaries import haproxy_command
 from infra.local.edge.config import (
     CONNECT_TIMEOUT,
     NAMED,
@@ -24,7 +25,6 @@ from infra.local.edge.config import (
     UNAVAILABLE,
     Upstream,
 )
-from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError, TailraceError
 
 _CONNECT = re.compile(r"^(    timeout connect )\S+$", re.MULTILINE)

@@ -15,9 +15,9 @@ from typing import NoReturn
 import psutil
 import structlog
 
+from infra.local.servers.environment import metrics_environment
 from infra.local.servers.loopback import LOOPBACK, SETUP_HOOK
 from infra.local.servers.ray_home import ray_home
-from infra.local.supervisor.parts import metrics_environment
 from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
 

@@ -33,12 +33,18 @@ def answers_kafka(host: str, port: int) -> bool:
 
 def answers_http(host: str, port: int, path: str) -> bool:
     """Return whether an HTTP server answers GET with 200."""
+    return http_answer(host, port, path)[0] == http.client.OK
+
+
+def http_answer(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Return the status and the body of an HTTP server's answer to GET; status 0 without an answer."""
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == http.client.OK
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
-        return False
+        return 0, b""
     finally:
         connection.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.local.supervisor.keeper import adopt_orphans, keeper_command, sweep
 from infra.local.supervisor.lifecycle import Command, Observation, PartState, Phase, advance, backoff_s
-from infra.local.supervisor.parts import Part
+from infra.local.supervisor.part import Part
 from infra.local.supervisor.stackfile import PartRecord, StackFile, StackRecord
 from services.errors import EnvironmentFault
 

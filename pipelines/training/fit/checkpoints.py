@@ -3,14 +3,14 @@
 A checkpoint is one file: tensors as safetensors, JSON values in its header, with the SHA-256 of both next to it. Never
 pickle. A file is flushed before it is renamed, so a kill or a full disk leaves the previous checkpoint intact; the
 newest two are kept, and a damaged one is skipped. If no process has the whole state, a checkpoint is a folder
-(`shard_files.py`). `fitting.py` defines the state.
+(`shard_files.py`, `shard_writer.py`). `fitting.py` defines the state.
 """
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.files import rename_durably
-from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.options import Reporting
+from pipelines.training.parallel.tensors import Like, nothing_alike
 from services.errors import CheckpointError, StageFailed
 
 _NUM_KEPT = 2
 _SUFFIX, PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
-Like = Callable[[str], Tensor | None]
-"""Returns a tensor with the layout of the named tensor; None if every process holds it whole, ELSEWHERE if this process
-holds no part of it."""
-ELSEWHERE = torch.empty(0, device="meta")
-
-
-def nothing_alike(_name: str) -> None:
-    """Return None: the `Like` of a single process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ class Checkpoints:
     def not_written(self, path: Path, error: Exception) -> StageFailed:
         """Return the error for a checkpoint that cannot be written."""
         kept = self.newest_whole_name()
-        last = f"the next run goes on from {kept}" if kept else "the next run starts over"
+        last = f"the next run resumes from {kept}" if kept else "the next run starts over"
         why = f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
         return StageFailed(self.stage, why)
 
@@ -159,9 +153,11 @@ def _read(path: Path) -> FitState:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not readable as safetensors ({error}); the one before it is used") from error
+        raise CheckpointError(
+            f"{path}: not readable as safetensors ({error}); the previous checkpoint is used"
+        ) from error
     if about.get("sha256") != _sha256(tensors, about.get("values", "")):
-        raise CheckpointError(f"{path}: its content differs from its SHA-256; the one before it is used")
+        raise CheckpointError(f"{path}: its content differs from its SHA-256; the previous checkpoint is used")
     return FitState(tensors, json.loads(about["values"]))
 
 

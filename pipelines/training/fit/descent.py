@@ -6,16 +6,16 @@ that model's weights. Knows no epochs, data or files.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pipelines.training.fit.checkpoints import ELSEWHERE
-from pipelines.training.fit.parallel import ALONE, Group, Share, local, unusable_share
-from pipelines.training.fit.ranges import named
+from pipelines.training.parallel.ranks import ONE_RANK, LossSum, RankGroup, describe_unusable
+from pipelines.training.parallel.tensors import ELSEWHERE, local, placed
+from pipelines.training.ranges import named
 
 _MAX_GRAD_NORM = 1.0
 
@@ -43,8 +43,8 @@ class Descent:
 
     `start_shares` has a tensor in [0, 1] per parameter that broadcasts to it: the fraction of the initial weights that
     `averaged` mixes back in (None: 0). `num_labels`, `grad_norm` and `rate` (the learning rate) describe the last step
-    over all processes of `group`. `numbers` are the parameters' indices in states and `start_shares` where the whole
-    model has more of them.
+    over all ranks. `numbers` are the parameters' indices in states and `start_shares` where the whole model has more of
+    them. `clip` clips the gradients of all ranks to a norm, and returns the norm before.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class Descent:
         model: nn.Module,
         options: DescentOptions,
         start_shares: Sequence[Tensor] | None = None,
-        group: Group = ALONE,
         numbers: Sequence[int] | None = None,
+        ranks: RankGroup = ONE_RANK,
+        clip: Callable[[Sequence[Tensor], float], Tensor] = nn.utils.clip_grad_norm_,
     ) -> None:
         self.num_labels, self.grad_norm, self.rate = 0, 0.0, 0.0
-        self._group = group
+        self._ranks, self._clip = ranks, clip
         self._parameters = list(model.parameters())
         self._by_number = dict(zip(numbers or range(len(self._parameters)), self._parameters, strict=True))
         self._start_shares = [start_shares[number] for number in self._by_number] if start_shares else []
@@ -85,19 +86,20 @@ class Descent:
         """Do one optimizer step, update the average, and return the mean loss.
 
         `losses` are the mean loss and number of labels of each part of the batch, or of this process's rows of it.
-        `progress` in [0, 1) is the completed fraction of all steps; `unit` is the group's unit for the batch. Raises
-        UnusableLoss in all processes before any weight changes.
+        `progress` in [0, 1) is the completed fraction of all steps; `unit` is the label count that scales the gradients
+        of all ranks (None in a single process: that of the first part). Raises UnusableLoss in all processes before any
+        weight changes.
         """
         self.rate = self._options.learning_rate * rate_at(progress, self._options.warm_up)
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate
         self._optimizer.zero_grad()
-        shares = self._backward(losses, unit)
-        loss = sum(share.total for share in shares) / max(self.num_labels, 1)
+        sums = self._backward(losses, unit)
+        loss = sum(own.total for own in sums) / max(self.num_labels, 1)
         if not loss <= max_loss:  # which no NaN is
-            where = unusable_share(shares, max_loss)
+            where = describe_unusable(sums, max_loss)
             raise UnusableLoss(f"its loss is {loss:g}{where}, where at most {max_loss:.3g} is plausible", loss)
-        self.grad_norm = float(self._group.clip(self._parameters, _MAX_GRAD_NORM))
+        self.grad_norm = float(self._clip(self._parameters, _MAX_GRAD_NORM))
         if not math.isfinite(self.grad_norm):
             raise UnusableLoss("its gradient is not finite", loss)
         with named("optimizer"):
@@ -108,7 +110,7 @@ class Descent:
         torch._foreach_lerp_([local(value) for value in self._average], now, 1 - decay)
         return loss
 
-    def _backward(self, losses: Iterable[tuple[Tensor, int]], unit: int | None) -> list[Share]:
+    def _backward(self, losses: Iterable[tuple[Tensor, int]], unit: int | None) -> list[LossSum]:
         """Accumulate the gradients of all parts and processes, weighted by labels; return each process's loss.
 
         The first part has weight 1 until the total number of labels is known.
@@ -119,16 +121,16 @@ class Descent:
                 continue
             unit = unit or number
             with named("backward"):
-                self._group.backward(mean * (number / unit))
+                _backpropagate(mean * (number / unit))
             total += float(mean.detach()) * number
             num_labels += number
-        shares = self._group.shares(Share(total, num_labels))
-        self.num_labels = sum(share.num_labels for share in shares)
-        counted = (unit or 1) * len(shares)  # weight 1 in the mean over all processes
+        sums = self._ranks.losses(LossSum(total, num_labels))
+        self.num_labels = sum(own.num_labels for own in sums)
+        counted = (unit or 1) * len(sums)  # weight 1 in the mean over all processes
         if self.num_labels and self.num_labels != counted:
             grads = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, counted / self.num_labels)
-        return shares
+        return sums
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -137,7 +139,7 @@ class Descent:
         self._load(self._average)
         if self._start_shares:
             for parameter, start, share in zip(self._parameters, self._start, self._start_shares, strict=True):
-                local(parameter.data).lerp_(local(start), local(self._group.placed(share, parameter)))
+                local(parameter.data).lerp_(local(start), local(placed(share, parameter)))
         try:
             yield
         finally:
@@ -175,6 +177,12 @@ class Descent:
     def _load(self, values: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)
+
+
+def _backpropagate(loss: Tensor) -> None:
+    """Compute the gradients, unless a pipeline's schedule has computed them."""
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def rate_at(progress: float, warm_up: float) -> float:

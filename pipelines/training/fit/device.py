@@ -1,25 +1,16 @@
 """Device of the offline models: one option for training and evaluation."""
 
-from enum import StrEnum
-
 import torch
 
+from pipelines.training.options import DeviceChoice
 from services.errors import ConfigError
-
-
-class Device(StrEnum):
-    """`auto` selects the GPU if there is one. On a GPU, matrix products run in bf16 with fp32 weights."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def choose_device(name: str) -> torch.device:
     """Return the device of this name. Raises ConfigError naming the option."""
-    if name not in set(Device):
-        raise ConfigError(f"--device: {name!r} is not known; give one of {', '.join(Device)}")
-    if name == Device.CUDA and not torch.cuda.is_available():
+    if name not in set(DeviceChoice):
+        raise ConfigError(f"--device: {name!r} is not known; give one of {', '.join(DeviceChoice)}")
+    if name == DeviceChoice.CUDA and not torch.cuda.is_available():
         raise ConfigError("--device: torch finds no CUDA device here; give auto or cpu")
-    has_gpu = name != Device.CPU and torch.cuda.is_available()
+    has_gpu = name != DeviceChoice.CPU and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")

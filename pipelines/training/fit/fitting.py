@@ -9,24 +9,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipelines.runner.stage import Progress
-from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
-from pipelines.training.fit.checkpoints import ELSEWHERE, Checkpoints, FitState, Like
+from pipelines.training.batches import Batch, Loss, LossFunction, MakeBatch, split_batch
+from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.loss_curve import LossCurve
 from pipelines.training.fit.memory import PeakMemory, kept_memory
-from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
 from pipelines.training.fit.prefetch import ready_batches
-from pipelines.training.fit.ranges import named
-from pipelines.training.fit.recompute import recomputed
 from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.parallel.dropout import Dropout
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh
+from pipelines.training.parallel.model import ParallelModel
+from pipelines.training.parallel.parallelize import parallelize
+from pipelines.training.parallel.recompute import recomputed
+from pipelines.training.parallel.tensors import ELSEWHERE, Like, placed
+from pipelines.training.ranges import named
 from services.errors import StageFailed
+
+if TYPE_CHECKING:
+    from pipelines.training.fit.shard_writer import ShardWriter
 
 _MAX_SKIPPED = 3
 _SPIKE = 3.0
@@ -61,7 +68,7 @@ class Task:
 
     `batches` draws with `rng`; building a batch draws nothing.
     `uniform_loss` is the loss of a model that scores all items alike; `flops` returns the FLOPs of a step over a batch
-    with this many labels.
+    with this many labels. `dropout` is applied during the fit.
     """
 
     batches: Callable[[], Sequence[MakeBatch]]
@@ -71,8 +78,9 @@ class Task:
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
-    on_fitted: Callable[[nn.Module], None] | None = None
-    """Called by all processes with the trained model, or their parts of it, whenever it has the best weights so far."""
+    on_fitted: Callable[[ParallelModel], None] | None = None
+    """Called by all processes with the trained model, or their parts of it, once it has the best weights."""
+    dropout: Dropout = field(default_factory=Dropout)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,19 +140,19 @@ def fit(
     checkpoints: Checkpoints,
     progress: Progress,
     start_shares: Sequence[Tensor] | None = None,
-    group: Group = ALONE,
+    mesh: Mesh = ONE_PROCESS,
     watch: Watch = UNWATCHED,
 ) -> Fitted:
     """Fit in place; the model ends in inference mode with the averaged weights that validated best.
 
-    The weights are mixed by `start_shares` (Descent). All processes of `group` call this with the same arguments and
+    The weights are mixed by `start_shares` (Descent). All processes of `mesh` call this with the same arguments and
     end with the same weights. Raises StageFailed on the fourth unusable batch, if a checkpoint cannot be written, or if
     a process has a different batch.
     """
-    with kept_memory():
-        running = _Fit(model, task, options, checkpoints, progress, start_shares, group, watch)
+    with kept_memory(), task.dropout.applied():
+        running = _Fit(model, task, options, checkpoints, progress, start_shares, mesh, watch)
         running.begin()
-        with recomputed(running.trained, group.method.recompute):
+        with recomputed(running.trained, mesh.method.recompute):
             while running.at.epoch <= options.epochs:
                 try:
                     running.do_epoch()
@@ -165,24 +173,31 @@ class _Fit:
         checkpoints: Checkpoints,
         progress: Progress,
         start_shares: Sequence[Tensor] | None,
-        group: Group,
+        mesh: Mesh,
         watch: Watch,
     ) -> None:
         self._model, self._task, self._options = model, task, options
-        self._checkpoints, self._progress, self._group, self._watch = checkpoints, progress, group, watch
+        self._checkpoints, self._progress, self._mesh, self._watch = checkpoints, progress, mesh, watch
         self._device = next(model.parameters()).device
         self._memory = PeakMemory(self._device)
-        self.trained = group.copy(model)
-        self._loss_of = group.wrap(self.trained, task.loss)
-        self._descent = Descent(self.trained, options.descent, start_shares, group, group.numbers(self.trained, model))
-        self._shards = group.shard_writer(checkpoints)
+        self._parallel = parallelize(model, mesh, task.loss, task.dropout)
+        self._ranks, self.trained = self._parallel.ranks, self._parallel.trained
+        self._descent = Descent(
+            self.trained,
+            options.descent,
+            start_shares,
+            self._parallel.numbers,
+            self._ranks,
+            self._parallel.clip,
+        )
+        self._shards = _shard_writer(checkpoints, mesh)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
 
     def begin(self) -> None:
         """Resume from the newest checkpoint; write the first if there is none."""
         saved = self._checkpoints.newest(self._likes(), self._watch)
-        self._group.wait()  # until all processes have looked for checkpoints
+        self._ranks.wait()  # until all processes have looked for checkpoints
         if saved is None:
             self._save()
             return
@@ -197,7 +212,7 @@ class _Fit:
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
         places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
         self.trained.train()
-        with ready_batches([self._group.signed(makes[index]) for index in places], self._device) as batches:
+        with ready_batches([self._signed(makes[index]) for index in places], self._device) as batches:
             for index in places:
                 with self._timed("data"):
                     batch = next(batches)
@@ -207,11 +222,11 @@ class _Fit:
                 done = (self.at.epoch - 1 + index / len(makes)) / self._options.epochs
                 began_s = time.perf_counter()
                 with self._timed("step"):
-                    loss = self._descent.step(self._losses(batch), done, self._max_loss, self._group.unit(batch))
+                    loss = self._descent.step(self._losses(batch), done, self._max_loss, self._unit(batch))
                 seconds = time.perf_counter() - began_s
                 self._count(batch, loss, seconds)
                 self.at.batch = index + 1
-                if self._group.is_true_of_main(self._checkpoints.is_due()):
+                if self._is_checkpoint_due():
                     self._save()
         self._end_epoch()
 
@@ -242,8 +257,8 @@ class _Fit:
             self._shards.wait()
         self.trained.load_state_dict(self._best)
         if self._task.on_fitted is not None:
-            self._task.on_fitted(self.trained)
-        self._group.take_over(self.trained, self._model)
+            self._task.on_fitted(self._parallel)
+        self._parallel.take_over()
         self._model.eval()
 
     def fitted(self) -> Fitted:
@@ -269,7 +284,7 @@ class _Fit:
 
     def _refuse_other_batches(self, batch: Batch) -> None:
         """Raise StageFailed in all processes if any is about to use a different batch or different random numbers."""
-        if differing := self._group.differing((self.at.epoch, self.at.batch), batch, self._task.rng):
+        if differing := self._ranks.difference((self.at.epoch, self.at.batch), batch, self._task.rng):
             raise StageFailed(
                 self._checkpoints.stage,
                 f"at batch {self.at.batch} of epoch {self.at.epoch} {differing}; give all ranks the same files, seed and checkpoint, and run again",
@@ -297,15 +312,26 @@ class _Fit:
             self._watch.note("steps_wait_for_data", stage=self._checkpoints.stage, share=share)
 
     def _losses(self, batch: Batch) -> Iterator[Loss]:
-        parts = list(split_batch(batch, self._options.num_parts * self._group.accumulation))
+        method, unit = self._mesh.method, self._unit(batch)
+        parts = list(split_batch(batch, self._options.num_parts * method.accumulation))
         for number, part in enumerate(parts, start=1):
-            with (
-                self._group.sending(self._loss_of, is_last=number == len(parts)),
-                torch.autocast(self._device.type, torch.bfloat16, enabled=self._group.uses_bf16(self._device)),
-            ):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=method.uses_bf16(self._device)):
                 with named("forward"):
-                    loss = self._loss_of(self._group.own(part))
+                    loss = self._parallel.loss(part, unit, is_last=number == len(parts))
                 yield loss
+
+    def _unit(self, batch: Batch) -> int | None:
+        """Return the batch's number of positions, which all ranks know; None in a single process."""
+        return sum(batch.lengths) if self._mesh.world_size > 1 else None
+
+    def _signed(self, make: MakeBatch) -> MakeBatch:
+        """Return a builder of the same batch, with its digest if ranks compare their batches."""
+        return (lambda: make().signed()) if self._mesh.world_size > 1 else make
+
+    def _is_checkpoint_due(self) -> bool:
+        """Return whether to save now; ranks that all write a checkpoint decide as rank 0 does."""
+        is_due = self._checkpoints.is_due()
+        return bool(self._ranks.from_main(lambda: float(is_due))) if self._mesh.is_divided else is_due
 
     def _count(self, batch: Batch, loss: float, seconds: float) -> None:
         self.at.total_loss += loss
@@ -323,8 +349,8 @@ class _Fit:
         at, epochs = self.at, self._options.epochs
         mean_loss = at.total_loss / max(at.num_steps, 1)
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
-            with self._timed("validation"), self._descent.averaged(), self._group.whole(self.trained, self._model):
-                score = self._group.from_main(self._task.validate)
+            with self._timed("validation"), self._descent.averaged(), self._parallel.whole():
+                score = self._ranks.from_main(self._task.validate)
                 step = at.losses.num_steps
                 at.curve.append({"epoch": at.epoch, "step": step, "loss": mean_loss, "validation": score})
                 self._watch.measured(step, {"validation": score})
@@ -333,13 +359,13 @@ class _Fit:
                     self._best = {name: value.clone() for name, value in self.trained.state_dict().items()}
             if self._task.on_validation is not None:
                 self._task.on_validation(at.epoch, score)
-        if self._group.is_main:
+        if self._mesh.is_main:
             self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
         at.epoch, at.batch, at.total_loss, at.num_steps = at.epoch + 1, 0, 0.0, 0
         at.rng = _state_of(self._task.rng)
 
     def _save(self) -> None:
-        if not self._group.is_main and self._shards is None:
+        if not self._mesh.is_main and self._shards is None:
             return
         tensors = {f"model.{name}": value for name, value in self.trained.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
@@ -366,7 +392,7 @@ class _Fit:
         self.at = Position.read(saved.values)
         like = self._likes()
         tensors = {
-            name: value if (alike := like(name)) is None else self._group.placed(value, alike)
+            name: value if (alike := like(name)) is None else placed(value, alike)
             for name, value in saved.tensors.items()
             if like(name) is not ELSEWHERE
         }
@@ -376,6 +402,15 @@ class _Fit:
         torch.set_rng_state(saved.tensors["rng.cpu"])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng.cuda"], self._device)
+
+
+def _shard_writer(checkpoints: Checkpoints, mesh: Mesh) -> "ShardWriter | None":
+    """Return a writer of a state that no process holds whole; None if rank 0 holds it."""
+    if not mesh.is_divided:
+        return None
+    from pipelines.training.fit.shard_writer import ShardWriter
+
+    return ShardWriter(checkpoints, is_main=mesh.is_main)
 
 
 def _under(prefix: str, tensors: Any) -> dict[str, Tensor]:

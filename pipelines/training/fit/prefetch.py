@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from pipelines.training.fit.batches import Batch, MakeBatch
+from pipelines.training.batches import Batch, MakeBatch
 
 _NUM_AHEAD = 2
 

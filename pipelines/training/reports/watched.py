@@ -9,8 +9,9 @@ import structlog
 import torch
 
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.parallel import Group
-from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from pipelines.training.fit.watch import UNWATCHED, Watch
+from pipelines.training.options import Reporting
+from pipelines.training.parallel.mesh import Mesh
 from services.errors import ConfigError
 
 log = structlog.get_logger()
@@ -23,7 +24,7 @@ class Sink(Protocol):
         """Record the measurements of one step. Does not raise or block."""
 
 
-class Logged(Watch):
+class LoggedFit(Watch):
     """Logs events and forwards measurements."""
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
@@ -41,7 +42,7 @@ class Logged(Watch):
 
 @contextmanager
 def watched(
-    checkpoints: Checkpoints, parameters: Mapping[str, Any], device: torch.device, group: Group
+    checkpoints: Checkpoints, parameters: Mapping[str, Any], device: torch.device, mesh: Mesh
 ) -> Iterator[Watch]:
     """Return the context that reports one process's fit as configured in its checkpoints' `reporting`.
 
@@ -53,9 +54,9 @@ def watched(
         if reporting.memory_snapshot_dir is not None:
             from pipelines.training.reports.memory_snapshot import recorded_memory
 
-            name = f"{reporting.run.replace('/', '-')}-rank-{group.rank}.pickle"
+            name = f"{reporting.run.replace('/', '-')}-rank-{mesh.rank}.pickle"
             stack.enter_context(recorded_memory(reporting.memory_snapshot_dir / name, device))
-        if not group.is_main:
+        if not mesh.is_main:
             yield UNWATCHED
             return
         sinks: list[Sink] = []
@@ -66,12 +67,12 @@ def watched(
         if reporting.mlflow_uri:
             from pipelines.training.reports.mlflow import MlflowRun
 
-            laid_out = {"workers": group.size, "device": device.type, "recompute": group.method.recompute}
-            laid_out["precision"] = "bf16" if group.uses_bf16(device) else "fp32"
+            laid_out = {"workers": mesh.world_size, "device": device.type, "recompute": mesh.method.recompute}
+            laid_out["precision"] = "bf16" if mesh.method.uses_bf16(device) else "fp32"
             described = flat(parameters) | {name: str(value) for name, value in laid_out.items()}
             run = MlflowRun(reporting.mlflow_uri, reporting.run, described, checkpoints.folder)
             sinks.append(stack.enter_context(run))
-        yield Logged(sinks)
+        yield LoggedFit(sinks)
 
 
 @contextmanager

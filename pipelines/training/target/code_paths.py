@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue import Catalogue
-from pipelines.training.fit.batches import IGNORED, Batch
-from pipelines.training.fit.parallel import Loss
+from pipelines.training.batches import IGNORED, Batch, Loss
 from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
 from pipelines.training.target.teacher import ItemTeacher, TargetCodes
 from pipelines.training.target.unlikelihood import log_odds, mean_of_both, unlikelihood

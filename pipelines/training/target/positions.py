@@ -5,8 +5,7 @@ Shape suffixes: B histories, L positions, T chosen positions, U disliked items, 
 
 from torch import Tensor
 
-from pipelines.training.fit.batches import Disliked
-from pipelines.training.fit.parallel import Loss
+from pipelines.training.batches import Disliked, Loss
 from pipelines.training.target.sampled import ItemSampler, sampled_loss
 from pipelines.training.target.softmax import (
     SeenItems,

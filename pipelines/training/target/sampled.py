@@ -23,7 +23,7 @@ _ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledItems:
     """The drawn items, ascending, and the log of each item's sampling probability."""
 
     items_S: Tensor
@@ -42,10 +42,10 @@ class ItemSampler:
     def __init__(self, popularity_V: np.ndarray, size: int) -> None:
         self.rate_V = torch.from_numpy(rates(popularity_V, size)).float()
 
-    def draw(self, device: torch.device) -> Sample:
+    def draw(self, device: torch.device) -> SampledItems:
         """Return a fresh sample."""
         items_S = (torch.rand(len(self.rate_V), device="cpu") < self.rate_V).nonzero().squeeze(1)
-        return Sample(items_S.to(device), self.rate_V[items_S].log().to(device))
+        return SampledItems(items_S.to(device), self.rate_V[items_S].log().to(device))
 
 
 def rates(popularity_V: np.ndarray, size: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def sampled_loss(
     hidden_TD: Tensor,
     head_VD: Tensor,
     labels_T: Tensor,
-    sample: Sample,
+    sample: SampledItems,
     seen: SeenItems | None = None,
     teacher: Teacher | TargetItems | None = None,
     weights_T: Tensor | None = None,
@@ -94,7 +94,7 @@ def sampled_loss(
         return (loss_T if weights_T is None else weights_T * loss_T).sum() / max(1, len(labels_T))
 
 
-def _scores(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, sample: Sample, left_out_TS: Tensor) -> Tensor:
+def _scores(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, sample: SampledItems, left_out_TS: Tensor) -> Tensor:
     """Return (T, 1 + S): the label's score, then the corrected scores of the drawn items."""
     own_T1 = (hidden_TD * head_VD[labels_T]).sum(1, keepdim=True)
     return torch.cat([own_T1, torch.addmm(left_out_TS, hidden_TD, head_VD[sample.items_S].T)], dim=1)

@@ -22,7 +22,7 @@ from pipelines.data.labelled import Labelled, Weighted, dislikes_in, items_of, w
 from pipelines.foreign.model import ImportedModel
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
-from pipelines.training.fit.batches import IGNORED
+from pipelines.training.batches import IGNORED
 from pipelines.training.start.student_rows import token_of_row
 from pipelines.training.target.softmax import TargetItems, Teacher
 from pipelines.training.target.teacher import single_level

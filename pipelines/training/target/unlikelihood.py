@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.training.fit.parallel import Loss
-from pipelines.training.target.sampled import Sample
+from pipelines.training.batches import Loss
+from pipelines.training.target.sampled import SampledItems
 from pipelines.training.target.softmax import PENALTY, LeftOut, chunks
 
 _LOG_HALF = -math.log(2)
@@ -77,7 +77,7 @@ def log_odds(hidden_UD: Tensor, head_VD: Tensor, codes_U: Tensor, left_out: Left
 
 
 def sampled_log_odds(
-    hidden_UD: Tensor, head_VD: Tensor, items_U: Tensor, sample: Sample, left_out: LeftOut | None = None
+    hidden_UD: Tensor, head_VD: Tensor, items_U: Tensor, sample: SampledItems, left_out: LeftOut | None = None
 ) -> Tensor:
     """Return the same with drawn items as alternatives, with the logQ correction (sampled.py).
 

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.workers.rank import Ended, Ending
+from pipelines.training.workers.rank import ExitKind, RankExit
 from services.errors import StageFailed
 
 log = structlog.get_logger()
@@ -25,7 +25,7 @@ class Left:
     """How a rank ended: its last message, or None and the observed reason."""
 
     rank: int
-    ended: Ended | None
+    ended: RankExit | None
     seen: str = ""
 
 
@@ -44,35 +44,35 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
         before = checkpoints.newest_name()
         left = run(accumulation)
         how, why = verdict(left)
-        if how == Ending.DONE:
+        if how == ExitKind.DONE:
             assert left[0].ended is not None, "rank 0 is done"
             return left[0].ended.result
         for one in left:
-            if one.ended is not None and one.ended.how == Ending.REFUSED:
+            if one.ended is not None and one.ended.how == ExitKind.REFUSED:
                 raise one.ended.error()
         num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
-        if how == Ending.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
+        if how == ExitKind.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
             if needs is not None:
                 why = f"{why}: {needs(accumulation)}"
             accumulation, num_fruitless = accumulation * 2, 0
-        elif how == Ending.BROKEN or num_fruitless == _MAX_FRUITLESS:
-            raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")
+        elif how == ExitKind.BROKEN or num_fruitless == _MAX_FRUITLESS:
+            raise StageFailed(checkpoints.stage, f"{why}; the next run resumes from its last checkpoint")
         used = checkpoints.newest_whole_name()
         log.warning(
             "workers_started_again", stage=checkpoints.stage, why=why, checkpoint=used, accumulation=accumulation
         )
 
 
-def verdict(left: Sequence[Left]) -> tuple[Ending, str]:
+def verdict(left: Sequence[Left]) -> tuple[ExitKind, str]:
     """Return how the fit ended, and why: a rank's own error takes precedence over a lost peer. Pure."""
-    for how in (Ending.REFUSED, Ending.BROKEN):
+    for how in (ExitKind.REFUSED, ExitKind.BROKEN):
         for one in left:
             if one.ended is not None and one.ended.how == how:
                 return how, f"rank {one.rank}: {one.ended.why}"
-    if all(one.ended is not None and one.ended.how == Ending.DONE for one in left):
-        return Ending.DONE, ""
+    if all(one.ended is not None and one.ended.how == ExitKind.DONE for one in left):
+        return ExitKind.DONE, ""
     for one in left:
-        if one.ended is not None and one.ended.how == Ending.OUT_OF_MEMORY:
-            return Ending.OUT_OF_MEMORY, f"rank {one.rank} is out of memory"
+        if one.ended is not None and one.ended.how == ExitKind.OUT_OF_MEMORY:
+            return ExitKind.OUT_OF_MEMORY, f"rank {one.rank} is out of memory"
     silent = [f"rank {one.rank} {one.seen}" for one in left if one.ended is None]
-    return Ending.LOST_PEER, ", ".join(silent) or "the ranks have lost each other"
+    return ExitKind.LOST_PEER, ", ".join(silent) or "the ranks have lost each other"

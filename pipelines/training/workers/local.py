@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.workers.attempts import Left, Needs, fit_again
-from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, Seat, Shown, sit_down
-from pipelines.training.workers.team import Team
+from pipelines.training.workers.rank import SHOW_STACK, ExitKind, RankExit, RankStart, Shown, run_local_rank
 
 log = structlog.get_logger()
 
@@ -37,51 +37,48 @@ class _Rank:
     number: int
     process: SpawnProcess
     receiving: Connection
-    ended: Ended | None = None
+    ended: RankExit | None = None
     is_hung: bool = False
 
 
 def fit_locally(
-    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+    work: Callable[..., Any], mesh: Mesh, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
 ) -> Any:
     """Return the result of rank 0's work. Raises as `fit_again`."""
-    return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints, needs)
+    return fit_again(lambda accumulation: _run(work, mesh.accumulating(accumulation), progress), checkpoints, needs)
 
 
-def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:
+def _run(work: Callable[..., Any], mesh: Mesh, progress: Progress) -> list[Left]:
     """Start all ranks and return how they ended."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= team.workers
-    seats = [
-        Seat(
-            rank=rank,
-            size=team.workers,
-            port=meeting.port,
-            timeout_s=team.timeout_s,
+    has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= mesh.world_size
+    starts = [
+        RankStart(
+            mesh=replace(mesh, rank=rank, local_rank=rank),
             num_threads=torch.get_num_threads(),
-            accumulation=accumulation,
             has_gpu=has_gpu,
-            layout=team.layout,
-            method=team.method,
+            port=meeting.port,
         )
-        for rank in range(team.workers)
+        for rank in range(mesh.world_size)
     ]
-    with _started(seats, work) as ranks:
+    with _started(starts, work) as ranks:
         _watch(ranks, progress)
     return [Left(rank.number, rank.ended, _seen(rank)) for rank in ranks]
 
 
 @contextmanager
-def _started(seats: list[Seat], work: Callable[..., Any]) -> Iterator[list[_Rank]]:
+def _started(starts: list[RankStart], work: Callable[..., Any]) -> Iterator[list[_Rank]]:
     context, ranks = multiprocessing.get_context("spawn"), list[_Rank]()
     try:
-        for seat in seats:
+        for start in starts:
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=sit_down, args=(seat, work, sending), name=f"rank {seat.rank}")
+            process = context.Process(
+                target=run_local_rank, args=(start, work, sending), name=f"rank {start.mesh.rank}"
+            )
             process.start()
             sending.close()
-            ranks.append(_Rank(seat.rank, process, receiving))
-            log.info("worker_started", rank=seat.rank, pid=process.pid)
+            ranks.append(_Rank(start.mesh.rank, process, receiving))
+            log.info("worker_started", rank=start.mesh.rank, pid=process.pid)
         yield ranks
     finally:
         for rank in ranks:
@@ -105,26 +102,26 @@ def _watch(ranks: list[_Rank], progress: Progress) -> None:
             message = _received(rank.receiving)
             if isinstance(message, Shown):
                 progress(message.done, message.total, message.words)
-            elif isinstance(message, Ended):
+            elif isinstance(message, RankExit):
                 rank.ended = message
             else:
                 del open_ranks[rank.receiving]
                 rank.process.join()
-            if ends_at_s is None and (message is None or isinstance(message, Ended)) and not _is_done(rank):
+            if ends_at_s is None and (message is None or isinstance(message, RankExit)) and not _is_done(rank):
                 ends_at_s = time.monotonic() + _GRACE_S
 
 
-def _received(receiving: Connection) -> Shown | Ended | None:
+def _received(receiving: Connection) -> Shown | RankExit | None:
     """Return the next message, None at the end of a process."""
     try:
-        message: Shown | Ended = receiving.recv()
+        message: Shown | RankExit = receiving.recv()
     except (EOFError, OSError):
         return None
     return message
 
 
 def _is_done(rank: _Rank) -> bool:
-    return rank.ended is not None and rank.ended.how == Ending.DONE
+    return rank.ended is not None and rank.ended.how == ExitKind.DONE
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.workers.attempts import Left, Needs, fit_again
-from pipelines.training.workers.rank import Ended, Ending, Seat, Shown, group_of, work_at
-from pipelines.training.workers.team import Team
+from pipelines.training.workers.rank import ExitKind, RankExit, RankStart, Shown, run_rank
 from services.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,60 +26,54 @@ _OBJECT_STORE_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    seat: Seat
+    start: RankStart
     work: Callable[..., Any]
     queue: "Queue"
 
 
 def fit_on_ray(
-    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+    work: Callable[..., Any],
+    address: str,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    needs: Needs | None = None,
 ) -> Any:
-    """Return the result of rank 0's work. Raises as `fit_again`."""
+    """Return the result of rank 0's work on the cluster at this address, or `local`. Raises as `fit_again`."""
     import ray
 
     own: dict[str, Any] = {
-        "num_cpus": team.workers,
+        "num_cpus": mesh.world_size,
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
-    team.check_ray()
     try:
-        ray.init(address=team.ray, log_to_driver=True, **(own if team.ray == "local" else {}))
+        ray.init(address=address, log_to_driver=True, **(own if address == "local" else {}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"--ray: no Ray cluster at {team.ray} ({error}); start it with `ray start --head`, or give --ray local"
+            f"--ray: no Ray cluster at {address} ({error}); start it with `ray start --head`, or give --ray local"
         ) from error
     try:
-        return fit_again(lambda accumulation: _run(work, team, accumulation, checkpoints, progress), checkpoints, needs)
+        return fit_again(
+            lambda accumulation: _run(work, mesh.accumulating(accumulation), checkpoints, progress), checkpoints, needs
+        )
     finally:
         ray.shutdown()
 
 
-def _run(
-    work: Callable[..., Any], team: Team, accumulation: int, checkpoints: Checkpoints, progress: Progress
-) -> list[Left]:
+def _run(work: Callable[..., Any], mesh: Mesh, checkpoints: Checkpoints, progress: Progress) -> list[Left]:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Queue
 
-    has_gpu, queue, ended = torch.cuda.is_available(), Queue(), dict[int, Ended]()
-    seat = Seat(
-        rank=0,
-        size=team.workers,
-        port=0,
-        timeout_s=team.timeout_s,
-        num_threads=torch.get_num_threads(),
-        accumulation=accumulation,
-        has_gpu=has_gpu,
-        layout=team.layout,
-        method=team.method,
-    )
+    has_gpu, queue, ended = torch.cuda.is_available(), Queue(), dict[int, RankExit]()
+    start = RankStart(mesh=mesh, num_threads=torch.get_num_threads(), has_gpu=has_gpu)
     trainer = TorchTrainer(
         _work,
-        train_loop_config={"job": _Job(seat, work, queue)},
-        scaling_config=ScalingConfig(num_workers=team.workers, use_gpu=has_gpu),
+        train_loop_config={"job": _Job(start, work, queue)},
+        scaling_config=ScalingConfig(num_workers=mesh.world_size, use_gpu=has_gpu),
         torch_config=TorchConfig(
-            backend="cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout_s=int(team.timeout_s) + 1
+            backend="cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout_s=int(mesh.timeout_s) + 1
         ),
         run_config=RunConfig(
             name="ray", storage_path=str(checkpoints.folder.absolute()), failure_config=FailureConfig(max_failures=0)
@@ -95,17 +89,17 @@ def _run(
     queue.put(None)
     listening.join()
     queue.shutdown(force=True)
-    return [Left(rank, ended.get(rank), seen) for rank in range(team.workers)]
+    return [Left(rank, ended.get(rank), seen) for rank in range(mesh.world_size)]
 
 
-def _listen(queue: "Queue", ended: dict[int, Ended], progress: Progress) -> None:
+def _listen(queue: "Queue", ended: dict[int, RankExit], progress: Progress) -> None:
     """Show progress and keep the ranks' last messages until None arrives."""
     while (message := queue.get()) is not None:
-        rank, said = message
-        if isinstance(said, Shown):
-            progress(said.done, said.total, said.words)
+        rank, report = message
+        if isinstance(report, Shown):
+            progress(report.done, report.total, report.words)
         else:
-            ended[rank] = said
+            ended[rank] = report
 
 
 def _work(config: dict[str, Any]) -> None:
@@ -114,8 +108,12 @@ def _work(config: dict[str, Any]) -> None:
 
     job: _Job = config["job"]
     context = train.get_context()
-    seat = replace(job.seat, rank=context.get_world_rank())
-    at = replace(seat, rank=context.get_local_rank())
-    ended = work_at(seat, lambda: group_of(at), job.work, lambda message: job.queue.put((seat.rank, message)))
-    if ended.how != Ending.DONE:
+    rank, local_rank = context.get_world_rank(), context.get_local_rank()
+    start = replace(job.start, mesh=replace(job.start.mesh, rank=rank, local_rank=local_rank))
+    ended = run_rank(start, _has_joined, job.work, lambda message: job.queue.put((rank, message)))
+    if ended.how != ExitKind.DONE:
         raise RuntimeError(ended.why)
+
+
+def _has_joined() -> None:
+    """Return at once: Ray Train has initialised the process group."""

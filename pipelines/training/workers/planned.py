@@ -8,8 +8,8 @@ from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import Gpus
 from pipelines.planner.layouts import best_layouts
 from pipelines.planner.shapes import shape_of
-from pipelines.training.fit.layout import words_of
-from pipelines.training.fit.recompute import Recompute
+from pipelines.training.options import Recompute
+from pipelines.training.parallel.layout import words_of
 from pipelines.training.workers.team import Team
 
 log = structlog.get_logger()

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipelines.planner.mesh import Layout
-from pipelines.training.fit.parallel import Method, Ranks
+from pipelines.training.parallel.mesh import Mesh
 from services.errors import TailraceError
 
 _PR_SET_PDEATHSIG = 1
@@ -30,7 +29,7 @@ SHOW_STACK = signal.SIGUSR1
 """Signal that makes a rank print the stacks of all its threads, even while blocked."""
 
 
-class Ending(StrEnum):
+class ExitKind(StrEnum):
     """How a rank ended. The first of these, in this order, that any rank has is the fit's reason to end."""
 
     REFUSED = "refused"
@@ -50,10 +49,10 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RankExit:
     """A rank's last message: its result, or its error."""
 
-    how: Ending
+    how: ExitKind
     result: Any = None
     why: str = ""
 
@@ -67,89 +66,74 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A process's rank, the rendezvous address, and how it works."""
+class RankStart:
+    """The position of a rank in the mesh, and the resources of its process. `port` is that of the rendezvous."""
 
-    rank: int
-    size: int
-    port: int
-    timeout_s: float
+    mesh: Mesh
     num_threads: int
-    accumulation: int
     has_gpu: bool
-    layout: Layout
-    method: Method
+    port: int = 0
 
 
-def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
+def run_local_rank(start: RankStart, work: Callable[..., Any], sending: Connection) -> None:
     """Run as this rank of one machine and send how it ended; the process exits with 0 if it is done.
 
     It dies with the process that started it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started the ranks terminates them
+    mesh = start.mesh
 
-    def joined() -> Ranks:
-        timeout = timedelta(seconds=seat.timeout_s)
+    def join() -> None:
+        timeout = timedelta(seconds=mesh.timeout_s)
         patience = max(timeout, _LONGEST_START)
-        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
-        kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
-        dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
-        return group_of(seat)
+        store = dist.TCPStore("127.0.0.1", start.port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
+        kind = "cpu:gloo,cuda:nccl" if start.has_gpu else "gloo"
+        dist.init_process_group(kind, store=store, rank=mesh.rank, world_size=mesh.world_size, timeout=timeout)
 
-    if seat.has_gpu:
-        torch.cuda.set_device(seat.rank)
-    ended = work_at(seat, joined, work, sending.send)
-    if ended.how == Ending.DONE:
+    if start.has_gpu:
+        torch.cuda.set_device(mesh.local_rank)
+    ended = run_rank(start, join, work, sending.send)
+    if ended.how == ExitKind.DONE:
         dist.destroy_process_group()
-    sys.exit(ended.how != Ending.DONE)
+    sys.exit(ended.how != ExitKind.DONE)
 
 
-def work_at(
-    seat: Seat, joined: Callable[[], Ranks], work: Callable[..., Any], send: Callable[[Shown | Ended], None]
-) -> Ended:
+def run_rank(
+    start: RankStart, join: Callable[[], None], work: Callable[..., Any], send: Callable[[Shown | RankExit], None]
+) -> RankExit:
     """Run as this rank; send progress and how it ended, and return the latter.
 
-    `joined` returns the group once all ranks have joined.
+    `join` returns once all ranks have joined torch's default process group.
     """
     faulthandler.register(SHOW_STACK, all_threads=True)
-    torch.set_num_threads(seat.num_threads)
+    torch.set_num_threads(start.num_threads)
 
     def show(done: int, total: int, words: str) -> None:
         send(Shown(done, total, words))
 
-    ended = _ended(lambda: work(progress=show, group=joined()))
-    send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))
+    def joined() -> Any:
+        join()
+        return work(progress=show, mesh=start.mesh)
+
+    ended = _ended(joined)
+    send(ended if start.mesh.is_main or ended.how != ExitKind.DONE else RankExit(ExitKind.DONE))
     return ended
 
 
-def group_of(seat: Seat) -> Ranks:
-    """Return the group of this rank's layout; torch's default process group is initialised."""
-    accumulation, local_rank = seat.accumulation, seat.rank
-    if seat.layout.pipeline > 1:
-        from pipelines.training.fit.pipelined import Pipeline
-
-        return Pipeline(seat.layout, seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
-    if seat.layout.shard * seat.layout.tensor > 1:
-        from pipelines.training.fit.sharded import Shards
-
-        return Shards(seat.layout, seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
-    return Ranks(seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
-
-
-def _ended(work: Callable[[], Any]) -> Ended:
+def _ended(work: Callable[[], Any]) -> RankExit:
     try:
-        return Ended(Ending.DONE, work())
+        return RankExit(ExitKind.DONE, work())
     except TailraceError as error:
-        return Ended(Ending.REFUSED, (type(error), error.args, vars(error)), str(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the one that started this rank decides
-        return Ended(_kind_of(error), why=traceback.format_exc())
+        return RankExit(ExitKind.REFUSED, (type(error), error.args, vars(error)), str(error))
+    except Exception as error:  # noqa: BLE001 - the process that started this rank decides
+        return RankExit(_kind_of(error), why=traceback.format_exc())
 
 
-def _kind_of(error: Exception) -> Ending:
+def _kind_of(error: Exception) -> ExitKind:
     words = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in words:
-        return Ending.OUT_OF_MEMORY
+        return ExitKind.OUT_OF_MEMORY
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in words):
-        return Ending.LOST_PEER
-    return Ending.BROKEN
+        return ExitKind.LOST_PEER
+    return ExitKind.BROKEN

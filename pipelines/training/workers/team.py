@@ -3,63 +3,37 @@
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.planner.mesh import Layout
-from pipelines.runner.stage import Progress
-from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.layout import AUTO, layout_of
-from pipelines.training.fit.parallel import BUCKET_MB, Compression, Group, Method
-from pipelines.training.fit.recompute import Recompute
-from pipelines.training.reports.watched import ended_where_left
+from pipelines.declaration import check_bounds
+from pipelines.planner.mesh import ParallelLayout
+from pipelines.training.options import BUCKET_MB, Compression, TeamOptions
+from pipelines.training.parallel.layout import AUTO, layout_of
 from services.errors import ConfigError
 
+if TYPE_CHECKING:  # these import torch, which `--help` does not need
+    from pipelines.runner.stage import Progress
+    from pipelines.training.fit.checkpoints import Checkpoints
+    from pipelines.training.parallel.mesh import Mesh, Method
+
 _CONNECT_S = 3.0
-_PRECISIONS = (AUTO, "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
+class Team(TeamOptions):
     """`workers` processes in the layout `parallel`.
 
     A process that does not answer within `timeout_s` is terminated, and all restart from the last checkpoint.
     """
 
-    workers: int = 1
-    parallel: str = AUTO
-    precision: str = AUTO
-    """`fp32`, `bf16` (matrix products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
-    recompute: str = Recompute.NONE
-    """Activations of a layer that are recomputed in the backward pass."""
-    bucket_mb: float = BUCKET_MB
-    """Size of DDP's gradient buckets in MiB."""
-    compression: str = Compression.NONE
-    """How DDP encodes gradients (`parallel.Compression`). Checkpoints do not contain PowerSGD's error feedback."""
-    timeout_s: float = 600.0
-    ray: str = ""
-    """Address of a Ray cluster used only for training, or `local` for a cluster that ends with the fit; empty: this
-    machine, without Ray."""
-
     def __post_init__(self) -> None:
         """Reject options that cannot be started. Raises ConfigError naming the option."""
-        if self.workers < 1:
-            raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
-        if self.precision not in _PRECISIONS:
-            raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
-        if self.recompute not in list(Recompute):
-            raise ConfigError(f"--recompute: {self.recompute!r} is not known; give {', '.join(Recompute)}")
-        if self.compression not in list(Compression):
-            raise ConfigError(f"--compression: {self.compression!r} is not known; give {', '.join(Compression)}")
-        if not self.bucket_mb > 0:
-            raise ConfigError(f"--bucket-mb: {self.bucket_mb} is no size; give MiB above 0, such as {BUCKET_MB:g}")
+        check_bounds(self)
         layout = layout_of(self.parallel, self.workers)
         if self._is_tuned and layout.shard * layout.tensor > 1:
             raise ConfigError(
-                f"--compression and --bucket-mb are of DDP's gradients, which {self.parallel} does not send; leave them out, or give ddp"
-            )
-        if not self.timeout_s > 0:
-            raise ConfigError(
-                f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
+                f"--compression: --parallel {self.parallel} does not average gradients with DDP; "
+                "omit --compression and --bucket-mb, or give --parallel ddp"
             )
 
     def notes(self, num_cores: int, num_gpus: int) -> list[str]:
@@ -71,7 +45,8 @@ class Team:
             notes.append(f"--ray {self.ray}: one worker runs in this process, without Ray; give --workers 2 or more")
         if not self.ray and num_gpus < self.workers and self.workers > num_cores:
             notes.append(
-                f"--workers {self.workers}: {num_cores} cores here, so the workers take turns; this is slower than {num_cores}"
+                f"--workers {self.workers}: {num_cores} cores here, so the workers take turns; this is slower "
+                f"than {num_cores}"
             )
         return notes
 
@@ -88,7 +63,7 @@ class Team:
             ) from error
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The mesh of the workers."""
         return layout_of(self.parallel, self.workers)
 
@@ -107,8 +82,10 @@ class Team:
         return replace(self, parallel=AUTO)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> "Method":
         """How a step is computed."""
+        from pipelines.training.parallel.mesh import Method
+
         return Method(
             is_bf16=None if self.precision == AUTO else self.precision == "bf16",
             recompute=self.recompute,
@@ -116,28 +93,38 @@ class Team:
             compression=self.compression,
         )
 
+    @property
+    def mesh(self) -> "Mesh":
+        """The mesh of the workers, from its first rank."""
+        from pipelines.training.parallel.mesh import Mesh
+
+        return Mesh(layout=self.layout, timeout_s=self.timeout_s, method=self.method)
+
     def fit(
         self,
         work: Callable[..., Any],
-        checkpoints: Checkpoints,
-        progress: Progress,
+        checkpoints: "Checkpoints",
+        progress: "Progress",
         needs: Callable[[int], str] | None = None,
     ) -> Any:
-        """Return the result of `work(progress=..., group=...)`, run here or in each process; rank 0's result counts.
+        """Return the result of `work(progress=..., mesh=...)`, run here or in each process; rank 0's result counts.
 
         It is pickled if there are several processes. `needs` describes the predicted memory of steps with a factor on
         the number of parts of a batch. Raises its TailraceErrors, or StageFailed.
         """
         if self.workers == 1:
-            return work(progress=progress, group=Group(self.method))
+            return work(progress=progress, mesh=self.mesh)
+        from pipelines.training.reports.watched import ended_where_left
+
         with ended_where_left(checkpoints):
             if self.ray:
+                self.check_ray()
                 from pipelines.training.workers.on_ray import fit_on_ray
 
-                return fit_on_ray(work, self, checkpoints, progress, needs)
+                return fit_on_ray(work, self.ray, self.mesh, checkpoints, progress, needs)
             from pipelines.training.workers.local import fit_locally
 
-            return fit_locally(work, self, checkpoints, progress, needs)
+            return fit_locally(work, self.mesh, checkpoints, progress, needs)
 
 
 ONE = Team()

@@ -47,7 +47,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** List items that are like one, or like those of a cart */
+        /** List items similar to one item, or to the items of a cart */
         post: operations["similarItems"];
         delete?: never;
         options?: never;
@@ -181,7 +181,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Say which version and variants a user, or a visitor's session, gets on each surface */
+        /** Return the version and variants of a user, or of a visitor's session, on each surface */
         get: operations["assignment"];
         put?: never;
         post?: never;
@@ -201,7 +201,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history */
+        /** Erase a user: every store drops the events that the broker has by now; later events begin a new history */
         delete: operations["eraseUser"];
         options?: never;
         head?: never;
@@ -249,7 +249,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return an item as it stands in answers */
+        /** Return an item as it appears in answers */
         get: operations["getItem"];
         /** Replace what is stated of an item; answers when the broker has it, and every answer follows within a second */
         put: operations["putItem"];
@@ -368,128 +368,6 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /**
-         * AssignedBody
-         * @description What a user, or a visitor's session, gets now.
-         */
-        AssignedBody: {
-            /**
-             * Surfaces
-             * @description All of them, first that of requests which name none
-             */
-            surfaces: components["schemas"]["SurfaceAssignmentBody"][];
-        };
-        /**
-         * AvoidShownBody
-         * @description What was shown a short while ago, and is left out.
-         */
-        AvoidShownBody: {
-            /**
-             * Within
-             * @description A period of at most 30d
-             * @example 1h
-             */
-            within: string;
-        };
-        /**
-         * BatchAnswersBody
-         * @description The answers, in the order of the requests.
-         */
-        BatchAnswersBody: {
-            /**
-             * Answers
-             * @description Each a recommendation, or the error that this request alone would have got
-             */
-            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
-        };
-        /**
-         * BatchBody
-         * @description Requests for several users; each is answered, or refused, as if it came alone.
-         */
-        BatchBody: {
-            /**
-             * Requests
-             * @description Each without deadline_ms
-             */
-            requests: components["schemas"]["RecommendBody"][];
-            /**
-             * Deadline Ms
-             * @description For all of them together, from arrival; or header X-Deadline-Ms
-             * @example 1000
-             */
-            deadline_ms?: number | null;
-        };
-        /**
-         * BoostBody
-         * @description Items that count as more likely, or below 1 as less.
-         */
-        BoostBody: {
-            /** Where */
-            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
-         * BundleBody
-         * @description The live bundle of a name.
-         */
-        BundleBody: {
-            /** Name */
-            name: string;
-            /** Version */
-            version: string;
-            /**
-             * Num Items
-             * Format: int64
-             * @description In its catalogue
-             */
-            num_items: number;
-            /**
-             * Code Depth
-             * Format: int64
-             * @description Codes per item
-             */
-            code_depth: number;
-            /**
-             * Manifest
-             * @description How it was made, and how it was evaluated
-             */
-            manifest: {
-                [key: string]: unknown;
-            };
-            /** @description The release under way beside it; null: none is, or not loaded yet */
-            canary: components["schemas"]["CanaryBody"] | null;
-        };
-        /**
-         * CanaryBody
-         * @description A release under way.
-         */
-        CanaryBody: {
-            /** Version */
-            version: string;
-            /**
-             * Share
-             * Format: double
-             * @description Of the users, who get this version now
-             */
-            share: number;
-        };
-        /**
-         * CapBody
-         * @description At most so many items of each value of an attribute.
-         */
-        CapBody: {
-            /**
-             * Attribute
-             * @example categories
-             */
-            attribute: string;
-            /** Most */
-            most: number;
-        };
         /**
          * ChatAnswerBody
          * @description With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`.
@@ -852,59 +730,558 @@ export interface components {
             } | null;
         };
         /**
-         * ConditionBody
-         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
+         * JsonSchemaBody
+         * @description A schema that the text must satisfy.
          */
-        ConditionBody: {
+        JsonSchemaBody: {
             /**
-             * Key
-             * @description The attribute's name, or `item_id`
+             * Name
+             * @default
+             */
+            name?: string;
+            /**
+             * Description
+             * @default
+             */
+            description?: string;
+            /**
+             * Schema
+             * @description A JSON schema of at most 65536 bytes, 2000 keys and 64 levels
+             */
+            schema?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Strict
+             * @description Sent on to another server; here schemas are always enforced
+             */
+            strict?: boolean | null;
+        };
+        /**
+         * MessageBody
+         * @description One message.
+         */
+        MessageBody: {
+            /**
+             * Role
+             * @description developer is the same as system
+             * @example user
+             * @enum {string}
+             */
+            role: "system" | "developer" | "user" | "assistant";
+            /** Content */
+            content?: string | components["schemas"]["ContentTextPartBodyList"];
+            /**
+             * Name
+             * @description Accepted, without effect
+             * @default
+             */
+            name?: string;
+        };
+        /**
+         * ModelBody
+         * @description One model.
+         */
+        ModelBody: {
+            /**
+             * Id
+             * @example SmolLM2-135M-Instruct
+             */
+            id: string;
+            /**
+             * Object
+             * @default model
+             */
+            object?: string;
+            /**
+             * Created
+             * Format: int64
+             * @description Unix seconds
+             */
+            created: number;
+            /**
+             * Owned By
+             * @default tailrace
+             */
+            owned_by?: string;
+            /**
+             * Max Model Len
+             * Format: int64
+             * @description Tokens of prompt and text together
+             */
+            max_model_len?: number | null;
+        };
+        /**
+         * ModelsBody
+         * @description All models.
+         */
+        ModelsBody: {
+            /**
+             * Object
+             * @default list
+             */
+            object?: string;
+            /** Data */
+            data: components["schemas"]["ModelBody"][];
+        };
+        /**
+         * OpenAiErrorBody
+         * @description OpenAI's envelope; a stream that fails sends it as its last event.
+         */
+        OpenAiErrorBody: {
+            error: components["schemas"]["OpenAiErrorDetail"];
+        };
+        /**
+         * OpenAiErrorDetail
+         * @description The error with its fix, type, field and code.
+         */
+        OpenAiErrorDetail: {
+            /** Message */
+            message: string;
+            /**
+             * Type
+             * @example invalid_request_error
+             */
+            type: string;
+            /**
+             * Param
+             * @description The field
+             */
+            param: string | null;
+            /**
+             * Code
+             * @example invalid_value
+             */
+            code: string;
+        };
+        /**
+         * PromptDetailsBody
+         * @description Details of the prompt's tokens.
+         */
+        PromptDetailsBody: {
+            /**
+             * Cached Tokens
+             * Format: int64
+             * @description Tokens that earlier prompts of this key left in the prefix cache
+             */
+            cached_tokens: number;
+        };
+        /**
+         * ReplyBody
+         * @description The assistant's message.
+         */
+        ReplyBody: {
+            /**
+             * Role
+             * @default assistant
+             */
+            role?: string;
+            /** Content */
+            content: string;
+        };
+        /**
+         * ResponseFormatBody
+         * @description The form that the text must have.
+         */
+        ResponseFormatBody: {
+            /**
+             * Type
+             * @default text
+             * @enum {string}
+             */
+            type?: "text" | "json_object" | "json_schema";
+            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
+        };
+        /**
+         * StreamOptionsBody
+         * @description Contents of a stream in addition to the text.
+         */
+        StreamOptionsBody: {
+            /**
+             * Include Usage
+             * @description A last chunk with the tokens used, and no choice
+             * @default false
+             */
+            include_usage?: boolean;
+            /**
+             * Continuous Usage Stats
+             * @description The tokens used so far in every chunk (vLLM's)
+             * @default false
+             */
+            continuous_usage_stats?: boolean;
+            /**
+             * Include Obfuscation
+             * @description Accepted, without effect
+             * @default false
+             */
+            include_obfuscation?: boolean;
+        };
+        /**
+         * TextPartBody
+         * @description One part of a message; `text` is the only supported type.
+         */
+        TextPartBody: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text";
+            /** Text */
+            text?: string | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * UsageBody
+         * @description Tokens used.
+         */
+        UsageBody: {
+            /**
+             * Prompt Tokens
+             * Format: int64
+             */
+            prompt_tokens: number;
+            /**
+             * Completion Tokens
+             * Format: int64
+             */
+            completion_tokens: number;
+            /**
+             * Total Tokens
+             * Format: int64
+             */
+            total_tokens: number;
+            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
+        };
+        /**
+         * RecommendBody
+         * @description The user, the number of items and the deadline.
+         */
+        RecommendBody: {
+            /**
+             * User Id
+             * @description Absent for an anonymous visitor, who needs recent_item_ids
+             * @example 196
+             */
+            user_id?: string | null;
+            /**
+             * Session Id
+             * @description Stable visitor id for experiments and canaries; ignored when user_id is set
+             * @example 7f3a9c
+             */
+            session_id?: string | null;
+            /**
+             * Surface
+             * @description A configured slot of the product, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
+             * K
+             * @description Number of items; absent: the surface's, or 10
+             * @example 10
+             */
+            k?: number | null;
+            /**
+             * Recent Item Ids
+             * @description Oldest first; events that the store cannot know yet, appended to a known user's history. Items outside the catalogue have no effect
+             */
+            recent_item_ids?: string[];
+            /**
+             * Exclude Item Ids
+             * @description Never show these items; items outside the catalogue have no effect
+             */
+            exclude_item_ids?: string[];
+            /**
+             * Exclude Seen
+             * @description Exclude items that the user has seen; absent: true unless the live bundle learned that users repeat items
+             */
+            exclude_seen?: boolean | null;
+            filters?: components["schemas"]["FiltersBody"] | null;
+            /** @description How the ranking is reordered */
+            rules?: components["schemas"]["RulesBody"] | null;
+            /**
+             * Deadline Ms
+             * @description From arrival; or header X-Deadline-Ms. The server limits it and has a default; the answer uses the tiers that are ready by then
+             * @example 200
+             */
+            deadline_ms?: number | null;
+            /**
+             * Request Id
+             * @description Or header X-Request-Id; generated if absent
+             */
+            request_id?: string | null;
+            /**
+             * Next
+             * @description Token from the previous response; returns the next page
+             */
+            next?: string | null;
+            /** @description Exclude items shown to the user lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
+            /**
+             * Rationale
+             * @description Add one sentence on why these items, if it can be written before the deadline
+             * @default false
+             */
+            rationale?: boolean;
+        };
+        /**
+         * FiltersBody
+         * @description Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
+         *
+         *         Null means no limit.
+         */
+        FiltersBody: {
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "key": "categories",
+             *         "eq": "Comedy"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description No clause of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Categories
+             * @description Items of any of these; each must be in the catalogue
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Allowed Item Ids
+             * @description Only these items; each must be in the catalogue
+             */
+            allowed_item_ids?: string[] | null;
+        };
+        /**
+         * RulesBody
+         * @description The rules of one request, which override the surface's rules; blocks are combined. Null: not set.
+         */
+        RulesBody: {
+            /** Boosts */
+            boosts?: components["schemas"]["BoostBody"][] | null;
+            /** Pins */
+            pins?: components["schemas"]["PinBody"][] | null;
+            /**
+             * Blocks
+             * @description Items that match any of these are excluded
+             */
+            blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /** Caps */
+            caps?: components["schemas"]["CapBody"][] | null;
+            /**
+             * Diversity
+             * Format: double
+             * @description Weight of dissimilarity in maximal marginal relevance
+             */
+            diversity?: number | null;
+            /**
+             * Decay
+             * Format: double
+             * @description Multiplies the likelihood of an item for each impression without a click
+             */
+            decay?: number | null;
+            freshness?: components["schemas"]["FreshnessBody"] | null;
+        };
+        /**
+         * BoostBody
+         * @description Multiplies the likelihood of items that match `where` by `factor`.
+         */
+        BoostBody: {
+            /** Where */
+            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
+         * PinBody
+         * @description An item and its position in the list.
+         */
+        PinBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Position
+             * @description From 1
+             */
+            position: number;
+        };
+        /**
+         * CapBody
+         * @description At most `most` items of each value of an attribute.
+         */
+        CapBody: {
+            /**
+             * Attribute
              * @example categories
              */
-            key: string;
-            /**
-             * Eq
-             * @description Equal to this
-             * @example Comedy
-             */
-            eq?: string | number | boolean;
-            /**
-             * In
-             * @description Equal to one of these
-             */
-            in?: (string | number | boolean)[];
-            /**
-             * Range
-             * @description A number within bounds
-             */
-            range?: components["schemas"]["RangeBody"];
-            /**
-             * Exists
-             * @description Whether the item has the attribute at all
-             */
-            exists?: boolean;
-        } & (unknown | unknown | unknown | unknown);
+            attribute: string;
+            /** Most */
+            most: number;
+        };
         /**
-         * ErasedStoreBody
-         * @description One store of which a user is taken out.
+         * FreshnessBody
+         * @description Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours.
          */
-        ErasedStoreBody: {
+        FreshnessBody: {
             /**
-             * Store
-             * @example features
+             * Half Life H
+             * Format: double
              */
-            store: string;
+            half_life_h: number;
             /**
-             * Meaning
-             * @description What of the user it held
+             * Factor
+             * Format: double
              */
-            meaning: string;
+            factor: number;
+        };
+        /**
+         * AvoidShownBody
+         * @description Excludes recent impressions.
+         */
+        AvoidShownBody: {
             /**
-             * Done Time Ms
+             * Within
+             * @description A period of at most 30d
+             * @example 1h
+             */
+            within: string;
+        };
+        /**
+         * RecommendationBody
+         * @description The items, and how they were made.
+         */
+        RecommendationBody: {
+            /**
+             * Request Id
+             * @description Send it with the events that follow from this answer
+             */
+            request_id: string;
+            /**
+             * Items
+             * @description Best first; fewer than k when the filters leave fewer
+             */
+            items: components["schemas"]["ItemBody"][];
+            /**
+             * Tier
+             * @description The tier that answered; lower tiers complete a list that it cannot fill
+             *     - `precomputed`: A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.
+             *     - `llm`: The decoder generates the next items from the history. Called if its predicted finish meets the deadline.
+             *     - `student`: A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.
+             *     - `similar`: The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.
+             *     - `popular`: The items that are popular now, held in memory. Needs no network and cannot fail.
+             * @example llm
+             */
+            tier: string;
+            /**
+             * Reason
+             * @description Why that tier answered
+             *     - `precomputed_fresh`: The stored list is up to date: no event of the user is newer.
+             *     - `llm_in_time`: The language model was predicted to meet the deadline, and it did.
+             *     - `unknown_user`: No event of this user is known; the popular tier answered.
+             *     - `short_history`: The history is too short for the language model.
+             *     - `student_suffices`: For histories of this length the bundle's evaluation shows no gain of the language model over the student.
+             *     - `llm_overloaded`: The language model is at capacity; the student answered.
+             *     - `llm_too_slow`: The language model was predicted to miss the deadline, so it was not called; the student answered.
+             *     - `llm_late`: The language model was called and missed the deadline; the student answered.
+             *     - `llm_unavailable`: The language model is unavailable; the student answered.
+             *     - `llm_failed`: The language model failed; the student answered.
+             *     - `bundle_mismatch`: The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.
+             *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
+             *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
+             *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
+             *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
+             *     - `not_trained`: The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered.
+             *     - `similar_asked`: The request asked for items like those that it names.
+             *     - `popular_asked`: The request asked for what is popular.
+             *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
+             *     - `nothing_allowed`: The filters and exclusions leave no item.
+             * @example llm_in_time
+             */
+            reason: string;
+            /**
+             * Bundle Version
+             * @description The bundle that answered
+             */
+            bundle_version: string;
+            /**
+             * Newest Event Time Ms
              * Format: int64
-             * @description Unix milliseconds; null: not done yet
+             * @description Unix milliseconds of the user's newest event that the answer is based on; null: none
              */
-            done_time_ms: number | null;
+            newest_event_time_ms: number | null;
+            /**
+             * Feature Age Ms
+             * Format: int64
+             * @description That event's age when the answer was sent
+             */
+            feature_age_ms: number | null;
+            /**
+             * Deadline Ms
+             * Format: int64
+             * @description The deadline that applied
+             */
+            deadline_ms: number;
+            /**
+             * Stages Ms
+             * @description Milliseconds by stage
+             */
+            stages_ms: {
+                [key: string]: number;
+            };
+            /**
+             * Rationale
+             * @description One sentence on why these items; absent when not requested or not written
+             */
+            rationale?: string | null;
+            /**
+             * Next
+             * @description Send it as `next` for the following items, within an hour; absent: the list ends here
+             */
+            next?: string | null;
+            /**
+             * Rationale Reason
+             * @description written, or why not: late, busy, failed, no_text; absent when not requested
+             */
+            rationale_reason?: string | null;
+        };
+        /**
+         * ItemBody
+         * @description One recommended item; `source` is the tier that chose it.
+         */
+        ItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Score
+             * Format: double
+             * @description Comparable within one answer only
+             */
+            score: number;
+            /** Title */
+            title: string;
+            /**
+             * Source
+             * @description The tier that chose the item
+             * @example llm
+             */
+            source: string;
         };
         /**
          * ErrorBody
@@ -933,8 +1310,120 @@ export interface components {
             request_id: string;
         };
         /**
+         * BatchBody
+         * @description Requests for several users; each is answered or rejected individually.
+         */
+        BatchBody: {
+            /**
+             * Requests
+             * @description Each without deadline_ms
+             */
+            requests: components["schemas"]["RecommendBody"][];
+            /**
+             * Deadline Ms
+             * @description For all of them together, from arrival; or header X-Deadline-Ms
+             * @example 1000
+             */
+            deadline_ms?: number | null;
+        };
+        /**
+         * BatchAnswersBody
+         * @description The answers, in the order of the requests.
+         */
+        BatchAnswersBody: {
+            /**
+             * Answers
+             * @description Each a recommendation, or the error that this request would get by itself
+             */
+            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
+        };
+        /**
+         * SimilarBody
+         * @description The user, if any, and limits on the similar items. All fields are optional.
+         */
+        SimilarBody: {
+            /**
+             * Item Ids
+             * @description Further items besides the item of the path, such as the items of a cart
+             */
+            item_ids?: string[];
+            /**
+             * User Id
+             * @description Absent for an anonymous visitor, who needs recent_item_ids
+             * @example 196
+             */
+            user_id?: string | null;
+            /**
+             * Session Id
+             * @description Stable visitor id for experiments and canaries; ignored when user_id is set
+             * @example 7f3a9c
+             */
+            session_id?: string | null;
+            /**
+             * Surface
+             * @description A configured slot of the product, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
+             * K
+             * @description Number of items; absent: the surface's, or 10
+             * @example 10
+             */
+            k?: number | null;
+            /**
+             * Recent Item Ids
+             * @description Oldest first; events that the store cannot know yet, appended to a known user's history. Items outside the catalogue have no effect
+             */
+            recent_item_ids?: string[];
+            /**
+             * Exclude Item Ids
+             * @description Never show these items; items outside the catalogue have no effect
+             */
+            exclude_item_ids?: string[];
+            /**
+             * Exclude Seen
+             * @description Exclude items that the user has seen; absent: true unless the live bundle learned that users repeat items
+             */
+            exclude_seen?: boolean | null;
+            filters?: components["schemas"]["FiltersBody"] | null;
+            /** @description How the ranking is reordered */
+            rules?: components["schemas"]["RulesBody"] | null;
+            /**
+             * Deadline Ms
+             * @description From arrival; or header X-Deadline-Ms. The server limits it and has a default; the answer uses the tiers that are ready by then
+             * @example 200
+             */
+            deadline_ms?: number | null;
+            /**
+             * Request Id
+             * @description Or header X-Request-Id; generated if absent
+             */
+            request_id?: string | null;
+            /**
+             * Next
+             * @description Token from the previous response; returns the next page
+             */
+            next?: string | null;
+            /** @description Exclude items shown to the user lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
+            /**
+             * Rationale
+             * @description Add one sentence on why these items, if it can be written before the deadline
+             * @default false
+             */
+            rationale?: boolean;
+        };
+        /**
+         * EventsBody
+         * @description Many events.
+         */
+        EventsBody: {
+            /** Events */
+            events: components["schemas"]["EventBody"][];
+        };
+        /**
          * EventBody
-         * @description One thing that a user did with an item.
+         * @description One user action on an item.
          */
         EventBody: {
             /**
@@ -967,7 +1456,7 @@ export interface components {
             value?: number;
             /**
              * Event Id
-             * @description Send one to make a repeat harmless: it is recognised among the 1024 of its user seen last
+             * @description Send one to make a repeat harmless: it is recognised among the user's 1024 newest events
              */
             event_id?: string | null;
             /**
@@ -977,23 +1466,80 @@ export interface components {
             request_id?: string | null;
         };
         /**
-         * EventListBody
-         * @description Many events as a list.
+         * RecordedBody
+         * @description Number of events that the broker acknowledged, with each id counted once, and all ids in the order sent.
+         *
+         *         While no bundle is loaded, every item counts as known.
          */
-        EventListBody: components["schemas"]["EventBody"][];
+        RecordedBody: {
+            /** Event Ids */
+            event_ids: string[];
+            /**
+             * Unknown Items
+             * @description Items of these events outside the live catalogue, without duplicates; the events are recorded
+             */
+            unknown_items: string[];
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+        };
         /**
-         * EventsBody
-         * @description Many events.
+         * BundleBody
+         * @description The live bundle of a model name.
          */
-        EventsBody: {
-            /** Events */
-            events: components["schemas"]["EventBody"][];
+        BundleBody: {
+            /** Name */
+            name: string;
+            /** Version */
+            version: string;
+            /**
+             * Num Items
+             * Format: int64
+             * @description In its catalogue
+             */
+            num_items: number;
+            /**
+             * Code Depth
+             * Format: int64
+             * @description Codes per item
+             */
+            code_depth: number;
+            /**
+             * Manifest
+             * @description How it was made, and how it was evaluated
+             */
+            manifest: {
+                [key: string]: unknown;
+            };
+            /** @description The release in progress; null: none, or its bundle is not loaded yet */
+            canary: components["schemas"]["CanaryBody"] | null;
+        };
+        /**
+         * CanaryBody
+         * @description A release in progress.
+         */
+        CanaryBody: {
+            /** Version */
+            version: string;
+            /**
+             * Share
+             * Format: double
+             * @description Fraction of the users who get this version now
+             */
+            share: number;
         };
         /**
          * ExplanationBody
-         * @description How a request was answered; fields that a refusal does not have are null.
+         * @description How a request was answered; fields that a rejected request lacks are null.
          */
         ExplanationBody: {
+            /**
+             * Sentences
+             * @description The explanation in words
+             */
+            sentences: string[];
             /** Request Id */
             request_id: string;
             /**
@@ -1013,7 +1559,7 @@ export interface components {
             at_unix_ms: number;
             /**
              * Message
-             * @description The error that a refused caller received
+             * @description The error that the caller received
              */
             message: string | null;
             /** Trace Id */
@@ -1094,258 +1640,10 @@ export interface components {
              * @description The first items of a tier that mixes sources
              */
             mixed: components["schemas"]["MixedItemBody"][];
-            /**
-             * Sentences
-             * @description The explanation in words
-             */
-            sentences: string[];
-        };
-        /**
-         * ExpressionBody
-         * @description Clauses in the place of one condition.
-         */
-        ExpressionBody: {
-            /**
-             * Must
-             * @description All of these hold
-             */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-            /**
-             * Should
-             * @description At least one of these holds
-             */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-            /**
-             * Must Not
-             * @description None of these holds
-             */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
-        };
-        /**
-         * FiltersBody
-         * @description Which items may be shown.
-         */
-        FiltersBody: {
-            /**
-             * Categories
-             * @description Items of any of these; each must be in the catalogue
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Allowed Item Ids
-             * @description Only these items; each must be in the catalogue
-             */
-            allowed_item_ids?: string[] | null;
-            /**
-             * Must
-             * @description All of these hold
-             * @example [
-             *       {
-             *         "eq": "Comedy",
-             *         "key": "categories"
-             *       }
-             *     ]
-             */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Should
-             * @description At least one of these holds, if there are any
-             */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Must Not
-             * @description None of these holds
-             */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-        };
-        /**
-         * FreshnessBody
-         * @description An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours.
-         */
-        FreshnessBody: {
-            /**
-             * Half Life H
-             * Format: double
-             */
-            half_life_h: number;
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
-         * ItemBody
-         * @description One recommended item; `source` is the tier that chose it.
-         */
-        ItemBody: {
-            /** Item Id */
-            item_id: string;
-            /**
-             * Score
-             * Format: double
-             * @description Comparable within one answer only
-             */
-            score: number;
-            /** Title */
-            title: string;
-            /**
-             * Source
-             * @description The tier that chose the item
-             * @example llm
-             */
-            source: string;
-        };
-        /**
-         * ItemOutcomeBody
-         * @description What became of one entry: without an error the broker has it.
-         */
-        ItemOutcomeBody: {
-            /** Item Id */
-            item_id: string;
-            error: components["schemas"]["RefusalBody"] | null;
-        };
-        /**
-         * ItemPatchBody
-         * @description Fields to change; null takes a field or an attribute away, others stay.
-         */
-        ItemPatchBody: {
-            /**
-             * Title
-             * @description Absent: as in the live bundle
-             */
-            title?: string | null;
-            /**
-             * Categories
-             * @description Absent: as in the live bundle
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Attributes
-             * @description Attributes to change by name; null takes one away, others stay
-             */
-            attributes?: {
-                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
-            } | null;
-            /**
-             * Available
-             * @description Whether it may be shown at all; absent: yes
-             */
-            available?: boolean | null;
-            /**
-             * Published Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may be shown
-             */
-            published_ms?: number | null;
-            /**
-             * Expires Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may not
-             */
-            expires_ms?: number | null;
-            /**
-             * Value
-             * Format: double
-             * @description What a sale is worth, in any unit
-             */
-            value?: number | null;
-        };
-        /**
-         * ItemStateBody
-         * @description What is stated of an item; what is left out has no value, or the bundle's.
-         */
-        ItemStateBody: {
-            /**
-             * Title
-             * @description Absent: as in the live bundle
-             */
-            title?: string | null;
-            /**
-             * Categories
-             * @description Absent: as in the live bundle
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Attributes
-             * @description Texts, numbers and flags by name, for filters and rules
-             * @example {
-             *       "colour": "red",
-             *       "new": true,
-             *       "price": 9.5,
-             *       "sizes": [
-             *         "s",
-             *         "m"
-             *       ]
-             *     }
-             */
-            attributes?: {
-                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
-            } | null;
-            /**
-             * Available
-             * @description Whether it may be shown at all; absent: yes
-             */
-            available?: boolean | null;
-            /**
-             * Published Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may be shown
-             */
-            published_ms?: number | null;
-            /**
-             * Expires Ms
-             * Format: int64
-             * @description Unix milliseconds from which it may not
-             */
-            expires_ms?: number | null;
-            /**
-             * Value
-             * Format: double
-             * @description What a sale is worth, in any unit
-             */
-            value?: number | null;
-        };
-        /**
-         * JsonSchemaBody
-         * @description A schema that the text must satisfy.
-         */
-        JsonSchemaBody: {
-            /**
-             * Name
-             * @default
-             */
-            name?: string;
-            /**
-             * Description
-             * @default
-             */
-            description?: string;
-            /**
-             * Schema
-             * @description A JSON schema of at most 65536 bytes, 2000 keys and 64 levels
-             */
-            schema?: {
-                [key: string]: unknown;
-            };
-            /**
-             * Strict
-             * @description Sent on to another server; here schemas are always enforced
-             */
-            strict?: boolean | null;
         };
         /**
          * LlmPartBody
-         * @description How the LLM call ended; counts and times only when it answered in time.
+         * @description How the request to the LLM ended; counts and times are the engine's, null without a timely result.
          */
         LlmPartBody: {
             /**
@@ -1385,25 +1683,49 @@ export interface components {
             decode_ms: number | null;
         };
         /**
-         * MessageBody
-         * @description One message.
+         * StageTimeBody
+         * @description One stage of the request; stages may overlap (the student works while the LLM does).
          */
-        MessageBody: {
-            /**
-             * Role
-             * @description developer is the same as system
-             * @example user
-             * @enum {string}
-             */
-            role: "system" | "developer" | "user" | "assistant";
-            /** Content */
-            content?: string | components["schemas"]["ContentTextPartBodyList"];
+        StageTimeBody: {
             /**
              * Name
-             * @description Accepted, without effect
-             * @default
+             * @example features
              */
-            name?: string;
+            name: string;
+            /**
+             * Offset Ms
+             * Format: double
+             * @description From the request's arrival to its beginning
+             */
+            offset_ms: number;
+            /**
+             * Duration Ms
+             * Format: double
+             */
+            duration_ms: number;
+        };
+        /**
+         * RuledItemBody
+         * @description One item's position (from 1) before any rule and after all rules; null if the item was not in that list.
+         */
+        RuledItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Before
+             * Format: int64
+             */
+            before: number | null;
+            /**
+             * After
+             * Format: int64
+             */
+            after: number | null;
+            /**
+             * Rules
+             * @description Rules that moved it, or moved other items past it
+             */
+            rules: string[];
         };
         /**
          * MixedItemBody
@@ -1419,167 +1741,73 @@ export interface components {
             score: number;
             /**
              * By Source
-             * @description `model` is the model of the tier
+             * @description `model` is the tier's model
              */
             by_source: {
                 [key: string]: number;
             };
         };
         /**
-         * ModelBody
-         * @description One model.
+         * StatusBody
+         * @description A short answer.
          */
-        ModelBody: {
+        StatusBody: {
             /**
-             * Id
-             * @example SmolLM2-135M-Instruct
+             * Status
+             * @example ok
              */
-            id: string;
-            /**
-             * Object
-             * @default model
-             */
-            object?: string;
-            /**
-             * Created
-             * Format: int64
-             * @description Unix seconds
-             */
-            created: number;
-            /**
-             * Owned By
-             * @default tailrace
-             */
-            owned_by?: string;
-            /**
-             * Max Model Len
-             * Format: int64
-             * @description Tokens of prompt and text together
-             */
-            max_model_len?: number | null;
+            status: string;
         };
         /**
-         * ModelsBody
-         * @description All models.
+         * AssignedBody
+         * @description The assignment of a user, or a visitor's session, now.
          */
-        ModelsBody: {
+        AssignedBody: {
             /**
-             * Object
-             * @default list
+             * Surfaces
+             * @description All surfaces; first requests without a surface
              */
-            object?: string;
-            /** Data */
-            data: components["schemas"]["ModelBody"][];
+            surfaces: components["schemas"]["SurfaceAssignmentBody"][];
         };
         /**
-         * OpenAiErrorBody
-         * @description OpenAI's envelope; a stream that fails sends it as its last event.
+         * SurfaceAssignmentBody
+         * @description The assignment on one surface.
          */
-        OpenAiErrorBody: {
-            error: components["schemas"]["OpenAiErrorDetail"];
-        };
-        /**
-         * OpenAiErrorDetail
-         * @description The error with its fix, type, field and code.
-         */
-        OpenAiErrorDetail: {
-            /** Message */
-            message: string;
+        SurfaceAssignmentBody: {
             /**
-             * Type
-             * @example invalid_request_error
+             * Surface
+             * @description Null: requests without a surface
              */
-            type: string;
+            surface: string | null;
             /**
-             * Param
-             * @description The field
+             * Name
+             * @description The model name
              */
-            param: string | null;
+            name: string;
             /**
-             * Code
-             * @example invalid_value
+             * Bundle Version
+             * @description The answering version; null: no live version
              */
-            code: string;
-        };
-        /**
-         * PinBody
-         * @description An item and its place.
-         */
-        PinBody: {
-            /** Item Id */
-            item_id: string;
+            bundle_version: string | null;
             /**
-             * Position
-             * @description From 1
+             * Is Canary
+             * @description Whether that is the candidate of a release in progress
              */
-            position: number;
-        };
-        /**
-         * PromptDetailsBody
-         * @description Details of the prompt's tokens.
-         */
-        PromptDetailsBody: {
+            is_canary: boolean;
             /**
-             * Cached Tokens
-             * Format: int64
-             * @description Tokens that earlier prompts of this key left in the prefix cache
+             * Variants
+             * @description The variant by experiment
+             * @example {
+             *       "fresher": "control"
+             *     }
              */
-            cached_tokens: number;
-        };
-        /**
-         * PutItemsBody
-         * @description Many items; an entry that is wrong is refused by itself.
-         */
-        PutItemsBody: {
-            /** Items */
-            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
-        };
-        /**
-         * PutOutcomesBody
-         * @description The outcome of each entry, in the order sent.
-         */
-        PutOutcomesBody: {
-            /**
-             * Accepted
-             * Format: int64
-             */
-            accepted: number;
-            /** Outcomes */
-            outcomes: components["schemas"]["ItemOutcomeBody"][];
-        };
-        /**
-         * RangeBody
-         * @description Bounds of a number, at least one.
-         */
-        RangeBody: {
-            /**
-             * Gte
-             * Format: double
-             * @description At least
-             */
-            gte?: number;
-            /**
-             * Gt
-             * Format: double
-             * @description More than, in place of gte
-             */
-            gt?: number;
-            /**
-             * Lte
-             * Format: double
-             * @description At most
-             */
-            lte?: number;
-            /**
-             * Lt
-             * Format: double
-             * @description Less than, in place of lte
-             */
-            lt?: number;
+            variants: {
+                [key: string]: string;
+            };
         };
         /**
          * ReceiptBody
-         * @description What became of an erasure. Names no user.
+         * @description The progress of an erasure. Names no user.
          */
         ReceiptBody: {
             /** Erasure Id */
@@ -1604,240 +1832,35 @@ export interface components {
             stores: components["schemas"]["ErasedStoreBody"][];
             /**
              * Remaining
-             * @description What is left, and until when
+             * @description Data that remains, and until when
              */
             remaining: components["schemas"]["RemainingBody"][];
         };
         /**
-         * RecommendBody
-         * @description The user, the number of items and the deadline.
+         * ErasedStoreBody
+         * @description One store from which a user is removed.
          */
-        RecommendBody: {
+        ErasedStoreBody: {
             /**
-             * User Id
-             * @description Absent for an anonymous visitor, who needs recent_item_ids
-             * @example 196
+             * Store
+             * @example features
              */
-            user_id?: string | null;
+            store: string;
             /**
-             * Session Id
-             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
-             * @example 7f3a9c
+             * Meaning
+             * @description The user's data that it held
              */
-            session_id?: string | null;
+            meaning: string;
             /**
-             * Surface
-             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
-             */
-            surface?: string | null;
-            /**
-             * K
-             * @description How many items; absent: the surface's, or 10
-             * @example 10
-             */
-            k?: number | null;
-            /**
-             * Recent Item Ids
-             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
-             */
-            recent_item_ids?: string[];
-            /**
-             * Exclude Item Ids
-             * @description Never show these; ids that the catalogue lacks have no effect
-             */
-            exclude_item_ids?: string[];
-            /**
-             * Exclude Seen
-             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
-             */
-            exclude_seen?: boolean | null;
-            filters?: components["schemas"]["FiltersBody"] | null;
-            /**
-             * RulesBody
-             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
-             */
-            rules?: {
-                /** Boosts */
-                boosts?: components["schemas"]["BoostBody"][] | null;
-                /** Pins */
-                pins?: components["schemas"]["PinBody"][] | null;
-                /**
-                 * Blocks
-                 * @description Items for which any of these holds are not shown
-                 */
-                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-                /** Caps */
-                caps?: components["schemas"]["CapBody"][] | null;
-                /**
-                 * Diversity
-                 * Format: double
-                 * @description The weight of unlikeness in maximal marginal relevance
-                 */
-                diversity?: number | null;
-                /**
-                 * Decay
-                 * Format: double
-                 * @description How likely an item counts after each time that it was shown and not clicked
-                 */
-                decay?: number | null;
-                freshness?: components["schemas"]["FreshnessBody"] | null;
-            } | null;
-            /**
-             * Deadline Ms
-             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
-             * @example 200
-             */
-            deadline_ms?: number | null;
-            /**
-             * Request Id
-             * @description Or header X-Request-Id; one is made when absent
-             */
-            request_id?: string | null;
-            /**
-             * Next
-             * @description Of this user's last answer: get items that it and those before it did not hold
-             */
-            next?: string | null;
-            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
-            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
-            /**
-             * Rationale
-             * @description Add one sentence on why these items, if it can be written before the deadline
-             * @default false
-             */
-            rationale?: boolean;
-        };
-        /**
-         * RecommendationBody
-         * @description The items, and how they were made.
-         */
-        RecommendationBody: {
-            /**
-             * Request Id
-             * @description Send it with the events that follow from this answer
-             */
-            request_id: string;
-            /**
-             * Items
-             * @description Best first; fewer than k when the filters leave fewer
-             */
-            items: components["schemas"]["ItemBody"][];
-            /**
-             * Tier
-             * @description The tier that answered; the next ones fill a list that it cannot fill
-             *     - `precomputed`: A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.
-             *     - `llm`: The decoder generates the next items from the history. Called if its predicted finish meets the deadline.
-             *     - `student`: A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.
-             *     - `similar`: The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.
-             *     - `popular`: The items that are popular now, held in memory. Needs no network and cannot fail.
-             * @example llm
-             */
-            tier: string;
-            /**
-             * Reason
-             * @description Why that tier answered
-             *     - `precomputed_fresh`: The stored list is up to date: no event of the user is newer.
-             *     - `llm_in_time`: The language model was predicted to meet the deadline, and it did.
-             *     - `unknown_user`: No event of this user is known; the popular tier answered.
-             *     - `short_history`: The history is too short for the language model.
-             *     - `student_suffices`: For histories of this length the bundle's evaluation shows no gain of the language model over the student.
-             *     - `llm_overloaded`: The language model is at capacity; the student answered.
-             *     - `llm_too_slow`: The language model was predicted to miss the deadline, so it was not called; the student answered.
-             *     - `llm_late`: The language model was called and missed the deadline; the student answered.
-             *     - `llm_unavailable`: The language model is unavailable; the student answered.
-             *     - `llm_failed`: The language model failed; the student answered.
-             *     - `bundle_mismatch`: The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.
-             *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
-             *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
-             *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
-             *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
-             *     - `not_trained`: The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered.
-             *     - `similar_asked`: The request asked for items like those that it names.
-             *     - `popular_asked`: The request asked for what is popular.
-             *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
-             *     - `nothing_allowed`: The filters and exclusions leave no item.
-             * @example llm_in_time
-             */
-            reason: string;
-            /**
-             * Bundle Version
-             * @description The bundle that answered
-             */
-            bundle_version: string;
-            /**
-             * Newest Event Time Ms
+             * Done Time Ms
              * Format: int64
-             * @description Unix milliseconds of the newest event of this user that the answer is based on; null: none
+             * @description Unix milliseconds; null: not done yet
              */
-            newest_event_time_ms: number | null;
-            /**
-             * Feature Age Ms
-             * Format: int64
-             * @description That event's age when the answer was sent
-             */
-            feature_age_ms: number | null;
-            /**
-             * Deadline Ms
-             * Format: int64
-             * @description The deadline that applied
-             */
-            deadline_ms: number;
-            /**
-             * Stages Ms
-             * @description Milliseconds by stage
-             */
-            stages_ms: {
-                [key: string]: number;
-            };
-            /**
-             * Rationale
-             * @description One sentence on why these items; absent when none was requested or written
-             */
-            rationale?: string | null;
-            /**
-             * Next
-             * @description Send it as `next` for the items that follow, within an hour; absent: the list ends here
-             */
-            next?: string | null;
-            /**
-             * Rationale Reason
-             * @description written, or why not: late, busy, failed, no_text; absent when none was requested
-             */
-            rationale_reason?: string | null;
-        };
-        /**
-         * RecordedBody
-         * @description How many events the broker acknowledged, an id that was sent several times counted once, and all ids in the order sent.
-         */
-        RecordedBody: {
-            /**
-             * Accepted
-             * Format: int64
-             */
-            accepted: number;
-            /** Event Ids */
-            event_ids: string[];
-            /**
-             * Unknown Items
-             * @description Items of these events that the live catalogue lacks, each once; their events are recorded all the same
-             */
-            unknown_items: string[];
-        };
-        /**
-         * RefusalBody
-         * @description Why an entry was refused.
-         */
-        RefusalBody: {
-            /** Field */
-            field: string;
-            /** Message */
-            message: string;
-            /** Fix */
-            fix: string;
+            done_time_ms: number | null;
         };
         /**
          * RemainingBody
-         * @description What an erasure leaves.
+         * @description Data that an erasure does not remove, and until when.
          */
         RemainingBody: {
             /** What */
@@ -1847,184 +1870,117 @@ export interface components {
             /**
              * Until Unix Ms
              * Format: int64
-             * @description Null: `until` alone says it
+             * @description Null: only `until` describes it
              */
             until_unix_ms: number | null;
         };
         /**
-         * ReplyBody
-         * @description The assistant's message.
+         * UserDataBody
+         * @description All data about one user.
          */
-        ReplyBody: {
+        UserDataBody: {
+            /** User Id */
+            user_id: string;
             /**
-             * Role
-             * @default assistant
+             * History
+             * @description Null: none
              */
-            role?: string;
-            /** Content */
-            content: string;
-        };
-        /**
-         * ResponseFormatBody
-         * @description The form that the text must have.
-         */
-        ResponseFormatBody: {
-            /**
-             * Type
-             * @default text
-             * @enum {string}
-             */
-            type?: "text" | "json_object" | "json_schema";
-            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
-        };
-        /**
-         * RuledItemBody
-         * @description An item's place before the rules and after them, from 1; null: it was or is not there.
-         */
-        RuledItemBody: {
-            /** Item Id */
-            item_id: string;
-            /**
-             * Before
-             * Format: int64
-             */
-            before: number | null;
-            /**
-             * After
-             * Format: int64
-             */
-            after: number | null;
-            /**
-             * Rules
-             * @description Those that moved it, or others past it
-             */
-            rules: string[];
-        };
-        /**
-         * SimilarBody
-         * @description For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional.
-         */
-        SimilarBody: {
-            /**
-             * User Id
-             * @description Absent for an anonymous visitor, who needs recent_item_ids
-             * @example 196
-             */
-            user_id?: string | null;
-            /**
-             * Session Id
-             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
-             * @example 7f3a9c
-             */
-            session_id?: string | null;
-            /**
-             * Surface
-             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
-             */
-            surface?: string | null;
-            /**
-             * K
-             * @description How many items; absent: the surface's, or 10
-             * @example 10
-             */
-            k?: number | null;
-            /**
-             * Recent Item Ids
-             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
-             */
-            recent_item_ids?: string[];
-            /**
-             * Exclude Item Ids
-             * @description Never show these; ids that the catalogue lacks have no effect
-             */
-            exclude_item_ids?: string[];
-            /**
-             * Exclude Seen
-             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
-             */
-            exclude_seen?: boolean | null;
-            filters?: components["schemas"]["FiltersBody"] | null;
-            /**
-             * RulesBody
-             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
-             */
-            rules?: {
-                /** Boosts */
-                boosts?: components["schemas"]["BoostBody"][] | null;
-                /** Pins */
-                pins?: components["schemas"]["PinBody"][] | null;
-                /**
-                 * Blocks
-                 * @description Items for which any of these holds are not shown
-                 */
-                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-                /** Caps */
-                caps?: components["schemas"]["CapBody"][] | null;
-                /**
-                 * Diversity
-                 * Format: double
-                 * @description The weight of unlikeness in maximal marginal relevance
-                 */
-                diversity?: number | null;
-                /**
-                 * Decay
-                 * Format: double
-                 * @description How likely an item counts after each time that it was shown and not clicked
-                 */
-                decay?: number | null;
-                freshness?: components["schemas"]["FreshnessBody"] | null;
+            history: {
+                [key: string]: unknown;
             } | null;
             /**
-             * Deadline Ms
-             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
-             * @example 200
+             * Shown
+             * @description Remembered impressions
              */
-            deadline_ms?: number | null;
+            shown: {
+                [key: string]: unknown;
+            }[];
             /**
-             * Request Id
-             * @description Or header X-Request-Id; one is made when absent
+             * Lists
+             * @description Stored lists, by bundle
              */
-            request_id?: string | null;
+            lists: {
+                [key: string]: unknown;
+            }[];
             /**
-             * Next
-             * @description Of this user's last answer: get items that it and those before it did not hold
+             * Explanations
+             * @description Of the user's recent requests
              */
-            next?: string | null;
-            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
-            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
+            explanations: {
+                [key: string]: unknown;
+            }[];
             /**
-             * Rationale
-             * @description Add one sentence on why these items, if it can be written before the deadline
-             * @default false
+             * Events
+             * @description Of the offline log; null: this gateway has no access
              */
-            rationale?: boolean;
+            events: {
+                [key: string]: unknown;
+            }[] | null;
             /**
-             * Item Ids
-             * @description Further items beside the one of the path, such as those of a cart
+             * Impressions
+             * @description As events
              */
-            item_ids?: string[];
+            impressions: {
+                [key: string]: unknown;
+            }[] | null;
         };
         /**
-         * StageTimeBody
-         * @description One stage; stages may overlap.
+         * ItemStateBody
+         * @description The state of an item as the shop sends it; absent fields have no value, or the bundle's.
          */
-        StageTimeBody: {
+        ItemStateBody: {
             /**
-             * Name
-             * @example features
+             * Title
+             * @description Absent: as in the live bundle
              */
-            name: string;
+            title?: string | null;
             /**
-             * Offset Ms
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ],
+             *       "price": 9.5,
+             *       "new": true
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether the item may be shown; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Start of the time when the item may be shown, in Unix milliseconds
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description End of the time when the item may be shown, in Unix milliseconds
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
              * Format: double
-             * @description From the request's arrival to its beginning
+             * @description The value of a sale, in any unit, for rules
              */
-            offset_ms: number;
-            /**
-             * Duration Ms
-             * Format: double
-             */
-            duration_ms: number;
+            value?: number | null;
         };
         /**
          * StatedItemBody
@@ -2049,12 +2005,12 @@ export interface components {
              * @description Texts, numbers and flags by name, for filters and rules
              * @example {
              *       "colour": "red",
-             *       "new": true,
-             *       "price": 9.5,
              *       "sizes": [
              *         "s",
              *         "m"
-             *       ]
+             *       ],
+             *       "price": 9.5,
+             *       "new": true
              *     }
              */
             attributes?: {
@@ -2062,194 +2018,219 @@ export interface components {
             } | null;
             /**
              * Available
-             * @description Whether it may be shown at all; absent: yes
+             * @description Whether the item may be shown; absent: yes
              */
             available?: boolean | null;
             /**
              * Published Ms
              * Format: int64
-             * @description Unix milliseconds from which it may be shown
+             * @description Start of the time when the item may be shown, in Unix milliseconds
              */
             published_ms?: number | null;
             /**
              * Expires Ms
              * Format: int64
-             * @description Unix milliseconds from which it may not
+             * @description End of the time when the item may be shown, in Unix milliseconds
              */
             expires_ms?: number | null;
             /**
              * Value
              * Format: double
-             * @description What a sale is worth, in any unit
+             * @description The value of a sale, in any unit, for rules
              */
             value?: number | null;
             /** Item Id */
             item_id: string;
         };
         /**
-         * StatusBody
-         * @description A probe's answer.
+         * ItemPatchBody
+         * @description Fields to change; null removes a field or an attribute, other fields stay.
          */
-        StatusBody: {
+        ItemPatchBody: {
             /**
-             * Status
-             * @example ok
+             * Title
+             * @description Absent: as in the live bundle
              */
-            status: string;
-        };
-        /**
-         * StreamOptionsBody
-         * @description What a stream contains beside the text.
-         */
-        StreamOptionsBody: {
+            title?: string | null;
             /**
-             * Include Usage
-             * @description A last chunk with the tokens used, and no choice
-             * @default false
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
              */
-            include_usage?: boolean;
+            categories?: string[] | null;
             /**
-             * Continuous Usage Stats
-             * @description The tokens used so far in every chunk (vLLM's)
-             * @default false
+             * Attributes
+             * @description Attributes to change by name; null removes an attribute, other attributes stay
              */
-            continuous_usage_stats?: boolean;
-            /**
-             * Include Obfuscation
-             * @description Accepted, without effect
-             * @default false
-             */
-            include_obfuscation?: boolean;
-        };
-        /**
-         * SurfaceAssignmentBody
-         * @description What applies on one surface.
-         */
-        SurfaceAssignmentBody: {
-            /**
-             * Surface
-             * @description null: requests that name none
-             */
-            surface: string | null;
-            /**
-             * Name
-             * @description The model name
-             */
-            name: string;
-            /**
-             * Bundle Version
-             * @description The version that answers; null: nothing is live
-             */
-            bundle_version: string | null;
-            /**
-             * Is Canary
-             * @description Whether that is the candidate of a release under way
-             */
-            is_canary: boolean;
-            /**
-             * Variants
-             * @description The variant by experiment
-             * @example {
-             *       "fresher": "control"
-             *     }
-             */
-            variants: {
-                [key: string]: string;
-            };
-        };
-        /**
-         * TextPartBody
-         * @description One part of a message; `text` is the only supported type.
-         */
-        TextPartBody: {
-            /**
-             * Type
-             * @enum {string}
-             */
-            type: "text";
-            /** Text */
-            text?: string | null;
-        } & {
-            [key: string]: unknown;
-        };
-        /**
-         * UsageBody
-         * @description Tokens used.
-         */
-        UsageBody: {
-            /**
-             * Prompt Tokens
-             * Format: int64
-             */
-            prompt_tokens: number;
-            /**
-             * Completion Tokens
-             * Format: int64
-             */
-            completion_tokens: number;
-            /**
-             * Total Tokens
-             * Format: int64
-             */
-            total_tokens: number;
-            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
-        };
-        /**
-         * UserDataBody
-         * @description All that is kept of one user.
-         */
-        UserDataBody: {
-            /** User Id */
-            user_id: string;
-            /**
-             * History
-             * @description Null: none
-             */
-            history: {
-                [key: string]: unknown;
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
             } | null;
             /**
-             * Shown
-             * @description What the user was shown, as far as it is remembered
+             * Available
+             * @description Whether the item may be shown; absent: yes
              */
-            shown: {
-                [key: string]: unknown;
-            }[];
+            available?: boolean | null;
             /**
-             * Lists
-             * @description Stored lists, by bundle
+             * Published Ms
+             * Format: int64
+             * @description Start of the time when the item may be shown, in Unix milliseconds
              */
-            lists: {
-                [key: string]: unknown;
-            }[];
+            published_ms?: number | null;
             /**
-             * Explanations
-             * @description Of the user's recent requests
+             * Expires Ms
+             * Format: int64
+             * @description End of the time when the item may be shown, in Unix milliseconds
              */
-            explanations: {
-                [key: string]: unknown;
-            }[];
+            expires_ms?: number | null;
             /**
-             * Events
-             * @description Of the offline log; null: this gateway does not see it
+             * Value
+             * Format: double
+             * @description The value of a sale, in any unit, for rules
              */
-            events: {
-                [key: string]: unknown;
-            }[] | null;
-            /**
-             * Impressions
-             * @description As events
-             */
-            impressions: {
-                [key: string]: unknown;
-            }[] | null;
+            value?: number | null;
         };
+        /**
+         * PutItemsBody
+         * @description Many items; an invalid entry is rejected individually.
+         */
+        PutItemsBody: {
+            /** Items */
+            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
+        };
+        /**
+         * PutOutcomesBody
+         * @description The outcome of each entry, in the order sent.
+         */
+        PutOutcomesBody: {
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+            /** Outcomes */
+            outcomes: components["schemas"]["ItemOutcomeBody"][];
+        };
+        /**
+         * ItemOutcomeBody
+         * @description The outcome of one entry: without an error the broker has acknowledged it.
+         */
+        ItemOutcomeBody: {
+            /** Item Id */
+            item_id: string;
+            error: components["schemas"]["RefusalBody"] | null;
+        };
+        /**
+         * RefusalBody
+         * @description Why an entry was rejected.
+         */
+        RefusalBody: {
+            /** Field */
+            field: string;
+            /** Message */
+            message: string;
+            /** Fix */
+            fix: string;
+        };
+        /**
+         * ConditionBody
+         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
+         */
+        ConditionBody: {
+            /**
+             * Key
+             * @description The attribute's name, or `item_id`
+             * @example categories
+             */
+            key: string;
+            /**
+             * Eq
+             * @description Equal to this value
+             * @example Comedy
+             */
+            eq?: string | number | boolean;
+            /**
+             * In
+             * @description Equal to any of these values
+             */
+            in?: (string | number | boolean)[];
+            /** @description A number within bounds */
+            range?: components["schemas"]["RangeBody"];
+            /**
+             * Exists
+             * @description Whether the item has the attribute
+             */
+            exists?: boolean;
+        } & (unknown | unknown | unknown | unknown);
+        /**
+         * RangeBody
+         * @description Bounds of a number, at least one.
+         */
+        RangeBody: {
+            /**
+             * Gte
+             * Format: double
+             * @description At least
+             */
+            gte?: number;
+            /**
+             * Gt
+             * Format: double
+             * @description More than, instead of gte
+             */
+            gt?: number;
+            /**
+             * Lte
+             * Format: double
+             * @description At most
+             */
+            lte?: number;
+            /**
+             * Lt
+             * Format: double
+             * @description Less than, instead of lte
+             */
+            lt?: number;
+        };
+        /**
+         * ExpressionBody
+         * @description Clauses in the place of one condition.
+         */
+        ExpressionBody: {
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "key": "categories",
+             *         "eq": "Comedy"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description No clause of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+        };
+        /**
+         * EventListBody
+         * @description Many events as a list.
+         */
+        EventListBody: components["schemas"]["EventBody"][];
         StopStringList: string[];
         PromptStringList: string[];
         PromptIntegerList: number[];
         PromptIntegerListList: number[][];
-        AttributesStringList: string[];
         ContentTextPartBodyList: components["schemas"]["TextPartBody"][];
+        AttributesStringList: string[];
     };
     responses: never;
     parameters: never;
@@ -2299,7 +2280,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2360,7 +2341,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2415,7 +2396,7 @@ export interface operations {
                     "application/json": components["schemas"]["BatchAnswersBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2476,7 +2457,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2532,7 +2513,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2602,7 +2583,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2627,13 +2608,13 @@ export interface operations {
     popular: {
         parameters: {
             query?: {
-                /** @description Scores are the users of this window; absent: shares over all windows and the training events */
+                /** @description Scores are the users of this window; absent: fractions over all windows and the training events */
                 window?: "1h" | "24h" | "7d";
                 /** @description Of the catalogue */
                 category?: string;
-                /** @description How many items */
+                /** @description Number of items */
                 k?: number;
-                /** @description The visitor's; experiments and canaries keep to it */
+                /** @description Stable visitor id for experiments and canaries; ignored when user_id is set */
                 session_id?: string;
             };
             header?: {
@@ -2660,7 +2641,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecommendationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2712,7 +2693,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2763,7 +2744,7 @@ export interface operations {
                     "application/json": components["schemas"]["RecordedBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2824,7 +2805,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2840,7 +2821,7 @@ export interface operations {
     bundle: {
         parameters: {
             query?: {
-                /** @description Of those that this stack serves; absent: that of requests which name no surface */
+                /** @description A model name that this stack serves; absent: the name for requests without a surface */
                 name?: string;
             };
             header?: {
@@ -2865,7 +2846,7 @@ export interface operations {
                     "application/json": components["schemas"]["BundleBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -2917,7 +2898,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -2958,7 +2939,7 @@ export interface operations {
                     "application/json": components["schemas"]["ExplanationBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3019,7 +3000,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3106,7 +3087,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3163,9 +3144,9 @@ export interface operations {
     assignment: {
         parameters: {
             query?: {
-                /** @description The user; one of the two is needed */
+                /** @description The user; required without session_id */
                 user_id?: string;
-                /** @description A visitor's session; a user goes before it */
+                /** @description A visitor's session; ignored when user_id is set */
                 session_id?: string;
             };
             header?: {
@@ -3190,7 +3171,7 @@ export interface operations {
                     "application/json": components["schemas"]["AssignedBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3272,7 +3253,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReceiptBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3324,7 +3305,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3365,7 +3346,7 @@ export interface operations {
                     "application/json": components["schemas"]["UserDataBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3417,7 +3398,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3458,7 +3439,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReceiptBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3519,7 +3500,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3560,7 +3541,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3655,7 +3636,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3716,7 +3697,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3757,7 +3738,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3809,7 +3790,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3854,7 +3835,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatedItemBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -3924,7 +3905,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -3966,7 +3947,7 @@ export interface operations {
                     "application/json": components["schemas"]["PutOutcomesBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4027,7 +4008,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4092,7 +4073,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4135,7 +4116,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4185,7 +4166,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4237,7 +4218,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4291,7 +4272,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4352,7 +4333,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */
@@ -4415,7 +4396,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description No API key, or none that is valid now */
+            /** @description The API key is missing or not valid now */
             401: {
                 headers: {
                     "WWW-Authenticate"?: string;
@@ -4476,7 +4457,7 @@ export interface operations {
                     "application/json": components["schemas"]["OpenAiErrorBody"];
                 };
             };
-            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
             503: {
                 headers: {
                     /** @description Seconds */

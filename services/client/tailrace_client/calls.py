@@ -159,26 +159,6 @@ _KINDS = {
     "value": NUMBER,
 }
 """The types of fields; all other fields are lists of texts."""
-_READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
-
-
-def recommendation_from(fields: Mapping[str, Any], items: Iterable[Item], num_attempts: int) -> Recommendation:
-    """Return an answer from its fields; unknown fields of a newer server are ignored."""
-    known = {name: value for name, value in fields.items() if name in _READ}
-    return Recommendation(items=tuple(items), num_attempts=num_attempts, **known)
-
-
-def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], num_attempts: int) -> ErasureReceipt:
-    """Return a receipt from its fields and its stores."""
-    return ErasureReceipt(
-        erasure_id=fields["erasure_id"],
-        accepted_time_ms=fields["accepted_time_ms"],
-        is_done_online=fields["is_done_online"],
-        is_done=fields["is_done"],
-        stores=stores,
-        remaining=tuple(f"{one['what']}: until {one['until']}" for one in fields["remaining"]),
-        num_attempts=num_attempts,
-    )
 
 
 A = TypeVar(

@@ -10,22 +10,8 @@ from urllib.parse import quote
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import (
-    A,
-    Assigned,
-    Batch,
-    Call,
-    ErasureReceipt,
-    Explanation,
-    Item,
-    Recommendation,
-    Recorded,
-    SurfaceAssignment,
-    UserData,
-    receipt_from,
-    recommendation_from,
-)
-from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
+from tailrace_client.answers import READERS
+from tailrace_client.calls import A, Call
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
 
@@ -151,7 +137,7 @@ def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
     if not answer.is_success or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)
     try:
-        read: A = _ANSWERS[call.answer](body, num_attempts)
+        read: A = READERS[call.answer](body, num_attempts)
     except (KeyError, TypeError):  # JSON of another server
         raise _refusal(answer, None, call.request_id) from None
     return read
@@ -178,75 +164,3 @@ def _refusal(answer: httpx.Response, error: Any, request_id: str | None) -> Tail
         retry_after_s=retry_after_s,
         request_id=fields.get("request_id") or request_id,
     )
-
-
-def _recommendation(body: dict[str, Any], num_attempts: int) -> Recommendation:
-    items = (Item(one["item_id"], one["score"], one["title"], one["source"]) for one in body["items"])
-    return recommendation_from(body, items, num_attempts)
-
-
-def _batch(body: dict[str, Any], num_attempts: int) -> Batch:
-    return Batch(
-        tuple(
-            _entry_error(one["error"], num_attempts) if "error" in one else _recommendation(one, num_attempts)
-            for one in body["answers"]
-        ),
-        num_attempts,
-    )
-
-
-def _entry_error(error: dict[str, Any], num_attempts: int) -> TailraceError:
-    named = {name: error[name] for name in ("field", "fix", "request_id")}
-    return TailraceError(error["code"], error["message"], num_attempts=num_attempts, **named)
-
-
-def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
-    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())), body["accepted"])
-
-
-def _assigned(body: dict[str, Any], num_attempts: int) -> Assigned:
-    names = SurfaceAssignment.__slots__
-    return Assigned(
-        tuple(SurfaceAssignment(**{name: one[name] for name in names}) for one in body["surfaces"]), num_attempts
-    )
-
-
-def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
-    return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
-
-
-def _receipt(body: dict[str, Any], num_attempts: int) -> ErasureReceipt:
-    return receipt_from(body, {one["store"]: one["done_time_ms"] for one in body["stores"]}, num_attempts)
-
-
-def _user_data(body: dict[str, Any], num_attempts: int) -> UserData:
-    return UserData(body["user_id"], body, num_attempts)
-
-
-def _item(body: dict[str, Any], num_attempts: int) -> CatalogueItem:
-    known = {name: value for name, value in body.items() if name in CatalogueItem.__slots__}
-    if (categories := known.get("categories")) is not None:
-        known["categories"] = tuple(categories)
-    attributes = known.get("attributes", {}).items()
-    known["attributes"] = {name: tuple(value) if isinstance(value, list) else value for name, value in attributes}
-    return CatalogueItem(**known, num_attempts=num_attempts)
-
-
-def _items_put(body: dict[str, Any], num_attempts: int) -> ItemsPut:
-    refused = ((one["item_id"], one["error"]) for one in body["outcomes"] if one["error"] is not None)
-    refusals = (ItemRefusal(item_id, why["field"], why["message"], why["fix"]) for item_id, why in refused)
-    return ItemsPut(body["accepted"], tuple(refusals), num_attempts)
-
-
-_ANSWERS: dict[type, Any] = {
-    Recommendation: _recommendation,
-    Batch: _batch,
-    Recorded: _recorded,
-    Assigned: _assigned,
-    Explanation: _explanation,
-    ErasureReceipt: _receipt,
-    UserData: _user_data,
-    CatalogueItem: _item,
-    ItemsPut: _items_put,
-    ItemDeleted: lambda _body, num_attempts: ItemDeleted(num_attempts),
-}

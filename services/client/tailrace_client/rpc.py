@@ -14,20 +14,9 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import (
-    A,
-    Assigned,
-    Batch,
-    Call,
-    ErasureReceipt,
-    Item,
-    Recommendation,
-    Recorded,
-    SurfaceAssignment,
-    receipt_from,
-    recommendation_from,
-)
-from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut, message_of
+from tailrace_client.answers import READERS
+from tailrace_client.calls import A, Call, Recorded
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
 
@@ -217,99 +206,30 @@ def _details(details: Sequence[Any]) -> dict[str, Any]:
 
 
 def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
-    read: A = _ANSWERS[call.answer](answer, num_attempts)
+    read: A = READERS[call.answer](_plain(answer), num_attempts)
     return read
 
 
-def _recorded(answer: Any, num_attempts: int) -> Recorded:
-    return Recorded(tuple(answer.event_ids), num_attempts, tuple(answer.unknown_items), answer.accepted)
-
-
-def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
-    fields = {
-        field.name: getattr(answer, field.name)
-        for field in answer.DESCRIPTOR.fields
-        if not field.has_presence or answer.HasField(field.name)
+def _plain(message: Any) -> Any:
+    """Return a message in the form of its JSON over REST; absent fields are None."""
+    kind = message.DESCRIPTOR
+    if kind.name == "Texts":
+        return list(message.texts)
+    if [one.name for one in kind.oneofs] == ["value"]:
+        return _value(getattr(message, message.WhichOneof("value")))
+    return {
+        field.name: None
+        if field.has_presence and not message.HasField(field.name)
+        else _value(getattr(message, field.name))
+        for field in kind.fields
     }
-    fields["stages_ms"] = dict(answer.stages_ms)
-    items = (Item(one.item_id, one.score, one.title, one.source) for one in answer.items)
-    return recommendation_from(fields, items, num_attempts)
-
-
-def _assigned(answer: Any, num_attempts: int) -> Assigned:
-    return Assigned(
-        tuple(
-            SurfaceAssignment(
-                surface=one.surface or None,
-                name=one.name,
-                bundle_version=one.bundle_version if one.HasField("bundle_version") else None,
-                is_canary=one.is_canary,
-                variants=dict(one.variants),
-            )
-            for one in answer.surfaces
-        ),
-        num_attempts,
-    )
-
-
-def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
-    fields = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
-    fields["remaining"] = [{"what": one.what, "until": one.until} for one in answer.remaining]
-    done = {one.store: one.done_time_ms if one.HasField("done_time_ms") else None for one in answer.stores}
-    return receipt_from(fields, done, num_attempts)
-
-
-def _batch(answer: Any, num_attempts: int) -> Batch:
-    return Batch(
-        tuple(
-            _recommendation(one.recommendation, num_attempts)
-            if one.WhichOneof("outcome") == "recommendation"
-            else _entry_error(one.error, num_attempts)
-            for one in answer.answers
-        ),
-        num_attempts,
-    )
-
-
-def _entry_error(error: Any, num_attempts: int) -> TailraceError:
-    named = {name: getattr(error, name) if error.HasField(name) else None for name in ("field", "fix")}
-    return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
-
-
-def _item(answer: Any, num_attempts: int) -> CatalogueItem:
-    own = {
-        name: getattr(answer, name)
-        for name in ("title", "published_ms", "expires_ms", "value")
-        if answer.HasField(name)
-    }
-    return CatalogueItem(
-        item_id=answer.item_id,
-        categories=tuple(answer.categories.texts) if answer.HasField("categories") else None,
-        attributes={name: _value(value) for name, value in answer.attributes.items()},
-        available=answer.available,
-        num_attempts=num_attempts,
-        **own,
-    )
 
 
 def _value(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    return tuple(value.texts.texts) if kind == "texts" else getattr(value, kind)
-
-
-def _items_put(answer: Any, num_attempts: int) -> ItemsPut:
-    refused = (one for one in answer.outcomes if one.HasField("error"))
-    refusals = (ItemRefusal(one.item_id, one.error.field, one.error.message, one.error.fix) for one in refused)
-    return ItemsPut(answer.accepted, tuple(refusals), num_attempts)
-
-
-_ANSWERS: dict[type, Any] = {
-    Recommendation: _recommendation,
-    Batch: _batch,
-    Recorded: _recorded,
-    Assigned: _assigned,
-    ErasureReceipt: _receipt,
-    CatalogueItem: _item,
-    ItemsPut: _items_put,
-    ItemDeleted: lambda _answer, num_attempts: ItemDeleted(num_attempts),
-}
+    if hasattr(value, "DESCRIPTOR"):
+        return _plain(value)
+    if isinstance(value, Mapping):
+        return {key: _value(one) for key, one in value.items()}
+    return (
+        value if isinstance(value, str | bytes) or not isinstance(value, Sequence) else [_value(one) for one in value]
+    )

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from services.contracts.access import ANYONE, Allowance, Caller, Scope
 from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, Unauthenticated
-from services.gateway.access.keyring import Holder
+from services.gateway.access.keyring import Holder, KeysState
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.gateway.call.headers import Call
 
@@ -25,25 +25,6 @@ _LOOPBACK_NAME = "localhost"
 _BEARER = "bearer "
 _CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN})
 """The scopes of calls that change state."""
-
-
-class Access(Protocol):
-    """Decides whether a call is admitted; every door calls it first."""
-
-    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
-        """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
-
-        Waits for a few milliseconds at most.
-        """
-        ...
-
-    async def start(self) -> None:
-        """Start following the keys and sharing the counts. Call in the serving loop."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop following and sharing."""
-        ...
 
 
 class OpenAccess:
@@ -57,6 +38,8 @@ class OpenAccess:
     - CSRF: a form or a script posts to this machine. The browser reports this in `Sec-Fetch-Site`, older browsers in
       `Origin`; other programs send neither.
     """
+
+    degraded: tuple[str, ...] = ()
 
     def __init__(self, caller: Caller = ANYONE, names: frozenset[str] | None = None) -> None:
         """`names` are the server's names in addition to localhost and addresses; None accepts any name."""
@@ -140,6 +123,11 @@ class Keys(Protocol):
         """Return the key's holder; None if it is unknown or has expired."""
         ...
 
+    @property
+    def state(self) -> KeysState:
+        """The source of the valid keys."""
+        ...
+
     async def start(self) -> None:
         """Start following changes."""
         ...
@@ -170,6 +158,16 @@ class KeyedAccess:
             meter = call.meter = _KeyMeter(self._rates, caller.key_id, holder.allowance)
             await meter.count(1)
         call.caller = caller
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """The degraded modes; see Access."""
+        modes = {
+            "API keys outdated": self._keys.state is KeysState.OUTDATED,
+            "API keys missing": self._keys.state is KeysState.GONE,
+            "rate limits counted per gateway": self._rates.is_unavailable,
+        }
+        return tuple(mode for mode, is_on in modes.items() if is_on)
 
     async def start(self) -> None:
         """Start; see Access."""

@@ -78,7 +78,7 @@ class KeyRing:
         """
         self._path = path
         self._max_k = max_k
-        self._on_state = on_state
+        self._report_state = on_state
         self._polls_without_file = 0
         self._stamp = stamp_of(path)
         self._entries = self._read()
@@ -124,6 +124,10 @@ class KeyRing:
         self._stamp = stamp
         log.info("keys_read", num_keys=len(self._entries))
         self._on_state(KeysState.CURRENT)
+
+    def _on_state(self, state: KeysState) -> None:
+        self.state = state
+        self._report_state(state)
 
     def _revoke_all(self) -> None:
         log.error("keys_gone", path=str(self._path), revoked=len(self._entries), fix="put the keys file back")

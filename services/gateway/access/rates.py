@@ -28,7 +28,7 @@ by one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class RemainingCalls:
     """Remaining allowance of a key: `tokens` in its bucket (full without a rate), and its calls so far today."""
 
     tokens: float
@@ -51,7 +51,9 @@ class Rates:
     def __init__(self) -> None:
         self._used: dict[str, _Used] = {}
 
-    def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1) -> Remaining:
+    def spend(
+        self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1
+    ) -> RemainingCalls:
         """Count a call. Raises QuotaExceeded with the time to the next permitted call.
 
         `now_s` is monotonic, for the rate.
@@ -64,12 +66,12 @@ class Rates:
             raise QuotaExceeded(QUOTA, (used.day + 1) * DAY_S - now_unix_s)
         used.tokens -= cost
         used.today += cost
-        return Remaining(max(0.0, used.tokens), used.today)
+        return RemainingCalls(max(0.0, used.tokens), used.today)
 
-    def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> Remaining:
+    def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> RemainingCalls:
         """Return the key's remaining allowance."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
-        return Remaining(max(0.0, used.tokens), used.today)
+        return RemainingCalls(max(0.0, used.tokens), used.today)
 
     def note(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int) -> None:
         """Count a call that the shared counts permitted."""

@@ -24,7 +24,7 @@ import structlog
 
 from services.contracts.access import DAY_S, Allowance, Ask, Grant
 from services.errors import DependencyUnavailable, QuotaExceeded
-from services.gateway.access.rates import Lease, Peers, Rates, Remaining
+from services.gateway.access.rates import Lease, Peers, Rates, RemainingCalls
 from services.gateway.periodic_task import PeriodicTask
 from services.router.breaker import Breaker, BreakerState
 
@@ -59,7 +59,7 @@ class Standing:
     """A key's limits and remaining allowance, as known to this process."""
 
     allowance: Allowance
-    left: Remaining
+    left: RemainingCalls
     now_unix_s: float
     is_shared: bool
 
@@ -124,7 +124,7 @@ class SharedRates:
         self._leases: dict[str, Lease] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
-        self._is_unavailable = False
+        self.is_unavailable = False
         self._settling = PeriodicTask("rate_counts", self.settle, _SETTLE_EVERY_S)
 
     async def start(self) -> None:
@@ -171,7 +171,7 @@ class SharedRates:
         """Return the key's remaining allowance, for a refused call."""
         lease, now_unix_s = self._lease_of(key_id, allowance), self._wall_clock()
         if lease.grant is not None and self._breaker.state(self._clock()) is BreakerState.CLOSED:
-            left = Remaining(lease.grant.tokens + lease.num_calls, lease.grant.today - lease.num_calls)
+            left = RemainingCalls(lease.grant.tokens + lease.num_calls, lease.grant.today - lease.num_calls)
             return Standing(allowance, left, now_unix_s, is_shared=True)
         share = self._share_of(key_id, lease)
         return Standing(share, self._own.left(key_id, share, now_unix_s, self._clock()), now_unix_s, is_shared=False)
@@ -246,10 +246,10 @@ class SharedRates:
                 self._breaker.failed(self._clock())
             self._report_if_unavailable(repr(error.__cause__))
         else:
-            if self._is_unavailable:
+            if self.is_unavailable:
                 log.info("rate_counts_back")
             self._breaker.succeeded()
-            self._is_unavailable = False
+            self.is_unavailable = False
             self._on_unavailable(False)
 
     async def _count_peers(self, counts: SharedCounts) -> None:
@@ -257,8 +257,8 @@ class SharedRates:
         self._peers.reported(await counts.check(_CHECK_TIMEOUT_S), self._clock())
 
     def _report_if_unavailable(self, why: str) -> None:
-        if not self._is_unavailable and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
-            self._is_unavailable = True
+        if not self.is_unavailable and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
+            self.is_unavailable = True
             self._on_unavailable(True)
             log.warning("rate_counts_unavailable", why=why)
 
@@ -281,7 +281,7 @@ class SharedRates:
         now_unix_s, grant = self._wall_clock(), lease.grant
         assert grant is not None, "a lease has calls only from a grant"
         self._own.note(key_id, lease.allowance.shared_by(self._peers.num), now_unix_s, self._clock(), cost)
-        left = Remaining(grant.tokens + lease.num_calls, grant.today - lease.num_calls)
+        left = RemainingCalls(grant.tokens + lease.num_calls, grant.today - lease.num_calls)
         return Standing(lease.allowance, left, now_unix_s, is_shared=True)
 
     def _refusal(self, lease: Lease, cost: int) -> QuotaExceeded:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.contracts.access import Caller
-from services.contracts.recommend import check_id
+from services.contracts.message import check_id
 from services.errors import InvalidRequest
 from services.gateway.overload.edge_limit import EdgeMark
 

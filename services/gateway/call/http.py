@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import structlog
 from opentelemetry.trace import SpanKind
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,33 +22,27 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from services.contracts.access import Scope
+from services.contracts.message import M, Message, decode, encode
 from services.errors import (
     ErrorKind,
     InvalidRequest,
-    NotAllowed,
     RequestTooLarge,
     TailraceError,
-    as_tailrace_error,
 )
-from services.gateway.access.authorize import Access
+from services.gateway.call.guard import Access, Gone, OnError, guard
 from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.gateway.call.openapi import openapi_document
 from services.gateway.call.operation import JSON, ErrorFormat, Operation
 from services.gateway.call.path import check_path, parameters_of, pattern_of, sent_path
-from services.observability.tracing import Tracing, note_failure
-
-log = structlog.get_logger()
+from services.observability.tracing import Tracing
 
 DOOR = "rest"
 _CLIENT_GONE = 499
-_NOBODY = "unauthenticated"
 _AMBIGUOUS_PATH, _NO_PATH, _WRONG_METHOD = 400, 404, 405
 _MAX_PATH_CHARS = 120
 
 Handler = Callable[[Request, Call], Awaitable[Response]]
 """Answers one admitted call; may raise any error."""
-OnError = Callable[[str, str, str, str], None]
-"""Called with the door, the error code, its summary and the request id."""
 
 
 class SentRoute(Route):
@@ -215,52 +208,47 @@ class _Endpoint:
             return response
 
     async def _guarded(self, http: Request, scope: Scope) -> Response:
-        """Admit the caller, call the handler, and write any error as a response. No stack trace leaves the process.
+        """Guard the call; errors have the format of the operation's door."""
+        operation, call = self.operation, Call(new_request_id())
 
-        The body is not read before the caller is admitted.
-        """
-        call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
-        try:
+        async def admit() -> None:
             call.request_id = _request_id(http)
             await self._app.access.authorize(call, http.headers, scope)
-            who = call.admitted.key_id
-            response = await self._handler(http, call)
-            outcome = "ok"
-        except ClientDisconnect:
+
+        async def answer() -> Response:
+            try:
+                return await self._handler(http, call)
+            except ClientDisconnect as error:
+                raise Gone from error
+
+        def refuse(failure: TailraceError) -> Response:
+            return error_response(failure, call.request_id, operation.errors)
+
+        path = operation.path if operation.is_private else http.url.path
+        act = f"{http.method} {path}" if operation.is_audited else None
+        try:
+            response = await guard(
+                call, admit, answer, refuse, door=DOOR, act=act, origin=lambda: _origin(http), on_error=self._on_error
+            )
+        except Gone:
             return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
-            failure = as_tailrace_error(error)
-            outcome = failure.kind.value
-            note_failure(outcome, is_ours=failure.is_ours)
-            who = failure.key_id if isinstance(failure, NotAllowed) else who
-            if failure.kind is ErrorKind.INTERNAL:
-                log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
-            if self._on_error is not None:
-                self._on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
-            response = error_response(failure, call.request_id, self.operation.errors)
-        finally:  # a disconnect cancels the work but does not undo it
-            if self.operation.is_audited:
-                path = self.operation.path if self.operation.is_private else http.url.path
-                _audit(http, path, who, outcome, call.request_id)
         response.headers.update(call.limits)
         self._app.echo(call, response)
         response.headers.update(call.answer_headers)
         return response
 
 
-def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) -> None:
-    """Log the caller, origin and outcome of an audited operation, refused calls included.
-
-    `outcome` is ok, the error code, or gone: the caller left before the answer, and the action may have been done.
-    """
-    origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
-    act = f"{http.method} {path}"
-    log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=request_id)
+def _origin(http: Request) -> str:
+    """Return the caller's address, as the edge saw it."""
+    return http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with plain values as compact JSON. Raises ValueError for NaN and infinity."""
-    return text_response(json_text(body), status, headers)
+    """Return a response with a message or plain values as compact JSON.
+
+    Raises ValueError for NaN and infinity in plain values.
+    """
+    return text_response(encode(body) if isinstance(body, Message) else json_text(body), status, headers)
 
 
 def json_text(body: object) -> str:
@@ -268,7 +256,7 @@ def json_text(body: object) -> str:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def text_response(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def text_response(text: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response with this JSON text."""
     return Response(text, status, headers, media_type=JSON)
 
@@ -296,11 +284,16 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+async def read_message(http: Request, kind: type[M], max_bytes: int) -> M:
+    """Read a body as a message. Raises InvalidRequest naming the first wrong field, or RequestTooLarge."""
+    return decode(kind, await read_body(http, max_bytes))
+
+
 def refuse_query(http: Request) -> None:
     """Reject query parameters of calls that read only the body. Raises InvalidRequest naming the first."""
     for name in http.query_params:
         raise InvalidRequest(
-            name, "a query parameter, of which this call has none", "send it as a field of the JSON body"
+            name, "a query parameter, which this call does not take", "send it as a field of the JSON body"
         )
 
 

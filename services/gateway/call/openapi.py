@@ -3,29 +3,26 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-
-from services.contracts.recommend import MAX_ID_CHARS
+from services.contracts.message import MAX_ID_CHARS, PRINTABLE
 from services.errors import ErrorKind
 from services.gateway.call.generators import suit_generators
-from services.gateway.call.operation import PRINTABLE, Answer, Operation, Parameter
+from services.gateway.call.json_schema import reference, schemas_of
+from services.gateway.call.operation import Answer, Operation, Parameter, component_of
 
 ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",
     ErrorKind.TOO_LARGE: "the body is larger than the door takes",
-    ErrorKind.UNAUTHENTICATED: "no API key, or none that is valid now",
+    ErrorKind.UNAUTHENTICATED: "the API key is missing or not valid now",
     ErrorKind.NOT_ALLOWED: "the key lacks the scope that the call needs",
     ErrorKind.NOT_FOUND: "no such name, or it is no longer kept",
     ErrorKind.QUOTA: "the key's rate or quota is used up; retry after `retry-after`",
     ErrorKind.OVERLOADED: "no capacity at the moment; retry after `retry-after`",
-    ErrorKind.UNAVAILABLE: "a dependency does not answer and nothing was done; retry after `retry-after`",
+    ErrorKind.UNAVAILABLE: "a dependency does not answer and the call had no effect; retry after `retry-after`",
     ErrorKind.LATE: "a stage exceeded the deadline",
     ErrorKind.INTERNAL: "an internal error; it is logged under the request id",
 }
 """The meaning of each error code to a caller."""
 
-_REF = "#/components/schemas/{model}"
 _HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
     ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     **{
@@ -59,8 +56,8 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     """Return the OpenAPI document of the operations."""
     described = [operation for operation in operations if operation.is_described]
     models = {model: None for operation in described for model in _models_of(operation)}
-    schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1].get("$defs", {})
-    suit_generators(schemas, [model.__name__ for operation in described for model in operation.bodies])
+    schemas = schemas_of(models)
+    suit_generators(schemas, [component_of(model) for operation in described for model in operation.bodies])
     paths: dict[str, dict[str, Any]] = {}
     for operation in described:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
@@ -68,7 +65,7 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths, "components": components}
 
 
-def _models_of(operation: Operation) -> Iterable[type[BaseModel]]:
+def _models_of(operation: Operation) -> Iterable[Any]:
     yield from operation.bodies
     for answer in operation.answers.values():
         yield from (model for model in answer.content.values() if model is not None)
@@ -100,7 +97,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _request_body(operation: Operation) -> dict[str, Any]:
-    references = [_reference(body) for body in operation.bodies]
+    references = [reference(body) for body in operation.bodies]
     content: dict[str, Any] = {"schema": references[0] if len(references) == 1 else {"anyOf": references}}
     if operation.examples:
         content["examples"] = {
@@ -120,7 +117,7 @@ def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
             meaning = f"{responses[status]['description']}; or {meaning}"
         responses[status] = {
             "description": meaning[0].upper() + meaning[1:],
-            "content": {"application/json": {"schema": _reference(operation.errors.model)}},
+            "content": {"application/json": {"schema": reference(operation.errors.model)}},
             **({"headers": dict(_HEADERS[kind])} if kind in _HEADERS else {}),
         }
     if operation.scope is not None:
@@ -136,12 +133,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return described
 
 
-def _content(media_type: str, model: type[BaseModel] | None) -> dict[str, Any]:
+def _content(media_type: str, model: Any) -> dict[str, Any]:
     """Return a body's description. OpenAPI 3.1 has no schema for a stream's events."""
     if media_type == "text/event-stream":
         return {}
-    return {"schema": {"type": "string"} if model is None else _reference(model)}
-
-
-def _reference(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _REF.format(model=model.__name__)}
+    return {"schema": {"type": "string"} if model is None else reference(model)}

@@ -4,14 +4,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from google.protobuf.message import Message as Protobuf
 
 from services.contracts.access import Scope
+from services.contracts.message import Message
 from services.errors import ErrorKind, TailraceError
 
 JSON = "application/json"
-PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
-"""JSON-schema pattern equivalent to `str.isprintable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """The model of a body that is a list of one or more messages."""
+
+    name: str
+    item: type[Message]
+    description: str
+
+
+Model = Any
+"""A Message, a pydantic model or a ListOf."""
+
+
+def component_of(model: Model) -> str:
+    """Return the name of a model in the document."""
+    if isinstance(model, ListOf):
+        return model.name
+    name: str = model.__name__
+    if not issubclass(model, Message):
+        return name
+    return model.component or (name if name.endswith("Body") else f"{name}Body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +44,7 @@ class ErrorFormat:
     unknown paths and methods. `model` describes both bodies.
     """
 
-    model: type[BaseModel]
+    model: Model
     status: Mapping[ErrorKind, int]
     body: Callable[[TailraceError, str], Mapping[str, Any]]
     no_route: Callable[[str, str, str, str], Mapping[str, Any]]
@@ -43,7 +65,16 @@ class Answer:
     """One successful answer: its content by media type. A None model is a string; empty content is an empty body."""
 
     description: str
-    content: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
+    content: Mapping[str, Model | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """The gRPC method of an operation: its name, and the types of its request and its answer."""
+
+    method: str
+    request: type[Protobuf]
+    answer: type[Protobuf]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +95,7 @@ class Operation:
         is_audited: Whether each call writes an audit line.
         is_private: Whether the audit line shows the path template instead of the sent path, which names a user.
         is_described: Whether the OpenAPI document includes it.
+        rpc: The same operation at the gRPC door, with the same scope, spans and audit lines; None: REST only.
     """
 
     name: str
@@ -75,13 +107,20 @@ class Operation:
     answers: Mapping[int, Answer]
     kinds: frozenset[ErrorKind] = frozenset()
     parameters: tuple[Parameter, ...] = ()
-    bodies: tuple[type[BaseModel], ...] = ()
+    bodies: tuple[Model, ...] = ()
     examples: tuple[Any, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     is_traced: bool = False
     is_audited: bool = False
     is_private: bool = False
     is_described: bool = True
+    rpc: Rpc | None = None
+
+    @property
+    def required_scope(self) -> Scope:
+        """The scope of a guarded operation."""
+        assert self.scope is not None, "an open operation is not guarded"
+        return self.scope
 
     @property
     def all_kinds(self) -> frozenset[ErrorKind]:
@@ -95,6 +134,6 @@ class Operation:
         return frozenset(kinds)
 
 
-def json_answer(model: type[BaseModel], description: str = "OK") -> Mapping[int, Answer]:
+def json_answer(model: Model, description: str = "OK") -> Mapping[int, Answer]:
     """Return the answers of an operation with a single JSON answer."""
     return {200: Answer(description, {JSON: model})}

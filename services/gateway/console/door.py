@@ -21,20 +21,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pydantic_core
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.access import Scope
-from services.errors import InvalidRequest
+from services.contracts.console import Drills
+from services.contracts.message import plain_of
 from services.gateway.call.headers import Call
-from services.gateway.call.http import HttpApp, json_response, read_body
+from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.call.operation import Operation
+from services.gateway.call.operations import REST_ERRORS
 from services.gateway.console.service import ConsoleService
 from services.gateway.drills import DrillTarget
-from services.gateway.records.reasons import REASONS, TIERS
-from services.gateway.rest.operations import REST_ERRORS
+from services.gateway.reasons import REASONS, TIERS
 
 PAGE_DIR = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -59,7 +59,6 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _MAX_BODY_BYTES = 1_024
-_STATES = {"off": True, "on": False}
 
 
 def add_console(app: HttpApp, service: ConsoleService) -> None:
@@ -119,31 +118,9 @@ class _ConsoleDoor:
         return json_response(asdict(await self._service.history(http.query_params.get("user_id", ""))))
 
     async def drills(self, http: Request, _: Call) -> Response:
-        wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
+        sent = plain_of(await read_message(http, Drills, _MAX_BODY_BYTES))
+        wanted = {DrillTarget(name): state == "off" for name, state in sent.items()}
         return json_response({"drills": await self._service.switch(wanted)})
-
-
-def parse_drills(body: bytes) -> dict[DrillTarget, bool]:
-    """Return the parts to switch off (True) or on (False). Raises InvalidRequest naming the field."""
-    try:
-        sent = pydantic_core.from_json(body)
-    except ValueError as error:
-        raise InvalidRequest("body", "not JSON", 'send {"llm": "off"}') from error
-    if not isinstance(sent, dict) or not sent:
-        raise InvalidRequest("body", "not an object that names a part", 'send {"llm": "off"}')
-    return {_part(name): _state(name, state) for name, state in sent.items()}
-
-
-def _part(name: str) -> DrillTarget:
-    if name not in set(DrillTarget):
-        raise InvalidRequest(name, "unknown", f"the parts are {', '.join(DrillTarget)}")
-    return DrillTarget(name)
-
-
-def _state(name: str, state: object) -> bool:
-    if not isinstance(state, str) or state not in _STATES:
-        raise InvalidRequest(name, "neither on nor off", 'send "on" or "off"')
-    return _STATES[state]
 
 
 @dataclass(frozen=True, slots=True)

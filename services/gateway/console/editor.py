@@ -28,60 +28,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.access import Scope
-from services.contracts.recommend import check_id
+from services.contracts.console import (
+    Availability,
+    BoostedSurface,
+    ErasedUser,
+    SavedSurfaces,
+    SurfaceDraft,
+    SurfaceFields,
+    SurfaceForm,
+)
+from services.contracts.erasure import ReceiptBody
+from services.contracts.message import plain_of
 from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import Call
-from services.gateway.call.http import HttpApp, json_response
-from services.gateway.console.body import Sent, read_sent
+from services.gateway.call.http import HttpApp, json_response, read_message
+from services.gateway.call.operations import ERASE_USER, ERASURE, GET_ITEM, PATCH_ITEM
 from services.gateway.console.door import console_operation
 from services.gateway.console.items import find_items
 from services.gateway.data_plane import DataPlane
 from services.gateway.preview import Previewed
-from services.gateway.rest.items import GET_ITEM, PATCH_ITEM
-from services.gateway.rest.schema import format_recommendation
-from services.gateway.rest.users import ERASE_USER, ERASURE, format_receipt
 from services.gateway.surfaces.editor import MAX_TEXT_BYTES
 
 DOOR = "console"
 _MAX_BODY_BYTES = 2 * MAX_TEXT_BYTES + 2_048
 """Quotes and line breaks take two bytes in JSON."""
-
-
-class _Availability(Sent):
-    available: bool
-
-
-class _Saved(Sent):
-    text: str
-    sha256: str
-
-
-class _Boosted(Sent):
-    text: str
-    surface: str
-    item_id: str
-    factor: float
-
-
-class _Formed(Sent):
-    text: str
-    surface: str
-
-
-class _Set(Sent):
-    text: str
-    surface: str
-    fields: dict[str, Any]
-
-
-class _Drafted(Sent):
-    text: str
-    surface: str
-    user_id: str
-
-
-class _Erased(Sent):
-    user_id: str
 
 
 def add_editor(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
@@ -113,7 +83,7 @@ class _EditorDoor:
         return json_response({"items": [asdict(one) for one in found]})
 
     async def show(self, http: Request, _: Call) -> Response:
-        sent = await read_sent(http, _Availability, _MAX_BODY_BYTES)
+        sent = await read_message(http, Availability, _MAX_BODY_BYTES)
         state = await self._plane().items.patch(http.path_params["item_id"], {"available": sent.available})
         return json_response({"item_id": state.item_id, "available": state.available})
 
@@ -121,12 +91,12 @@ class _EditorDoor:
         return json_response(asdict(await asyncio.to_thread(self._plane().surfaces_editor.read)))
 
     async def save(self, http: Request, _: Call) -> Response:
-        sent = await read_sent(http, _Saved, _MAX_BODY_BYTES)
+        sent = await read_message(http, SavedSurfaces, _MAX_BODY_BYTES)
         saving = asyncio.to_thread(self._plane().surfaces_editor.save, _text(sent.text), sent.sha256)
         return json_response(asdict(await saving))
 
     async def boost(self, http: Request, _: Call) -> Response:
-        sent = await read_sent(http, _Boosted, _MAX_BODY_BYTES)
+        sent = await read_message(http, BoostedSurface, _MAX_BODY_BYTES)
         if self._plane().names.first.current().items.index(sent.item_id) is None:
             raise NotFound(f"there is no item {sent.item_id!r:.100}", "search for it first")
         boosting = self._plane().surfaces_editor.boosted
@@ -134,35 +104,34 @@ class _EditorDoor:
         return json_response({"text": text})
 
     async def form(self, http: Request, _: Call) -> Response:
-        sent = await read_sent(http, _Formed, _MAX_BODY_BYTES)
+        sent = await read_message(http, SurfaceForm, _MAX_BODY_BYTES)
         reading = asyncio.to_thread(self._plane().surfaces_editor.fields, _text(sent.text), sent.surface)
         return json_response({"fields": await reading})
 
     async def set(self, http: Request, _: Call) -> Response:
-        sent = await read_sent(http, _Set, _MAX_BODY_BYTES)
+        sent = await read_message(http, SurfaceFields, _MAX_BODY_BYTES)
         setting = self._plane().surfaces_editor.with_fields
         text = await asyncio.to_thread(setting, _text(sent.text), sent.surface, sent.fields)
         return json_response({"text": text})
 
     async def preview(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Drafted, _MAX_BODY_BYTES)
-        check_id("user_id", sent.user_id)
+        sent = await read_message(http, SurfaceDraft, _MAX_BODY_BYTES)
         before, after = await self._plane().preview(
             _text(sent.text), sent.surface, sent.user_id, call.admitted, call.request_id
         )
         return json_response({"before": self._previewed(before), "after": self._previewed(after)})
 
     async def erase(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Erased, _MAX_BODY_BYTES)
-        return json_response(format_receipt(await self._plane().users.erase(sent.user_id, DOOR, call.request_id)), 202)
+        sent = await read_message(http, ErasedUser, _MAX_BODY_BYTES)
+        return json_response(ReceiptBody.of(await self._plane().users.erase(sent.user_id, DOOR, call.request_id)), 202)
 
     async def receipt(self, http: Request, _: Call) -> Response:
-        return json_response(format_receipt(await self._plane().users.receipt(http.path_params["erasure_id"])))
+        return json_response(ReceiptBody.of(await self._plane().users.receipt(http.path_params["erasure_id"])))
 
     def _previewed(self, one: Previewed) -> dict[str, Any]:
         items = self._plane().names.first.current().items
-        ruled = [{**asdict(item), "title": _title(items, item.item_id)} for item in one.ruled]
-        return {**format_recommendation(one.answer), "ruled": ruled}
+        ruled = [{**plain_of(item), "title": _title(items, item.item_id)} for item in one.ruled]
+        return {**plain_of(one.answer), "ruled": ruled}
 
 
 def _title(items: Any, item_id: str) -> str:

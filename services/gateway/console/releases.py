@@ -8,14 +8,16 @@
     POST /console/names/NAME/versions/VERSION:release    {"stages": [{"share": 0.05, "hold_s": 3600.0}],
                                                          "by_hand": false}:
                                                          releases the version to a traffic fraction
-    POST /console/names/NAME/versions/VERSION:stage      {"stage": 1}: moves its release to this stage, from 0
-    POST /console/names/NAME/versions/VERSION:stop       {"withdraw": false, "reason": ""}: ends its release
+    POST /console/names/NAME/versions/VERSION:stage      {"seen": ID, "stage": 1}: moves its release to
+                                                         this stage, from 0
+    POST /console/names/NAME/versions/VERSION:stop       {"seen": ID, "withdraw": false, "reason": ""}: ends its release
 
-`seen` is the live version shown on the page: a move from any other version is refused. Each move writes an audit line
-with name and version. Holds no rule: the bundle store decides which moves are allowed.
+`seen` is the live version, or the id of the release, on the page: a move from any other state is rejected. Each move
+writes an audit line with name and version. Holds no rule: the bundle store decides which moves are allowed.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,48 +26,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.name_record import NameRecord
 from models.registry import BundleStore
 from models.release_report import ReleaseReport
 from services.contracts.access import Scope
+from services.contracts.console import Promotion, Release, ReleaseMove, ReleaseStop, Rollback
 from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable
 from services.gateway.call.headers import Call
-from services.gateway.call.http import HttpApp, json_response
-from services.gateway.console.body import Sent, read_sent
+from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.console.door import console_operation
 
 _MAX_BODY_BYTES = 4_096
-_MAX_REASON_CHARS = 500
-
-
-class _Promoted(Sent):
-    seen: str | None
-
-
-class _RolledBack(Sent):
-    seen: str
-    to: str | None = None
-    reason: str = ""
-
-
-class _Stage(Sent):
-    share: float
-    hold_s: float
-
-
-class _Released(Sent):
-    stages: list[_Stage]
-    by_hand: bool
-
-
-class _Moved(Sent):
-    stage: int
-
-
-class _Stopped(Sent):
-    withdraw: bool
-    reason: str = ""
 
 
 def add_releases(app: HttpApp, store: BundleStore, lead_s: float, wall_clock: Callable[[], float]) -> None:
@@ -98,44 +70,48 @@ class _ReleaseDoor:
         return json_response(await asyncio.to_thread(self._describe))
 
     async def promote(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Promoted, _MAX_BODY_BYTES)
+        sent = await read_message(http, Promotion, _MAX_BODY_BYTES)
         version = http.path_params["version"]
         return await self._move(http, lambda store: store.promote(version, sent.seen, by=_by(call)))
 
     async def roll_back(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _RolledBack, _MAX_BODY_BYTES)
-        reason = _reason(sent.reason)
+        sent = await read_message(http, Rollback, _MAX_BODY_BYTES)
 
         def move(store: BundleStore) -> None:
             if (live := store.live_version()) != sent.seen:
                 raise InvalidRequest("seen", f"{live} is live, and no longer {sent.seen}", "look again")
-            store.rollback(sent.to, by=_by(call), reason=reason)
+            store.rollback(sent.to, by=_by(call), reason=sent.reason)
 
         return await self._move(http, move)
 
     async def release(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Released, _MAX_BODY_BYTES)
-        stages = [Stage(one.share, one.hold_s) for one in sent.stages]
+        sent = await read_message(http, Release, _MAX_BODY_BYTES)
+        stages = [CanaryStage(one.share, one.hold_s) for one in sent.stages]
         since_ms, version = self._since_ms(), http.path_params["version"]
         return await self._move(
             http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)
         )
 
     async def move(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Moved, _MAX_BODY_BYTES)
+        sent = await read_message(http, ReleaseMove, _MAX_BODY_BYTES)
         since_ms, version = self._since_ms(), http.path_params["version"]
 
-        return await self._move(http, lambda store: store.move_canary(version, sent.stage, since_ms, by=_by(call)))
+        def move(store: BundleStore) -> None:
+            release = _seen(store, version, sent.seen)
+            store.move_canary(version, sent.stage, since_ms, by=_by(call), release=release)
+
+        return await self._move(http, move)
 
     async def stop(self, http: Request, call: Call) -> Response:
-        sent = await read_sent(http, _Stopped, _MAX_BODY_BYTES)
-        version, reason = http.path_params["version"], _reason(sent.reason)
+        sent = await read_message(http, ReleaseStop, _MAX_BODY_BYTES)
+        version = http.path_params["version"]
 
         def move(store: BundleStore) -> None:
+            release = _seen(store, version, sent.seen)
             if sent.withdraw:
-                store.withdraw(version, by=_by(call), reason=reason)
+                store.withdraw(version, by=_by(call), reason=sent.reason, release=release)
             else:
-                store.end_canary(version, by=_by(call), note=reason)
+                store.end_canary(version, by=_by(call), note=sent.reason, release=release)
 
         return await self._move(http, move)
 
@@ -184,6 +160,7 @@ def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
     """Return a release as plain values. `verdict` is the last analysis report, None before the first."""
     report = ReleaseReport.decode(canary.report)
     return {
+        "id": _release_id(canary),
         "version": canary.version,
         "stages": [asdict(stage) for stage in canary.stages],
         "stage": canary.stage,
@@ -198,12 +175,19 @@ def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
     }
 
 
-def _reason(text: str) -> str:
-    if len(text) > _MAX_REASON_CHARS or not (text.isprintable() or not text):
-        raise InvalidRequest(
-            "reason", "too long, or with control characters", f"write one line of at most {_MAX_REASON_CHARS}"
-        )
-    return text
+def _seen(store: BundleStore, version: str, seen: str) -> Canary:
+    """Return the release in progress, which the caller's page shows. Raises InvalidRequest."""
+    canary = store.record().canary
+    if canary is None or canary.version != version:
+        raise InvalidRequest("seen", f"no release of {version} is in progress", "reload the names")
+    if _release_id(canary) != seen:
+        raise InvalidRequest("seen", f"the release of {version} has changed since", "reload the names")
+    return canary
+
+
+def _release_id(canary: Canary) -> str:
+    """Return the id of a release in its stage: another stage, or another release of the version, has another id."""
+    return hashlib.blake2b(repr(canary.identity).encode(), digest_size=8).hexdigest()
 
 
 def _by(call: Call) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.contracts.recommend import check_id
+from services.contracts.message import check_id
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, series_for, slo_statuses
 from services.gateway.console.users import EventTimes, History, ListedUser, UserDirectory, choose_users, read_history

@@ -6,11 +6,10 @@ mapping of the fields that the caller sent.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemState, item_from
-from services.contracts.recommend import check_id
+from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemState, item_from
+from services.contracts.message import check_id
 from services.errors import InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
 from services.gateway.overload.long_work import LongWork
@@ -38,14 +37,6 @@ class ItemReader(Protocol):
     async def catch_up(self, timeout_s: float) -> None:
         """Return when the topic has been read to its current end. Raises DependencyUnavailable."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ItemOutcome:
-    """The outcome of one entry of a request: acknowledged by the broker, or refused."""
-
-    item_id: str
-    refusal: InvalidRequest | None = None
 
 
 class ItemOperations:
@@ -86,13 +77,14 @@ class ItemOperations:
         _refuse_without_accepted(states)
         await self._record([(state.key, state.encode()) for state in states if isinstance(state, ItemState)])
         return tuple(
-            ItemOutcome(item_id, state if isinstance(state, InvalidRequest) else None)
+            ItemOutcome.of(item_id, state if isinstance(state, InvalidRequest) else None)
             for (item_id, _), state in zip(drafts, states, strict=True)
         )
 
     async def put_one(self, item_id: str, draft: ItemDraft) -> ItemState:
         """Replace one item's state. Raises InvalidRequest, DependencyUnavailable or Overloaded."""
-        state = self._read(item_id, draft, set())
+        state = item_from(item_id, draft)
+        self._items.layout.check_names(state, set())
         await self._record([(state.key, state.encode())])
         return state
 
@@ -132,12 +124,6 @@ class ItemOperations:
         for place, item_id in enumerate(item_ids):
             check_id("item_id" if len(item_ids) == 1 else f"item_ids[{place}]", item_id)
         await self._record([(item_id.encode(), None) for item_id in item_ids])
-
-    def _read(self, item_id: str, draft: ItemDraft, names: set[tuple[str, str]]) -> ItemState:
-        """Read a draft; `names` collects the request's new attribute names. Raises InvalidRequest."""
-        state = item_from(item_id, draft)
-        self._items.layout.check_names(state, names)
-        return state
 
     def _with_names_checked(
         self, index: int, state: ItemState | InvalidRequest, names: set[tuple[str, str]]

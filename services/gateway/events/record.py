@@ -1,25 +1,23 @@
 """Records events: checks each, then sends them to the broker, all or none.
 
-Knows neither JSON nor protobuf: a draft is a mapping of the fields that the caller sent. Missing event ids and times
-are set here; a caller that may retry should send its own event ids, which make a repeat harmless.
+Knows neither JSON nor protobuf. Missing event ids and times are set here; a caller that may retry should send its own
+event ids, which make a repeat harmless.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from services.contracts.events import SENT_FIELDS, Interaction, interaction_from, refuse_unknown
+import msgspec
+
+from services.contracts.events import EventBody, EventsBody, Interaction
+from services.contracts.message import convert
 from services.errors import InvalidRequest
 from services.gateway.overload.long_work import LongWork
 
-Draft = Mapping[str, Any]
-"""One event's fields, parsed but not yet checked."""
-
 _FEW = 64
 """Up to this many events are checked in the event loop."""
-_MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
-"""Nullable in the REST door's schema; null means absent."""
 
 
 class EventLog(Protocol):
@@ -42,7 +40,7 @@ class RecordEvents:
         self._wall_clock = wall_clock
         self._checking = LongWork("events")
 
-    async def __call__(self, drafts: Sequence[Draft]) -> tuple[Interaction, ...]:
+    async def __call__(self, drafts: Sequence[EventBody]) -> tuple[Interaction, ...]:
         """Record the events, each id of a user once, and return all in the same order.
 
         Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or
@@ -55,20 +53,29 @@ class RecordEvents:
         return events
 
     def _checked(
-        self, drafts: Sequence[Draft], now_ms: int
+        self, drafts: Sequence[EventBody], now_ms: int
     ) -> tuple[tuple[Interaction, ...], list[tuple[bytes, bytes | None]]]:
         events = check_events(drafts, self.max_events, now_ms)
         in_order = sorted(once_each(events), key=lambda event: event.event_time_ms)  # a history is in arrival order
         return events, [(event.key, event.encode()) for event in in_order]
 
 
-def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
-    """Return the drafts as interactions.
+def read_events(drafts: Sequence[Any], max_events: int) -> tuple[EventBody, ...]:
+    """Return plain values as events. Their number is checked first: a body has room for half a million empty events.
 
     Raises InvalidRequest with the event's index in the field: `events[3].item_id`.
     """
     check_num_events(len(drafts), max_events)
-    return tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
+    return convert(EventsBody, {"events": drafts}).events
+
+
+def check_events(events: Sequence[EventBody], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
+    """Return the events as interactions that are accepted now.
+
+    Raises InvalidRequest with the event's index in the field.
+    """
+    check_num_events(len(events), max_events)
+    return tuple(_accepted(index, event, now_ms) for index, event in enumerate(events))
 
 
 def once_each(events: Iterable[Interaction]) -> list[Interaction]:
@@ -87,13 +94,13 @@ def check_num_events(num_events: int, max_events: int) -> None:
         raise InvalidRequest("events", f"{num_events} entries", f"send at most {max_events} per request")
 
 
-def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:
+def _accepted(index: int, sent: EventBody, now_ms: int) -> Interaction:
+    fields = msgspec.structs.asdict(sent)
+    fields["event_id"] = sent.event_id or uuid.uuid4().hex
+    fields["event_time_ms"] = now_ms if sent.event_time_ms is None else sent.event_time_ms
+    event = Interaction(**fields, accepted_time_ms=now_ms)
     try:
-        refuse_unknown(draft, SENT_FIELDS)
-        made = {"event_id": uuid.uuid4().hex, "event_time_ms": now_ms}
-        sent = {name: value for name, value in draft.items() if value is not None or name not in _MAY_BE_NULL}
-        event = interaction_from({**made, **sent, "accepted_time_ms": now_ms})
         event.check_time(now_ms)
     except InvalidRequest as error:
-        raise InvalidRequest(f"events[{place}].{error.field}", error.problem, error.fix) from error
+        raise InvalidRequest(f"events[{index}].{error.field}", error.problem, error.fix) from error
     return event

@@ -1,4 +1,4 @@
-"""Guards gRPC calls: authorizes the caller, and answers an error as a status with details and trailers.
+"""Answers gRPC calls: guards each, and sends an error as a status with details and trailers.
 
 Runs under Ray Serve's context and grpc.aio's. An error is a status on an empty message, never an exception: Ray Serve
 would log a stack trace and drop the trailers. The details are sent as `google.rpc.Status` in `grpc-status-details-bin`.
@@ -9,19 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.trace import SpanKind
 
-from services.contracts.access import Scope
-from services.errors import ErrorKind, NotAllowed, TailraceError, as_tailrace_error
-from services.gateway.access.authorize import Access
+from services.errors import ErrorKind, TailraceError
+from services.gateway.call.guard import Access, OnError, guard
 from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
-from services.observability.tracing import Tracing, note, note_failure
-
-log = structlog.get_logger()
+from services.gateway.call.operation import Operation
+from services.observability.tracing import Tracing, note
 
 DOOR = "grpc"
 DOMAIN = "tailrace"
@@ -39,7 +36,7 @@ STATUS = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-_NOBODY = "unauthenticated"
+SERVICE = "tailrace.v1.Recommender"
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -69,54 +66,46 @@ Handler = Callable[[Call, dict[str, str]], Awaitable[M]]
 
 
 async def guarded(
+    operation: Operation,
     context: GrpcContext,
     handler: Handler[M],
     empty: M,
-    on_error: Callable[[str, str, str, str], None],
-    *,
     access: Access,
-    scope: Scope,
-    act: str | None = None,
+    on_error: OnError | None = None,
 ) -> M:
-    """Authorize the caller, call the handler, and answer any error as a status. No stack trace leaves the process.
+    """Guard a call of an operation. An error is a status on the empty message."""
+    call, trailers = Call(new_request_id()), list[tuple[str, str | bytes]]()
+    headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
 
-    Args:
-        context: The call.
-        handler: Answers the authorized call.
-        empty: The message sent with an error.
-        on_error: Called with the door, the error code, its summary and the request id.
-        access: Authorizes the caller.
-        scope: Required scope of the caller's key.
-        act: The call's name in the audit line; None: no audit line.
-    """
-    call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
-    trailers: list[tuple[str, str | bytes]] = []
-    try:
-        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+    async def admit() -> None:
         call.request_id = request_id_from(headers.get(REQUEST_ID))
-        await access.authorize(call, headers, scope)
-        who = call.admitted.key_id
-        response = await handler(call, headers)
-        outcome = "ok"
-    except Exception as error:
-        failure = as_tailrace_error(error)
-        outcome = failure.kind.value
-        who = failure.key_id if isinstance(failure, NotAllowed) else who
-        if failure.kind is ErrorKind.INTERNAL:
-            log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
+        await access.authorize(call, headers, operation.required_scope)
+
+    def refuse(failure: TailraceError) -> M:
         note({"rpc.response.status_code": STATUS[failure.kind].name})
-        note_failure(failure.kind.value, is_ours=failure.is_ours)
-        on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
         context.set_code(STATUS[failure.kind])
         context.set_details(failure.summary)
-        trailers = _trailers(failure, call.request_id)
-        response = empty
-    finally:  # a disconnect cancels the work but does not undo it
-        if act is not None:
-            origin = dict(context.invocation_metadata()).get("x-forwarded-for", "unknown")
-            log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=call.request_id)
+        trailers.extend(_trailers(failure, call.request_id))
+        return empty
+
+    response = await guard(
+        call,
+        admit,
+        lambda: handler(call, headers),
+        refuse,
+        door=DOOR,
+        act=method_of(operation) if operation.is_audited else None,
+        origin=lambda: headers.get("x-forwarded-for", "unknown"),
+        on_error=on_error,
+    )
     context.set_trailing_metadata([*trailers, *call.limits.items(), *call.echo.items()])
     return response
+
+
+def method_of(operation: Operation) -> str:
+    """Return the full name of an operation's method."""
+    assert operation.rpc is not None, "the gRPC door serves operations with a method"
+    return f"{SERVICE}/{operation.rpc.method}"
 
 
 async def traced(tracing: Tracing, context: GrpcContext, method: str, answering: Awaitable[T]) -> T:

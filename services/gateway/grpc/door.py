@@ -1,26 +1,45 @@
 """The gRPC door: bytes in, the data plane, a message out. Holds no rule.
 
-The servicer's methods take raw bytes, so that this door and not grpc refuses a malformed message. The plane is looked
-up at each request, since it is created after the door is registered.
+The methods take raw bytes, so that this door and not grpc rejects a malformed message. The plane is looked up at each
+request, since it is created after the door is registered.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.access import Scope
 from services.contracts.batch import check_batch_size
+from services.contracts.protobuf import message_of, parse_strictly
 from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
 from services.errors import InvalidRequest
-from services.gateway.access.authorize import Access, OpenAccess
+from services.gateway.access.authorize import OpenAccess
+from services.gateway.call.guard import Access, OnError
 from services.gateway.call.headers import Call, batch_size_from, deadline_ms_from, edge_mark_from
+from services.gateway.call.operation import Operation
+from services.gateway.call.operations import (
+    ASSIGNMENT,
+    DELETE_ITEM,
+    ERASE_USER,
+    ERASURE,
+    GET_ITEM,
+    METHODS,
+    PATCH_ITEM,
+    POPULAR,
+    PUT_ITEMS,
+    RECOMMEND,
+    RECOMMEND_BATCH,
+    RECORD_EVENTS,
+    RPCS,
+    SIMILAR_ITEMS,
+)
 from services.gateway.data_plane import DataPlane
 from services.gateway.grpc import items
-from services.gateway.grpc.answers import DOOR, GrpcContext, Handler, guarded, traced
+from services.gateway.grpc.answers import DOOR, SERVICE, GrpcContext, guarded, method_of, traced
 from services.gateway.grpc.schema import (
     format_assigned,
     format_batch,
@@ -32,23 +51,17 @@ from services.gateway.grpc.schema import (
     parse_popular,
     parse_recommend,
     parse_similar,
-    parse_strictly,
     request_id_of,
 )
 from services.observability.tracing import Tracing
 
-SERVICE = "tailrace.v1.Recommender"
-_ITEM_ANSWERS: dict[str, type[Message]] = {
-    "PutItems": pb.PutItemsResponse,
-    "PatchItem": pb.CatalogueItem,
-    "GetItem": pb.CatalogueItem,
-    "DeleteItems": pb.DeleteItemsResponse,
-}
-M = TypeVar("M", bound=Message)
+Method = Callable[[bytes, Call, dict[str, str]], Awaitable[Message]]
+"""Answers an admitted call, given its message and metadata."""
+Parse = Callable[[bytes, int, str, int | None], RecommendRequest]
 
 
 class RpcDoor:
-    """The servicer of `tailrace.v1.Recommender` and of `grpc.health.v1.Health`'s Check."""
+    """The servicer of `tailrace.v1.Recommender`, with its methods as attributes, and of `grpc.health.v1.Health`."""
 
     def __init__(
         self,
@@ -61,192 +74,109 @@ class RpcDoor:
         self._tracing = tracing or Tracing()
         self._access = access or OpenAccess()
         self._plane = plane
-        self._max_body_bytes = max_body_bytes
+        self._max_bytes = max_body_bytes
+        methods: dict[str, Method] = {
+            RECOMMEND.name: partial(self._ranked, parse_recommend, pb.RecommendRequest),
+            RECOMMEND_BATCH.name: self._recommend_batch,
+            SIMILAR_ITEMS.name: partial(self._ranked, parse_similar, pb.SimilarItemsRequest),
+            POPULAR.name: partial(self._ranked, parse_popular, pb.PopularRequest),
+            ASSIGNMENT.name: self._assign,
+            RECORD_EVENTS.name: self._record,
+            ERASE_USER.name: self._erase,
+            ERASURE.name: self._erasure,
+            PUT_ITEMS.name: self._put_items,
+            PATCH_ITEM.name: self._patch_item,
+            GET_ITEM.name: self._get_item,
+            DELETE_ITEM.name: self._delete_items,
+        }
+        refused = {
+            **dict.fromkeys(
+                (one.name for one in (RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR)), self._recommend_refused
+            ),
+            RECORD_EVENTS.name: self._events_refused,
+        }
+        for operation in RPCS:
+            answer = partial(self._answer, operation, methods[operation.name], refused.get(operation.name))
+            setattr(self, method_of(operation).rpartition("/")[2], answer)
 
-    async def Recommend(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """Recommend items to a user, before the deadline."""
-        return await self._ranked("Recommend", request, context, parse_recommend, pb.RecommendRequest)
+    async def _answer(
+        self, operation: Operation, method: Method, refused: OnError | None, request: bytes, context: GrpcContext
+    ) -> Message:
+        assert operation.rpc is not None, "the gRPC door serves operations with a method"
 
-    async def SimilarItems(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """Return items similar to one item, or to the items of a cart."""
-        return await self._ranked("SimilarItems", request, context, parse_similar, pb.SimilarItemsRequest)
+        def handle(call: Call, headers: dict[str, str]) -> Awaitable[Message]:
+            return method(request, call, headers)
 
-    async def Popular(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
-        """Return popular items, by window and category."""
-        return await self._ranked("Popular", request, context, parse_popular, pb.PopularRequest)
+        answering = guarded(operation, context, handle, operation.rpc.answer(), self._access, refused)
+        if not operation.is_traced:
+            return await answering
+        return await traced(self._tracing, context, method_of(operation), answering)
 
-    async def RecommendBatch(self, request: bytes, context: GrpcContext) -> pb.RecommendBatchResponse:
-        """Recommend items to several users, under one deadline."""
-        plane = self._plane()
+    def _recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
+        self._plane().recommend_refused(door, code, message, request_id)
 
-        async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
-            arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
-            deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
-            entries = await plane.reading.read(
-                request, parse_batch, request, self._max_body_bytes, call.request_id, deadline_ms
-            )
-            check_batch_size(len(entries), batch_size_from(headers))
-            await call.charge(len(entries), "requests", "requests")
-            answers = await plane.recommend_batch(entries, arrival, DOOR, call.admitted)
-            return await plane.reading.run(None, format_batch, answers)
-
-        return await self._recommending("RecommendBatch", context, handle, pb.RecommendBatchResponse())
+    def _events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
+        self._plane().events_refused(door, code, message, request_id)
 
     async def _ranked(
-        self,
-        method: str,
-        request: bytes,
-        context: GrpcContext,
-        parse: Callable[[bytes, int, str, int | None], RecommendRequest],
-        kind: type[Message],
+        self, parse: Parse, kind: type[Message], request: bytes, call: Call, headers: dict[str, str]
     ) -> pb.RecommendResponse:
         plane = self._plane()
+        arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
+        try:
+            deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
+            sent = await plane.reading.read(request, parse, request, self._max_bytes, call.request_id, deadline_ms)
+        except InvalidRequest:
+            sent_id: str | None = await plane.reading.read(request, request_id_of, request, kind)
+            call.request_id = sent_id or call.request_id
+            raise
+        call.request_id = sent.request_id
+        return format_recommendation(await plane.recommend(sent, arrival, DOOR, call.admitted))
 
-        async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
-            arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
-            try:
-                deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
-                message = await plane.reading.read(
-                    request, parse, request, self._max_body_bytes, call.request_id, deadline_ms
-                )
-            except InvalidRequest:
-                sent_id: str | None = await plane.reading.read(request, request_id_of, request, kind)
-                call.request_id = sent_id or call.request_id
-                raise
-            call.request_id = message.request_id
-            return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
-
-        return await self._recommending(method, context, handle, pb.RecommendResponse())
-
-    async def _recommending(
-        self, method: str, context: GrpcContext, handle: Callable[[Call, dict[str, str]], Awaitable[M]], empty: M
-    ) -> M:
-        refused = self._plane().recommend_refused
-        answering = guarded(context, handle, empty, refused, access=self._access, scope=Scope.RECOMMEND)
-        return await traced(self._tracing, context, f"{SERVICE}/{method}", answering)
-
-    async def Assign(self, request: bytes, context: GrpcContext) -> pb.AssignResponse:
-        """Return the version and variants that a user, or a visitor's session, gets on each surface."""
-
-        async def handle(_call: Call, _: dict[str, str]) -> pb.AssignResponse:
-            return format_assigned(self._plane().assign(parse_assign(request, self._max_body_bytes)))
-
-        return await guarded(
-            context, handle, pb.AssignResponse(), lambda *_: None, access=self._access, scope=Scope.RECOMMEND
-        )
-
-    async def RecordEvents(self, request: bytes, context: GrpcContext) -> pb.RecordEventsResponse:
-        """Record events; answers OK only when the broker has every event."""
+    async def _recommend_batch(self, request: bytes, call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
         plane = self._plane()
+        arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
+        deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
+        entries = await plane.reading.read(request, parse_batch, request, self._max_bytes, call.request_id, deadline_ms)
+        check_batch_size(len(entries), batch_size_from(headers))
+        await call.charge(len(entries), "requests", "requests")
+        answers = await plane.recommend_batch(entries, arrival, DOOR, call.admitted)
+        return await plane.reading.run(None, format_batch, answers)
 
-        async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
-            drafts = await plane.reading.read(
-                request, parse_events, request, self._max_body_bytes, plane.max_events_per_request
-            )
-            recorded = await plane.record(drafts, DOOR, call.request_id)
-            return pb.RecordEventsResponse(
-                accepted=recorded.accepted,
-                event_ids=recorded.event_ids,
-                unknown_items=recorded.unknown_items,
-            )
+    async def _assign(self, request: bytes, _: Call, __: dict[str, str]) -> pb.AssignResponse:
+        return format_assigned(self._plane().assign(parse_assign(request, self._max_bytes)))
 
-        refused = plane.events_refused
-        answering = guarded(
-            context, handle, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS
-        )
-        return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
+    async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
+        plane = self._plane()
+        events = await plane.reading.read(request, parse_events, request, self._max_bytes, plane.max_events_per_request)
+        return message_of(pb.RecordEventsResponse, await plane.record(events, DOOR, call.request_id))
 
-    async def EraseUser(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
-        """Erase a user; answers OK when the broker has the erasure."""
+    async def _erase(self, request: bytes, call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+        message = parse_strictly(pb.EraseUserRequest, request, self._max_bytes)
+        return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
 
-        async def handle(call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
-            message = parse_strictly(pb.EraseUserRequest, request, self._max_body_bytes)
-            return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
+    async def _erasure(self, request: bytes, _: Call, __: dict[str, str]) -> pb.ErasureReceipt:
+        message = parse_strictly(pb.GetErasureRequest, request, self._max_bytes)
+        return format_receipt(await self._plane().users.receipt(message.erasure_id))
 
-        return await self._about_users(context, "EraseUser", handle)
+    async def _put_items(self, request: bytes, _: Call, __: dict[str, str]) -> pb.PutItemsResponse:
+        plane = self._plane()
+        drafts = await plane.reading.read(request, items.parse_put, request, self._max_bytes)
+        return items.format_outcomes(await plane.items.put(drafts))
 
-    async def GetErasure(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
-        """Return the receipt of an erasure."""
+    async def _patch_item(self, request: bytes, _: Call, __: dict[str, str]) -> pb.CatalogueItem:
+        plane = self._plane()
+        patch = await plane.reading.read(request, items.parse_patch, request, self._max_bytes)
+        return message_of(pb.CatalogueItem, await plane.items.patch(*patch))
 
-        async def handle(_call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
-            message = parse_strictly(pb.GetErasureRequest, request, self._max_body_bytes)
-            return format_receipt(await self._plane().users.receipt(message.erasure_id))
+    async def _get_item(self, request: bytes, _: Call, __: dict[str, str]) -> pb.CatalogueItem:
+        message = parse_strictly(pb.GetItemRequest, request, self._max_bytes)
+        return message_of(pb.CatalogueItem, self._plane().items.get(message.item_id))
 
-        return await self._about_users(context, "GetErasure", handle)
-
-    async def _about_users(
-        self, context: GrpcContext, act: str, handle: Handler[pb.ErasureReceipt]
-    ) -> pb.ErasureReceipt:
-        """Answer an audited call of the scope `erase`."""
-        method = f"{SERVICE}/{act}"
-        return await guarded(
-            context,
-            handle,
-            pb.ErasureReceipt(),
-            lambda *_: None,
-            access=self._access,
-            scope=Scope.ERASE,
-            act=method,
-        )
-
-    async def PutItems(self, request: bytes, context: GrpcContext) -> pb.PutItemsResponse:
-        """Replace the states of items; an invalid entry is refused individually."""
-
-        async def handle(call: Call, _: dict[str, str]) -> pb.PutItemsResponse:
-            plane = self._plane()
-            drafts = await plane.reading.read(request, items.parse_put, request, self._max_body_bytes)
-            return items.format_outcomes(await plane.items.put(drafts))
-
-        return await self._on_items(context, "PutItems", handle, pb.PutItemsResponse())
-
-    async def PatchItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
-        """Change some fields of an item."""
-
-        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
-            plane = self._plane()
-            patch = await plane.reading.read(request, items.parse_patch, request, self._max_body_bytes)
-            return items.format_item(await plane.items.patch(*patch))
-
-        return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
-
-    async def GetItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
-        """Return an item as it appears in answers."""
-
-        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
-            return items.format_item(self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
-
-        return await self._on_items(context, "GetItem", handle, pb.CatalogueItem(), is_audited=False)
-
-    async def DeleteItems(self, request: bytes, context: GrpcContext) -> pb.DeleteItemsResponse:
-        """Delete items, also from later bundles."""
-
-        async def handle(call: Call, _: dict[str, str]) -> pb.DeleteItemsResponse:
-            item_ids = items.parse_delete(request, self._max_body_bytes)
-            await self._plane().items.delete(item_ids)
-            return pb.DeleteItemsResponse(deleted=len(item_ids))
-
-        return await self._on_items(context, "DeleteItems", handle, pb.DeleteItemsResponse())
-
-    async def _on_items(
-        self,
-        context: GrpcContext,
-        name: str,
-        handle: Callable[[Call, dict[str, str]], Awaitable[M]],
-        empty: M,
-        *,
-        is_audited: bool = True,
-    ) -> M:
-        method = f"{SERVICE}/{name}"
-        answering = guarded(
-            context,
-            handle,
-            empty,
-            lambda *_: None,
-            access=self._access,
-            scope=Scope.ITEMS,
-            act=method if is_audited else None,
-        )
-        return await traced(self._tracing, context, method, answering)
+    async def _delete_items(self, request: bytes, _: Call, __: dict[str, str]) -> pb.DeleteItemsResponse:
+        item_ids = list(parse_strictly(pb.DeleteItemsRequest, request, self._max_bytes).item_ids)
+        await self._plane().items.delete(item_ids)
+        return pb.DeleteItemsResponse(deleted=len(item_ids))
 
     async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""
@@ -261,19 +191,9 @@ class RpcDoor:
 
 def add_recommender_to_server(servicer: Any, server: Any) -> None:
     """Register the service, whose methods take raw bytes; named in Ray Serve's `grpc_servicer_functions`."""
-    methods: dict[str, type[Message]] = {
-        "Recommend": pb.RecommendResponse,
-        "RecommendBatch": pb.RecommendBatchResponse,
-        "SimilarItems": pb.RecommendResponse,
-        "Popular": pb.RecommendResponse,
-        "Assign": pb.AssignResponse,
-        "RecordEvents": pb.RecordEventsResponse,
-        "EraseUser": pb.ErasureReceipt,
-        "GetErasure": pb.ErasureReceipt,
-    }
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, answer.SerializeToString)
-        for name, answer in (methods | _ITEM_ANSWERS).items()
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, rpc.answer.SerializeToString)
+        for name, rpc in METHODS.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)

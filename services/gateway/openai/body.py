@@ -26,26 +26,26 @@ WITHOUT_EFFECT = frozenset(
 )
 """Fields without effect on an answer."""
 
-_TOOLS = "leave it out; nothing is called from here"
+_TOOLS = "omit it; this server calls no tools"
 NOT_SUPPORTED: Mapping[str, str] = {
     "tools": _TOOLS,
     "tool_choice": _TOOLS,
     "functions": _TOOLS,
     "function_call": _TOOLS,
-    "modalities": 'leave it out, or send ["text"]',
-    "audio": "leave it out; text is all that is written here",
-    "prediction": "leave it out",
-    "reasoning_effort": "leave it out; the model writes what it writes",
+    "modalities": 'omit it, or send ["text"]',
+    "audio": "omit it; this server writes only text",
+    "prediction": "omit it",
+    "reasoning_effort": "omit it; the model has no such setting",
     "verbosity": "describe it in the prompt",
-    "web_search_options": "leave it out",
-    "moderation": "leave it out; nothing is moderated here",
-    "skip_special_tokens": "leave it out; special tokens stand for no text here",
-    "add_generation_prompt": "leave it out; the assistant always speaks next",
-    "suffix": "send what stands before the text alone, as prompt",
+    "web_search_options": "omit it",
+    "moderation": "omit it; this server does not moderate",
+    "skip_special_tokens": "omit it; special tokens have no text here",
+    "add_generation_prompt": "omit it; the assistant always speaks next",
+    "suffix": "send only the text before the gap, as prompt",
     "best_of": "send n, and choose",
-    "use_beam_search": "leave it out; texts are sampled",
+    "use_beam_search": "omit it; texts are sampled",
     "min_tokens": "send ignore_eos to write on to max_tokens",
-    "prompt_logprobs": "leave it out; logprobs are for what is written",
+    "prompt_logprobs": "omit it; logprobs cover only written tokens",
     "guided_json": 'send response_format {"type": "json_schema", ...}',
     "guided_regex": 'send response_format {"type": "json_schema", ...}',
     "guided_choice": 'send response_format {"type": "json_schema", ...} with an enum',
@@ -114,7 +114,7 @@ def _message(place: int, message: Any) -> Any:
         return message
     for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if message.get(name):
-            raise InvalidRequest(f"messages[{place}].{name}", "not supported here", "send messages of text alone")
+            raise InvalidRequest(f"messages[{place}].{name}", "not supported here", "send messages of text only")
     dropped = {"tool_calls", "refusal"}
     return {name: value for name, value in message.items() if value is not None and name not in dropped}
 

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.errors import NotFound
+from services.gateway.call.guard import OnError
 from services.gateway.call.headers import Call, deadline_ms_from
-from services.gateway.call.http import HttpApp, OnError, json_response, read_body
+from services.gateway.call.http import HttpApp, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
 from services.gateway.openai.operations import (

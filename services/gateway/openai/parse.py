@@ -85,7 +85,7 @@ def parse_chat(content: bytes, context: CallContext) -> CompletionCall:
     """Parse a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
     body = parse_body(ChatBody, content)
     if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true beside it")
+        raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true too")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     variables = _template_variables(body)
     request = _text_request(body, context, num_logprobs, messages=_messages(body), variables=variables)
@@ -171,7 +171,7 @@ def _content(content: str | list[TextPartBody], place: int) -> str:
     for number, part in enumerate(content):
         if part.type != "text" or part.text is None:
             where = f"messages[{place}].content[{number}]"
-            raise InvalidRequest(where, f"{part.type!r:.40} is not supported", "send parts of the type text alone")
+            raise InvalidRequest(where, f"{part.type!r:.40} is not supported", "send only parts of the type text")
     return "".join(part.text or "" for part in content)
 
 

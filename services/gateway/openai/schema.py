@@ -127,7 +127,7 @@ class _Body(BaseModel):
 
 
 class StreamOptionsBody(_Body):
-    """What a stream contains beside the text."""
+    """Contents of a stream in addition to the text."""
 
     include_usage: bool = Field(False, description="A last chunk with the tokens used, and no choice")
     continuous_usage_stats: bool = Field(False, description="The tokens used so far in every chunk (vLLM's)")
@@ -144,7 +144,8 @@ class JsonSchemaBody(BaseModel):
     schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(
         {},
         alias="schema",
-        description=f"A JSON schema of at most {MAX_SCHEMA_BYTES} bytes, {MAX_SCHEMA_KEYS} keys and {MAX_SCHEMA_DEPTH} levels",
+        description=f"A JSON schema of at most {MAX_SCHEMA_BYTES} bytes, {MAX_SCHEMA_KEYS} keys and "
+        f"{MAX_SCHEMA_DEPTH} levels",
     )
     strict: bool | None = Field(None, description="Sent on to another server; here schemas are always enforced")
 

@@ -37,7 +37,7 @@ _SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
 _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
 
 
-class Verdict(StrEnum):
+class AdmissionDecision(StrEnum):
     """The decision on an arriving request. SHED: answered at once, from memory."""
 
     ADMIT = "admit"
@@ -64,7 +64,7 @@ class Admission:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._places = {priority: places_for(priority, limits.max_in_flight) for priority in Priority}
-        self._owed = {(verdict, priority): 0.0 for verdict in Verdict for priority in Priority}
+        self._owed = {(verdict, priority): 0.0 for verdict in AdmissionDecision for priority in Priority}
         self._strain = 0.0
         self._window_began_s = float("-inf")
         self._busy_before_s = 0.0
@@ -89,17 +89,17 @@ class Admission:
         self._window_began_s, self._busy_before_s = now_s, busy_s
         self._num_looks, self._least_delay_s = 0, float("inf")
 
-    def judge(self, priority: Priority, num_in_flight: int) -> Verdict:
+    def judge(self, priority: Priority, num_in_flight: int) -> AdmissionDecision:
         """Decide on an arriving request, while `num_in_flight` others are served in full."""
-        if self._strain and self._is_due(Verdict.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
-            return Verdict.REFUSE
+        if self._strain and self._is_due(AdmissionDecision.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
+            return AdmissionDecision.REFUSE
         if num_in_flight >= self._places[priority]:
-            return Verdict.SHED
-        if self._strain and self._is_due(Verdict.SHED, priority, self._strain - _SHED_FROM[priority]):
-            return Verdict.SHED
-        return Verdict.ADMIT
+            return AdmissionDecision.SHED
+        if self._strain and self._is_due(AdmissionDecision.SHED, priority, self._strain - _SHED_FROM[priority]):
+            return AdmissionDecision.SHED
+        return AdmissionDecision.ADMIT
 
-    def _is_due(self, verdict: Verdict, priority: Priority, share: float) -> bool:
+    def _is_due(self, verdict: AdmissionDecision, priority: Priority, share: float) -> bool:
         """Spread a fraction evenly over the requests: 0.25 selects every fourth."""
         if not 0 < share < 1:
             return share >= 1

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge
 
 from services.contracts.access import Priority
 from services.errors import Overloaded
-from services.gateway.overload.admission import Admission, Verdict
+from services.gateway.overload.admission import Admission, AdmissionDecision
 from services.gateway.overload.begin_queue import BeginQueue
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
@@ -47,12 +47,12 @@ class LoadMonitor:
         self._due_s = 0.0
         self._edge_waits: dict[str, tuple[float, float]] = {}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start sampling the running event loop."""
         self._strain.set(0)
         self._schedule(self._clock())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stop sampling."""
         if self._next_sample is not None:
             self._next_sample.cancel()
@@ -64,7 +64,7 @@ class LoadMonitor:
         """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
-    def judge(self, priority: Priority) -> Verdict:
+    def judge(self, priority: Priority) -> AdmissionDecision:
         """Decide on an arriving request."""
         return self.admission.judge(priority, self._num_in_flight)
 
@@ -76,7 +76,9 @@ class LoadMonitor:
     @property
     def has_spare_capacity(self) -> bool:
         """Whether the strain is zero, the queue is empty, and a low-priority request would be admitted."""
-        return self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is Verdict.ADMIT
+        return (
+            self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is AdmissionDecision.ADMIT
+        )
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from services.contracts.explanation import Explanation, ListState, StageTime
 from services.contracts.recommend import Reason, Tier
-from services.gateway.records.reasons import REASONS
+from services.gateway.reasons import REASONS
 
 _LIST_SENTENCES: Mapping[str, str] = {
     ListState.NONE: "No list is stored for the user.",

@@ -1,1 +1,1 @@
-"""The inputs of a ranking: live bundle, context, candidates and page tokens."""
+"""The inputs of a ranking: live bundle, context, masks and page tokens."""

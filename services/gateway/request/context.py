@@ -15,8 +15,9 @@ from opentelemetry.trace import Span, SpanKind
 from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import PopularIn, RecommendRequest, SimilarTo, Tier
-from services.gateway.request.candidates import NUM_CANDIDATES, ItemRanking, Masks, masks_for, merge_history
+from services.gateway.ranking import NUM_CANDIDATES, ItemRanking
 from services.gateway.request.live_bundle import Live
+from services.gateway.request.masks import Masks, masks_for, merge_history
 from services.gateway.surfaces.surface import Surface
 from services.items.expression import Compiled
 from services.observability.tracing import here, span

@@ -6,25 +6,22 @@ Knows HTTP but not how answers are made. The plane is looked up at each request,
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from services.contracts.answers import ErrorBody, ErrorDetail, Status
 from services.contracts.batch import BatchAnswer, check_batch_size
-from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
+from services.contracts.explanation import ExplanationAnswer
+from services.contracts.message import encode
+from services.contracts.recommend import MAX_DEADLINE_MS, Recommendation, RecommendRequest
 from services.errors import InvalidRequest
-from services.gateway.access.authorize import Access, OpenAccess
+from services.gateway.access.authorize import OpenAccess
+from services.gateway.call.guard import Access
 from services.gateway.call.headers import EDGE_LIMIT, Call, batch_size_from, deadline_ms_from, edge_mark_from
-from services.gateway.call.http import DOOR, HttpApp, json_response, json_text, read_body, refuse_query, text_response
-from services.gateway.data_plane import DataPlane
-from services.gateway.openai.door import add_openai
-from services.gateway.overload.long_work import LongWork
-from services.gateway.records.describe import describe
-from services.gateway.rest.assignment import add_assignment
-from services.gateway.rest.items import add_items
-from services.gateway.rest.operations import (
+from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query, text_response
+from services.gateway.call.operations import (
     BUNDLE,
     DOCS,
     EXPLANATION,
@@ -38,9 +35,13 @@ from services.gateway.rest.operations import (
     REST_ERRORS,
     SIMILAR_ITEMS,
 )
+from services.gateway.data_plane import DataPlane
+from services.gateway.openai.door import add_openai
+from services.gateway.overload.long_work import LongWork
+from services.gateway.records.describe import describe
+from services.gateway.rest.assignment import add_assignment
+from services.gateway.rest.items import add_items
 from services.gateway.rest.schema import (
-    format_batch,
-    format_recommendation,
     parse_batch,
     parse_events,
     parse_popular,
@@ -76,14 +77,15 @@ def create_rest_app(
         tracing: Destination of spans; default: none.
         echoes_request_id: Whether answers carry X-Request-Id; False under Ray Serve, whose proxy already sends it.
     """
+    access = access or OpenAccess()
     app = HttpApp(
         "Tailrace",
         REST_ERRORS,
-        access=access or OpenAccess(),
+        access=access,
         tracing=tracing or Tracing(),
         echoes_request_id=echoes_request_id,
     )
-    door = _RestDoor(plane, render_metrics, max_body_bytes)
+    door = _RestDoor(plane, render_metrics, max_body_bytes, access)
     app.serve(RECOMMEND, door.recommend, door.recommend_refused)
     app.serve(RECOMMEND_BATCH, door.recommend_batch, door.recommend_refused)
     app.serve(SIMILAR_ITEMS, door.similar, door.recommend_refused)
@@ -106,8 +108,9 @@ class _RestDoor:
     """The handlers of the operations."""
 
     def __init__(
-        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int, access: Access
     ) -> None:
+        self._access = access
         self._plane = plane
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
@@ -167,9 +170,7 @@ class _RestDoor:
 
     async def _answer(self, request: RecommendRequest, arrival: Arrival, call: Call) -> Response:
         call.request_id = request.request_id
-        return json_response(
-            format_recommendation(await self._plane().recommend(request, arrival, DOOR, call.admitted))
-        )
+        return json_response(await self._plane().recommend(request, arrival, DOOR, call.admitted))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().recommend_refused(door, code, message, request_id)
@@ -177,29 +178,29 @@ class _RestDoor:
     async def record(self, http: Request, call: Call) -> Response:
         body = await read_body(http, self._max_body_bytes)
         refuse_query(http)
-        drafts = await self._reading.read(body, parse_events, body)
-        recorded = await self._plane().record(drafts, DOOR, call.request_id)
-        accepted = {"accepted": recorded.accepted, "event_ids": recorded.event_ids}
-        return json_response({**accepted, "unknown_items": recorded.unknown_items})
+        plane = self._plane()
+        events = await self._reading.read(body, parse_events, body, plane.max_events_per_request)
+        return json_response(await plane.record(events, DOOR, call.request_id))
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().events_refused(door, code, message, request_id)
 
     async def bundle(self, http: Request, _: Call) -> Response:
         sent = parse_query(http.query_params.multi_items(), ("name",))
-        return json_response(asdict(self._plane().bundle(sent.get("name"))))
+        return json_response(self._plane().bundle(sent.get("name")))
 
     async def explanation(self, http: Request, _: Call) -> Response:
         found = await self._plane().explanations.find(http.path_params["request_id"])
-        return json_response({**found.as_plain(), "sentences": describe(found)})
+        return json_response(ExplanationAnswer.of(found, describe(found)))
 
     async def healthz(self, _: Request, __: Call) -> Response:
-        return json_response({"status": "ok"}, headers={EDGE_LIMIT: self._plane().edge.announcement})
+        return json_response(Status(status="ok"), headers={EDGE_LIMIT: self._plane().edge.announcement})
 
     async def readyz(self, _: Request, __: Call) -> Response:
         plane = self._plane()
-        ready = "; degraded: ".join(["ready", *([", ".join(plane.degraded)] if plane.degraded else [])])
-        return json_response({"status": plane.missing or ready}, 503 if plane.missing else 200)
+        degraded = ", ".join((*plane.degraded, *self._access.degraded))
+        ready = f"ready; degraded: {degraded}" if degraded else "ready"
+        return json_response(Status(status=plane.missing or ready), 503 if plane.missing else 200)
 
     async def metrics(self, _: Request, __: Call) -> Response:
         text = await asyncio.to_thread(self._render_metrics)  # reads files
@@ -211,5 +212,11 @@ class _RestDoor:
 
 def _batch_response(answers: Sequence[BatchAnswer]) -> Response:
     """Write the answers of a batch individually: the JSON encoder does not release the GIL during a call."""
-    answered = (json_text(one) for one in format_batch(answers, REST_ERRORS.body))
-    return text_response(f'{{"answers":[{",".join(answered)}]}}')
+    answered = (encode(_outcome(one)) for one in answers)
+    return text_response(b'{"answers":[' + b",".join(answered) + b"]}")
+
+
+def _outcome(answer: BatchAnswer) -> Recommendation | ErrorBody:
+    if isinstance(answer.outcome, Recommendation):
+        return answer.outcome
+    return ErrorBody(error=ErrorDetail.of(answer.outcome, answer.request_id))

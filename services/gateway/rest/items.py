@@ -1,178 +1,22 @@
-"""Items of the live catalogue at the REST door: operations, bodies and handlers.
+"""Items of the live catalogue at the REST door.
 
 Holds no rule: the contract checks the values.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-import pydantic_core
-from pydantic import Field
-from pydantic.config import JsonDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.contracts.access import Scope
-from services.contracts.items import (
-    MAX_ATTRIBUTES,
-    MAX_ITEMS_PER_REQUEST,
-    MAX_NAME_CHARS,
-    MAX_TEXT_CHARS,
-    MAX_TEXTS,
-    MAX_TIME_MS,
-    MAX_TITLE_CHARS,
-    MIN_TIME_MS,
-    RESERVED_NAMES,
-    ItemState,
-)
-from services.contracts.recommend import MAX_ID_CHARS
-from services.errors import ErrorKind, InvalidRequest
+from services.contracts.answers import Status
+from services.contracts.items import ItemState, PutOutcomesBody
+from services.contracts.message import decode_object
+from services.errors import InvalidRequest
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body, refuse_query
-from services.gateway.call.operation import PRINTABLE, Operation, Parameter, json_answer
+from services.gateway.call.operations import DELETE_ITEM, GET_ITEM, PATCH_ITEM, PUT_ITEM, PUT_ITEMS
 from services.gateway.data_plane import DataPlane
-from services.gateway.events.items import ItemOutcome
-from services.gateway.rest.operations import REST_ERRORS
-from services.gateway.rest.schema import Body, Id, StatusBody
-
-_TITLE = Field(json_schema_extra={"minLength": 1, "maxLength": MAX_TITLE_CHARS, "pattern": PRINTABLE})
-_TEXT = Field(json_schema_extra={"minLength": 1, "maxLength": MAX_TEXT_CHARS, "pattern": PRINTABLE})
-_TIME = Field(json_schema_extra={"minimum": MIN_TIME_MS, "maximum": MAX_TIME_MS})
-_NAMES: JsonDict = {
-    "minLength": 1,
-    "maxLength": MAX_NAME_CHARS,
-    "pattern": PRINTABLE,
-    "not": {"enum": [*sorted(RESERVED_NAMES)]},
-}
-_ATTRIBUTES = Field(json_schema_extra={"maxProperties": MAX_ATTRIBUTES, "propertyNames": _NAMES})
-_COLOURS = {"colour": "red", "sizes": ["s", "m"], "price": 9.5, "new": True}
-
-Text = Annotated[str, _TEXT]
-Value = Text | Annotated[list[Text], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_TEXTS})] | float | bool
-
-
-class ItemStateBody(Body):
-    """What is stated of an item; what is left out has no value, or the bundle's."""
-
-    title: Annotated[str, _TITLE] | None = Field(None, description="Absent: as in the live bundle")
-    categories: Annotated[list[Text], Field(json_schema_extra={"maxItems": MAX_TEXTS})] | None = Field(
-        None, description="Absent: as in the live bundle", examples=[["Comedy"]]
-    )
-    attributes: Annotated[dict[str, Value], _ATTRIBUTES] | None = Field(
-        None, description="Texts, numbers and flags by name, for filters and rules", examples=[_COLOURS]
-    )
-    available: bool | None = Field(None, description="Whether it may be shown at all; absent: yes")
-    published_ms: Annotated[int, _TIME] | None = Field(None, description="Unix milliseconds from which it may be shown")
-    expires_ms: Annotated[int, _TIME] | None = Field(None, description="Unix milliseconds from which it may not")
-    value: float | None = Field(None, description="What a sale is worth, in any unit")
-
-
-class ItemPatchBody(ItemStateBody):
-    """Fields to change; null takes a field or an attribute away, others stay."""
-
-    attributes: Annotated[dict[str, Value | None], _ATTRIBUTES] | None = Field(  # type: ignore[assignment]
-        None, description="Attributes to change by name; null takes one away, others stay"
-    )
-
-
-class StatedItemBody(ItemStateBody):
-    """An item of the live catalogue."""
-
-    item_id: Id
-
-
-class PutItemsBody(Body):
-    """Many items; an entry that is wrong is refused by itself."""
-
-    items: Annotated[
-        list[StatedItemBody | dict[str, Any]],
-        Field(json_schema_extra={"minItems": 1, "maxItems": MAX_ITEMS_PER_REQUEST}),
-    ]
-
-
-class RefusalBody(Body):
-    """Why an entry was refused."""
-
-    field: str
-    message: str
-    fix: str
-
-
-class ItemOutcomeBody(Body):
-    """What became of one entry: without an error the broker has it."""
-
-    item_id: str
-    error: RefusalBody | None
-
-
-class PutOutcomesBody(Body):
-    """The outcome of each entry, in the order sent."""
-
-    accepted: int
-    outcomes: list[ItemOutcomeBody]
-
-
-def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id}", **more: Any) -> Operation:
-    schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
-    parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
-    return Operation(
-        name=name,
-        method=method,
-        path=path,
-        summary=summary,
-        scope=Scope.ITEMS,
-        errors=REST_ERRORS,
-        parameters=(parameter,) if "{" in path else (),
-        is_audited=method != "GET",
-        **more,
-    )
-
-
-_WRITES = frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE})
-_STATE = {"categories": ["Comedy"], "attributes": _COLOURS, "available": True}
-
-PUT_ITEM = _operation(
-    "putItem",
-    "PUT",
-    "Replace what is stated of an item; answers when the broker has it, and every answer follows within a second",
-    kinds=_WRITES,
-    bodies=(ItemStateBody,),
-    examples=(_STATE, {"available": False}),
-    answers=json_answer(StatedItemBody),
-)
-PATCH_ITEM = _operation(
-    "patchItem",
-    "PATCH",
-    "Change some fields of an item (a JSON merge patch)",
-    kinds=_WRITES | {ErrorKind.NOT_FOUND},
-    bodies=(ItemPatchBody,),
-    examples=({"available": False}, {"attributes": {"price": 8.5}}),
-    answers=json_answer(StatedItemBody),
-)
-GET_ITEM = _operation(
-    "getItem",
-    "GET",
-    "Return an item as it stands in answers",
-    kinds=frozenset({ErrorKind.NOT_FOUND}),
-    answers=json_answer(StatedItemBody),
-)
-DELETE_ITEM = _operation(
-    "deleteItem",
-    "DELETE",
-    "Delete an item, from later bundles too",
-    kinds=_WRITES,
-    answers=json_answer(StatusBody),
-)
-PUT_ITEMS = _operation(
-    "putItems",
-    "PUT",
-    "Replace what is stated of many items, each with its outcome",
-    "/v1/items",
-    kinds=_WRITES,
-    bodies=(PutItemsBody,),
-    examples=({"items": [{"item_id": "242", **_STATE}, {"item_id": "302", "available": False}]},),
-    answers=json_answer(PutOutcomesBody),
-)
 
 
 def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int) -> None:
@@ -181,7 +25,7 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
     async def fields_of(http: Request) -> dict[str, Any]:
         body = await read_body(http, max_body_bytes)
         refuse_query(http)
-        return await plane().reading.read(body, _object, body)
+        return await plane().reading.read(body, decode_object, body)
 
     async def put_one(http: Request, _: Call) -> Response:
         item_id = http.path_params["item_id"]
@@ -196,26 +40,15 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
 
     async def delete(http: Request, _: Call) -> Response:
         await plane().items.delete([http.path_params["item_id"]])
-        return json_response({"status": "deleted"})
+        return json_response(Status("deleted"))
 
     async def put(http: Request, _: Call) -> Response:
         outcomes = await plane().items.put(_entries(await fields_of(http)))
-        accepted = sum(one.refusal is None for one in outcomes)
-        return json_response({"accepted": accepted, "outcomes": [_outcome(one) for one in outcomes]})
+        return json_response(PutOutcomesBody.of(outcomes))
 
     handlers = ((PUT_ITEM, put_one), (PATCH_ITEM, patch), (GET_ITEM, get), (DELETE_ITEM, delete), (PUT_ITEMS, put))
     for operation, handler in handlers:
         app.serve(operation, handler)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        sent = pydantic_core.from_json(body)
-    except ValueError as error:
-        raise InvalidRequest("body", f"not JSON: {error}", "send one JSON object") from error
-    if not isinstance(sent, dict):
-        raise InvalidRequest("body", "not a JSON object", "send one JSON object")
-    return sent
 
 
 def _entries(sent: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -236,9 +69,3 @@ def _entries(sent: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _stated(state: ItemState) -> dict[str, Any]:
     return {"item_id": state.item_id, **state.fields()}
-
-
-def _outcome(one: ItemOutcome) -> dict[str, Any]:
-    error = one.refusal
-    refusal = error and {"field": error.field, "message": error.problem, "fix": error.fix}
-    return {"item_id": one.item_id, "error": refusal}

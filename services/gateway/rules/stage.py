@@ -12,7 +12,7 @@ import numpy as np
 
 from services.contracts.recommend import Tier
 from services.contracts.rules import Rules
-from services.gateway.request.candidates import Chosen, ItemRanking, merge
+from services.gateway.ranking import Chosen, ItemRanking, merge
 from services.gateway.rules.boost import boost
 from services.gateway.rules.cap import cap
 from services.gateway.rules.decay import decay

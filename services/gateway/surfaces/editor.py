@@ -19,8 +19,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from models.files import rename_durably
+from services.contracts.message import check_id
 from services.contracts.plain import nearest, read_number
-from services.contracts.recommend import check_id
 from services.contracts.rules import MAX_FACTOR, MIN_FACTOR
 from services.errors import InvalidRequest
 from services.gateway.surfaces.surface import parse_surface

@@ -16,15 +16,19 @@ A request may not set a `locked` field. The popular tier is always allowed, so t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import msgspec
+
 from services.contracts.experiments import Assignment, variant_field
-from services.contracts.filters import BRANCHES, Expression, all_of, parse_expression
+from services.contracts.filters import Expression, ExpressionBody, all_of, check_size
+from services.contracts.message import convert
 from services.contracts.plain import nearest, read_int, read_list, read_number, read_object, read_text, required
-from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, RecommendRequest, Tier
-from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
+from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, Filters, RecommendRequest, Tier
+from services.contracts.rules import NAMES, NO_RULES, Rules
 from services.errors import InvalidRequest
-from services.gateway.request.candidates import NUM_CANDIDATES
+from services.gateway.ranking import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.explore import Exploration
 
@@ -72,11 +76,12 @@ class Surface:
         self._refuse_locked(request)
         rules = self.rules.overridden_by(request.rules)
         expression = all_of(self.filter, request.filters.expression, without_blocked(rules))
-        return replace(
+        filters = request.filters
+        return msgspec.structs.replace(
             request,
             k=self.k if request.k is None else request.k,
             deadline_ms=self.deadline_ms if request.deadline_ms is None else request.deadline_ms,
-            filters=replace(request.filters, expression=expression),
+            filters=Filters.of(expression, categories=filters.categories, allowed_item_ids=filters.allowed_item_ids),
             rules=rules,
         )
 
@@ -103,7 +108,10 @@ def _model(plain: Any, path: str) -> str:
 
 
 def _filter(plain: Any, path: str) -> Expression | None:
-    return parse_expression(read_object(path, plain, BRANCHES), path)
+    expression = convert(ExpressionBody, plain, path).as_expression()
+    if expression is not None:
+        check_size(expression, path, level=1)
+    return expression
 
 
 def _tiers(plain: Any, path: str) -> frozenset[Tier]:
@@ -140,7 +148,7 @@ _READERS: Mapping[str, Any] = {
     "k": lambda plain, path: read_int(path, plain, 1, MAX_K),
     "deadline_ms": lambda plain, path: read_int(path, plain, 1, MAX_DEADLINE_MS),
     "filter": _filter,
-    "rules": parse_rules,
+    "rules": partial(convert, Rules),
     "tiers": _tiers,
     "locked": _locked,
     "explore": _explore,

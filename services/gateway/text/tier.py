@@ -17,7 +17,7 @@ import structlog
 from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated, TailraceError
-from services.gateway.overload.admission import Verdict
+from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
@@ -124,7 +124,7 @@ class TextTier:
         priority = nearest_class(request.priority)
         if self._num_in_flight + request.n > places_for(priority, self._num_places):
             raise Overloaded("text", _RETRY_AFTER_S)
-        if self._load.judge(priority) is not Verdict.ADMIT:
+        if self._load.judge(priority) is not AdmissionDecision.ADMIT:
             raise Overloaded("text", _RETRY_AFTER_S)
         if not self._breaker.allows(self._clock()):
             raise DependencyUnavailable("text", _RETRY_AFTER_S)

@@ -23,13 +23,13 @@ from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 from services.observability.tracing import trace_headers
 from services.router.gate import LlmGate, LlmView
 from services.router.policy import LlmOutcome, LlmRule, failure_of
-from services.router.replica import RankSize, Sent
+from services.router.replica import RankSize, SentRequest
 
 log = structlog.get_logger()
 
@@ -146,7 +146,7 @@ class LlmTier:
             )
         return LlmResult(ranking=ranking, outcome=outcome, reply=reply)
 
-    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, name: str) -> None:
+    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: SentRequest, name: str) -> None:
         """Record the outcome at the gate.
 
         A done callback, since a task cancelled before its first step never executes any of its code.

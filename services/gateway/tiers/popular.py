@@ -25,7 +25,7 @@ from services.contracts.features import RecentPopularity
 from services.contracts.recommend import Filters, PopularIn, RecommendRequest, ScoredItem, Tier
 from services.errors import DependencyUnavailable
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.candidates import ItemRanking, as_chosen, as_items, best_allowed
+from services.gateway.ranking import ItemRanking, as_chosen, as_items, best_allowed
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names

@@ -17,7 +17,7 @@ import structlog
 
 from services.contracts.recommend import Tier
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.candidates import ItemRanking, as_chosen
+from services.gateway.ranking import ItemRanking, as_chosen
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names

@@ -13,7 +13,7 @@ import structlog
 
 from models.mixer import STUDENT
 from services.contracts.recommend import Reason, Tier
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 

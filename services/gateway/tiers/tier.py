@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.contracts.recommend import Reason, RecommendRequest, ScoredItem, Tier
-from services.gateway.request.candidates import ItemRanking
+from services.contracts.recommend import Reason, Tier
+from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
-from services.gateway.request.live_bundle import Live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +36,4 @@ class RankingTier(Protocol):
         An in-process tier returns its result. A remote tier starts its request and returns a task that ends within the
         request's budget; cancelling the task cancels the request.
         """
-        ...
-
-
-class LastTier(RankingTier, Protocol):
-    """The tier that answers when no other does and fills remaining positions.
-
-    It cannot fail and depends only on this process.
-    """
-
-    def rank(self, context: RequestContext) -> TierResult:
-        """Rank at once."""
-        ...
-
-    def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the answer to a shed request; None if it needs the context of a full request."""
         ...

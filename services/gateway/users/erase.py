@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from services.contracts.erasure import Erasure, ErasureReceipt, ErasureStore, remaining_after
-from services.contracts.recommend import check_id
+from services.contracts.message import check_id
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.events.record import EventLog
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.contracts.recommend import check_id
+from services.contracts.message import check_id
 from services.errors import DependencyUnavailable, Overloaded
 
 _MAX_AT_ONCE = 2

@@ -20,7 +20,7 @@ import numpy as np
 
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.errors import CheckpointError
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie

@@ -35,7 +35,7 @@ from services.llm.serving.card import KvPoolSize, check_support, limits_of, open
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import EngineMetrics, ItemsMetrics, ProcessMetrics
 from services.observability.tracing import note, note_failure, open_tracing
@@ -186,7 +186,7 @@ class LlmDeployment:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
 
-    async def _run(self, running: RunningBundle, request: RankRequest, deadline_s: float) -> Ended:
+    async def _run(self, running: RunningBundle, request: RankRequest, deadline_s: float) -> FinishedRequest:
         try:
             return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
         except DependencyUnavailable:

@@ -29,7 +29,7 @@ from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 
 _WARM_UP_K = 10
 _WARM_UP_BATCH_S = 30.0
@@ -70,7 +70,7 @@ class LoadedBundle:
 
         return add
 
-    def result_of(self, ended: Ended) -> RankResult:
+    def result_of(self, ended: FinishedRequest) -> RankResult:
         """Return a finished ranking with item ids."""
         outcome = ended.outcome
         return RankResult(

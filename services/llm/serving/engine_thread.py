@@ -16,11 +16,11 @@ from itertools import count
 
 import torch
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.errors import DependencyUnavailable, TailraceError
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
-from services.llm.serving.streams import Ended, EngineStream, OpenStreams
+from services.llm.serving.streams import EngineStream, FinishedRequest, OpenStreams
 
 _RETRY_AFTER_S = 1.0
 _BLOCKED_PAUSE_S = 0.001
@@ -46,7 +46,7 @@ class Stepped:
 
     load: EngineLoad
     new_tokens: Sequence[NewToken]
-    ended: Sequence[Ended]
+    ended: Sequence[FinishedRequest]
     began_s: float
     finished_s: float
 
@@ -85,7 +85,7 @@ class EngineThread:
         if called_s is not None and time.monotonic() - called_s > longest_s:
             raise RuntimeError(f"a step of the engine has been running for more than {longest_s:g} s")
 
-    async def run_request(self, add: AddRequest) -> Ended:
+    async def run_request(self, add: AddRequest) -> FinishedRequest:
         """Add a request and wait for its end.
 
         Raises the engine's refusal, or DependencyUnavailable if the engine failed.
@@ -93,7 +93,7 @@ class EngineThread:
         async with self.open_stream(1, lambda engine, request_ids, now_s: add(engine, request_ids[0], now_s)) as stream:
             while True:
                 for item in await stream.take():
-                    if isinstance(item, Ended):
+                    if isinstance(item, FinishedRequest):
                         return item
 
     @asynccontextmanager
@@ -147,7 +147,7 @@ class EngineThread:
         load, now_s = self._engine.load(), time.monotonic()
         self._returned_s = now_s
         self._engine.record_step_time(now_s - began_s)
-        ended = [Ended(outcome, now_s, load) for outcome in outcomes]
+        ended = [FinishedRequest(outcome, now_s, load) for outcome in outcomes]
         stepped = Stepped(load, self._engine.new_tokens, ended, began_s, now_s)
         self._streams.deliver(stepped.new_tokens, ended)
         self._on_step(stepped)

@@ -6,13 +6,13 @@ spans are created afterwards from the times in the outcome.
 
 from collections.abc import Sequence
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.llm.engine.cost.cost_model import StepKind
 from services.llm.engine.cost.machine_limits import MachineLimits
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken
 from services.llm.serving.engine_thread import Stepped
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 from services.observability.metrics import EngineMetrics
 from services.observability.tracing import note, past_span
 
@@ -85,7 +85,7 @@ class EngineStepMetrics:
                 gap_seconds.observe(now_s - before_s)
             self._last_token_s[token.request_id] = now_s
 
-    def _record_end(self, end: Ended) -> None:
+    def _record_end(self, end: FinishedRequest) -> None:
         metrics, name, outcome = self._metrics, self._name, end.outcome
         self._last_token_s.pop(outcome.request_id, None)
         metrics.finished.labels(name, outcome.status.value).inc()
@@ -102,7 +102,7 @@ class EngineStepMetrics:
         metrics.decode_seconds.labels(name).observe(end.finished_s - end.decoding_s)
 
 
-def record_spans(ended: Ended) -> None:
+def record_spans(ended: FinishedRequest) -> None:
     """Add the spans of an ended request below the open span, and its counts to that span. No effect without tracing."""
     outcome = ended.outcome
     note(

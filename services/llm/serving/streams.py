@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.errors import TailraceError
 from services.llm.engine.outcome import EngineOutcome, NewToken
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedRequest:
     """The outcome of a request, the monotonic second at which its last step ended, and the engine's load after it."""
 
     outcome: EngineOutcome
@@ -34,7 +34,7 @@ class Ended:
         return self.finished_s if self.outcome.decoding_s is None else self.outcome.decoding_s
 
 
-StreamItem = NewToken | Ended | TailraceError
+StreamItem = NewToken | FinishedRequest | TailraceError
 
 
 class EngineStream:
@@ -46,11 +46,11 @@ class EngineStream:
     def __init__(self, request_ids: tuple[str, ...]) -> None:
         self.request_ids = request_ids
         self.loop = asyncio.get_running_loop()
-        self._items: list[NewToken | Ended] = []
+        self._items: list[NewToken | FinishedRequest] = []
         self._error: TailraceError | None = None
         self._has_items = asyncio.Event()
 
-    async def take(self) -> list[NewToken | Ended]:
+    async def take(self) -> list[NewToken | FinishedRequest]:
         """Wait for results and return all available results.
 
         Raises the engine's refusal, or DependencyUnavailable when the engine failed.
@@ -92,7 +92,7 @@ class OpenStreams:
         with self._lock:
             return [request_id for request_id in stream.request_ids if self._streams.pop(request_id, None)]
 
-    def deliver(self, new_tokens: Sequence[NewToken], ended: Sequence[Ended]) -> None:
+    def deliver(self, new_tokens: Sequence[NewToken], ended: Sequence[FinishedRequest]) -> None:
         """Deliver the results of a step."""
         batch = _Delivery()
         with self._lock:

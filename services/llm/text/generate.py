@@ -15,7 +15,7 @@ from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequ
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import AddRequests, EngineThread
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 from services.llm.text.guided_decoding import JsonMask
 from services.llm.text.tokenizer import TextTokenizer
 
@@ -195,7 +195,7 @@ class _Generation:
         """Whether every choice has ended."""
         return all(choice.finish_reason is not None for choice in self._plan.choices)
 
-    def events_of(self, items: Sequence[NewToken | Ended]) -> Events:
+    def events_of(self, items: Sequence[NewToken | FinishedRequest]) -> Events:
         """Apply the engine's results and return the events for the caller."""
         events: list[TextEvent] = []
         for item in items:
@@ -219,7 +219,7 @@ class _Generation:
         if self._choices[token.request_id].append(token.sampled):
             self._thread.finish(token.request_id)
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: FinishedRequest) -> None:
         request_id = ended.outcome.request_id
         choice, mask = self._choices[request_id], self._masks.get(request_id)
         if mask is not None and mask.failure is not None:

@@ -16,16 +16,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from services.contracts.erasure import ONLINE_STORES, ErasureStore
 from services.errors import DependencyUnavailable
 from services.features.schema import LogPosition
-from services.stream.erasure.ledger import Ledger, Tombstone
 from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
-from services.stream.offline_log import Erasing
+from services.stream.log.ledger import ErasureLedger, Tombstone
+from services.stream.log.offline_log import OfflineLog
 
 _log = structlog.get_logger()
 _RECEIPTS_KEEP_MS = 90 * 86_400_000
@@ -58,15 +58,15 @@ class ErasingStore(Protocol):
         ...
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove the explanations for which `is_gone` is true, given user and time (Unix ms)."""
+        """Remove explanations that an erasure covers: `is_gone` takes user and time (Unix ms)."""
         ...
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove the rows for which `is_gone` is true, given user, last position and row time (Unix µs)."""
+        """Remove rows that an erasure covers: `is_gone` takes user, last position and row time (Unix µs)."""
         ...
 
     def begin_rewrite(self) -> bool:
-        """Start a rewrite of the store's own file; return False if none is needed."""
+        """Start a rewrite of the store's own file; return whether it is needed."""
         ...
 
     def is_rewriting(self) -> bool:
@@ -86,19 +86,11 @@ class ErasingStore(Protocol):
         ...
 
 
-class ErasingLog(Protocol):
-    """An offline log."""
-
-    def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
-        """Rewrite a partition's files that hold erased events."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasingFiles:
     """The files with users' rows: the logs by store, two tables that the pipeline writes, and its stages' folder."""
 
-    logs: dict[ErasureStore, ErasingLog]
+    logs: Mapping[ErasureStore, OfflineLog[Any]]
     offline_log_dir: Path
     base_histories: Path
     offline_features: Path
@@ -131,7 +123,7 @@ class Eraser:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ErasureLedger,
         store: ErasingStore,
         files: ErasingFiles,
         versions: Callable[[], Collection[str]],
@@ -192,7 +184,7 @@ class Eraser:
         self._store.close()
 
     def work(self, partitions: Collection[int]) -> None:
-        """Advance the erasures of these partitions as far as possible.
+        """Advance the erasures of these partitions.
 
         Raises DependencyUnavailable or OSError after partial work.
         """

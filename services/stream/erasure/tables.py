@@ -17,7 +17,7 @@ import structlog
 from filelock import FileLock, Timeout
 
 from models.files import file_sha256, rename_durably
-from services.stream.erasure.ledger import Erased
+from services.stream.log.ledger import Erased
 
 STAGES_LOCK = "LOCK"
 """A file in the folder of stage outputs; a run of the pipeline holds it."""

@@ -26,7 +26,7 @@ from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, Timer
 from services.stream.continuity import Continuity, saved
 from services.stream.decode import DeadLetter, LoggedImpression, Record, read_impression
 from services.stream.impressions.memory import remember
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 
 _POLL_MS = 200

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from redis import Redis
 
-from services.contracts.recommend import MAX_ID_CHARS
+from services.contracts.message import MAX_ID_CHARS
 from services.errors import DependencyUnavailable
 from services.features.explanations import RedisExplanations
 from services.features.repo import RepoAddress

@@ -35,7 +35,7 @@ from services.stream.aggregate import apply, history_limits
 from services.stream.background import Pace
 from services.stream.decode import LoggedInteraction, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild, base_table
 from services.stream.worker import StreamWorker
@@ -45,7 +45,7 @@ from tests.support.stream.memory_topic import MemoryConsumer, MemoryTopic
 from tests.support.stream.stream_rig import Rig, clean_replay, click, in_topic, many_clicks
 from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
-from tests.unit.stream.test_offline_log import events
+from tests.unit.stream.log.test_offline_log import events
 
 LIMITS = history_limits(30)
 

@@ -11,14 +11,15 @@ import trustme
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from infra.local.binaries import valkey_command
 from infra.local.servers.access import prepare_valkey, valkey_access_file
-from infra.local.servers.binaries import valkey_command
 from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
+from services.settings.redis_clients import client_options
 from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole, history_row
 from tests.support.gateway.tls_proxy import tls_proxy
@@ -68,7 +69,7 @@ def repo(address: RedisAddress, folder: Path) -> RepoAddress:
     """Apply a feature repository."""
     made = RepoAddress(folder, address, socket_timeout_s=1.0)
     apply_repo(made)
-    with redis.Redis(**address.client_options()) as client:
+    with redis.Redis(**client_options(address)) as client:
         declare_whole(client)
     return made
 
@@ -129,7 +130,7 @@ def test_the_password_is_in_no_file_argument_or_repr(
 def test_only_the_one_user_is_accepted(address: RedisAddress) -> None:
     """The clients' options are accepted, an anonymous client is refused; the supervisor's probe needs no password."""
     assert answers_redis(HOST, address.port)
-    with redis.Redis(**address.client_options()) as client:
+    with redis.Redis(**client_options(address)) as client:
         assert client.ping()
     with (
         redis.Redis(host=HOST, port=address.port, retry=Retry(NoBackoff(), 0)) as anonymous,
@@ -146,4 +147,4 @@ def test_an_empty_or_missing_password_file_is_refused(tmp_path: Path, password: 
         path.write_text(password)
 
     with pytest.raises(ConfigError, match=str(path)):
-        RedisAddress(password_file=path).client_options()
+        client_options(RedisAddress(password_file=path))

@@ -71,6 +71,30 @@ def test_the_chart_is_the_overlay(overlay: str, options: tuple[str | Path, ...])
     assert by_name(templated(*options, "--set", "train.first=false,namespace.create=true")) == wanted
 
 
+@pytest.mark.parametrize(
+    ("values", "cpus", "drain_s"),
+    [
+        ("llm.resources.requests.cpu=8", ("4", "8"), 15),
+        ("gateway.resources.requests.cpu=6500m", ("6", "4"), 15),
+        ("gateway.resources.requests.cpu=500m", ("4", "4"), 15),
+        ("settings.TAILRACE_TEXT_PATH=/text", ("4", "4"), 60),
+        ("settings.TAILRACE_TEXT_URL=http://text:80/v1,settings.TAILRACE_TEXT_DEADLINE_MS=90500", ("4", "4"), 91),
+        ("settings.TAILRACE_TEXT_DEADLINE_MS=90500", ("4", "4"), 15),
+    ],
+)
+def test_pods_of_ray_follow_their_resources_and_deadlines(values: str, cpus: tuple[str, str], drain_s: int) -> None:
+    """Ray's CPUs are the whole CPUs requested, at least 4, and a pod that ends answers as long as a text may take."""
+    ray = the(templated("--set", values), "RayService")
+    groups = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+
+    assert tuple(group["rayStartParams"]["num-cpus"] for group in groups) == cpus
+    for group in groups:
+        pod = group["template"]["spec"]
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+        assert command == f"sleep {drain_s}; ray stop --grace-period 20"
+        assert pod["terminationGracePeriodSeconds"] == drain_s + 45
+
+
 def test_lint_finds_nothing() -> None:
     """`helm lint --strict` passes with no remark except the missing icon."""
     done = helm("lint", "--strict", CHART)

@@ -22,7 +22,8 @@ from services.features.explanations import RedisExplanations
 from services.features.page_key import RedisPageKey
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.gateway.data_plane import DataPlane, Ports, build_data_plane
+from services.gateway.build import Ports, build_data_plane
+from services.gateway.data_plane import DataPlane
 from services.gateway.events.producer import TopicProducer
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app

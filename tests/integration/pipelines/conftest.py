@@ -19,7 +19,8 @@ from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.evaluation.gate import GateOptions
 from pipelines.features import point_in_time
-from pipelines.options import PipelineOptions, Places, PrecomputeOptions
+from pipelines.options import PipelineOptions, PrecomputeOptions
+from pipelines.places import Places
 from pipelines.run import PipelineReport, run_pipeline
 from pipelines.training.recipes import Recipe
 from pipelines.training.train_decoder import TrainOptions

@@ -20,8 +20,8 @@ from services.contracts.experiments import read_experiments, variant_in
 from services.errors import DependencyUnavailable
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure, LoggedImpression, LoggedInteraction
-from services.stream.log_kinds import IMPRESSIONS
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS
+from services.stream.log.offline_log import OfflineLog
 from tests.support.wait import until
 from tests.unit.gateway.world import NOW_S, NUM_ITEMS, started_world, user
 

@@ -18,7 +18,8 @@ from pipelines.evaluation.gate import GateOptions
 from pipelines.foreign.model import ImportOptions, import_model
 from pipelines.foreign.options import ForeignOptions
 from pipelines.foreign.refused import Refused
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.publication.add_items import append_items
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable

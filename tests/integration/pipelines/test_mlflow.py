@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.watch import Reporting
+from pipelines.training.options import Reporting
 from pipelines.training.reports.mlflow import EXPERIMENT, MlflowRun
 from pipelines.training.train_decoder import read_training, train
 from pipelines.training.workers.team import Team

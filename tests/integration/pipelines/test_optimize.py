@@ -14,8 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from infra.cli.bundle_diff import compare
 from models.bundle import Bundle
+from models.bundle_diff import compare
 from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.data.examples import Split, read_cases
@@ -25,7 +25,7 @@ from pipelines.optimize.measure import gain
 from pipelines.optimize.optimize import Optimised, OptimizeOptions, optimize
 from pipelines.optimize.parent import open_parent
 from pipelines.optimize.recipes import chosen
-from pipelines.options import Places
+from pipelines.places import Places
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleMoved, ConfigError, Overloaded
 from services.items.live_items import LiveItems

@@ -13,7 +13,8 @@ from rich.console import Console
 from models.registry import BundleStore
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
-from pipelines.options import PipelineOptions, Places
+from pipelines.options import PipelineOptions
+from pipelines.places import Places
 from pipelines.run import flow, run_pipeline
 from pipelines.runner.bars import Bars
 from pipelines.stages import ModelRun

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
-from pipelines.training.reports.watched import Logged
+from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.speed import SPEED
 from pipelines.training.train_decoder import train
 from services.errors import StageFailed
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(place: int, tmp
     newest.write_bytes(content)
 
     with capture_logs() as logged:
-        found = saved.newest(watch=Logged())
+        found = saved.newest(watch=LoggedFit())
 
     assert len(list(tmp_path.iterdir())) == 2
     assert found is not None
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(tmp_path: Path)
 
     with (
         no_room(),
-        pytest.raises(StageFailed, match=r"cannot be written.*free space.*goes on from 000000001.safetensors"),
+        pytest.raises(StageFailed, match=r"cannot be written.*free space.*resumes from 000000001.safetensors"),
     ):
         saved.save(FitState(STATE.tensors, {"epoch": 2}))
 

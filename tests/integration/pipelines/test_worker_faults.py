@@ -21,9 +21,9 @@ from structlog.testing import capture_logs
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
-from pipelines.training.fit.checkpoints import nothing_alike
 from pipelines.training.fit.shard_files import read_shards
-from pipelines.training.reports.watched import Logged
+from pipelines.training.parallel.tensors import nothing_alike
+from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.train_decoder import train
 from pipelines.training.workers.team import Team
 from services.errors import StageFailed
@@ -45,7 +45,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         content = (newest / name).read_bytes()
         (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
         with capture_logs() as logged:
-            found = saved.newest(watch=Logged())
+            found = saved.newest(watch=LoggedFit())
         (newest / name).write_bytes(content)
         assert found is not None
         assert found.values == expected
@@ -60,7 +60,7 @@ def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_bef
             if done == 10:
                 resource.prlimit(pids_of(logged)[1], resource.RLIMIT_FSIZE, (1_000, 1_000))
 
-        with pytest.raises(StageFailed, match=r"cannot be written \(rank 1: .*goes on from \d+.shards"):
+        with pytest.raises(StageFailed, match=r"cannot be written \(rank 1: .*resumes from \d+.shards"):
             train(
                 data / "tokens", LONG, tmp_path, saved_in(tmp_path, 0.0), CPU, fill, team=replace(TWO, parallel="fsdp")
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.registry import BundleStore
 from models.release_report import ReleaseReport
 from services.settings.settings import Settings, inherited_environment
@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from tests.support.stream.release_records import Traffic, make_topics, recorded, send
 from tests.support.wait import wait_for
 
-HALF = (Stage(0.5, 1.0),)
+HALF = (CanaryStage(0.5, 1.0),)
 EQUAL = Traffic(seconds=240)
 FAILING = Traffic(seconds=240, failing=0.01)
 LENIENT = {"clicks": 0.5}
@@ -53,7 +53,7 @@ class Scene:
         status, self.process = self.process.wait(30), None
         return status
 
-    def release(self, stages: tuple[Stage, ...] = HALF, ago_s: int = 1_000, **options: object) -> Canary:
+    def release(self, stages: tuple[CanaryStage, ...] = HALF, ago_s: int = 1_000, **options: object) -> Canary:
         """Begin a release of `new` in the past, so that its records can be written at once."""
         since_ms = time.time_ns() // 1_000_000 - ago_s * 1_000
         return self.store.release("new", stages, since_ms, by="ann", **options)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> No
     """Each stage begins a lead time after its record, uses its own impressions, and the last stage promotes the
     candidate.
     """
-    canary = scene.release((Stage(0.3, 1.0), Stage(0.5, 1.0)), budgets=LENIENT)
+    canary = scene.release((CanaryStage(0.3, 1.0), CanaryStage(0.5, 1.0)), budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     began_ms = time.time_ns() // 1_000_000
     scene.start()
@@ -143,7 +143,7 @@ def test_a_failing_candidate_is_rolled_back_with_the_reason(scene: Scene) -> Non
 
 def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Scene) -> None:
     """After SIGKILL between looks, repeated records and late clicks, the counts equal the counts of one pass."""
-    canary = scene.release((Stage(0.5, 10_000.0),), budgets={"clicks": 0.9})
+    canary = scene.release((CanaryStage(0.5, 10_000.0),), budgets={"clicks": 0.9})
     lists, clicks = recorded(Traffic(seconds=600, click_factor=0.7), canary, "old", seed=1)
     send(scene.settings, lists, clicks[: len(clicks) // 2])
     scene.start()

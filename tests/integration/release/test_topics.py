@@ -6,7 +6,7 @@ from contextlib import closing
 from kafka import KafkaProducer
 
 from infra.kafka.topics import create_missing
-from pipelines.release.topics import TopicReader
+from pipelines.release.topics import ReleaseTopicReader
 from services.contracts.events import Interaction
 from services.settings.kafka_topics import wanted_topics
 from services.settings.settings import Settings
@@ -23,7 +23,7 @@ def send(settings: Settings, *event_ids: str) -> None:
             producer.send(settings.interactions_topic, key=event.key, value=event.encode()).get(30)
 
 
-def read(reader: TopicReader) -> list[str]:
+def read(reader: ReleaseTopicReader) -> list[str]:
     """Return the sorted IDs of a read."""
     return sorted(event.event_id for _, interactions in reader.read() for event in interactions)
 
@@ -33,7 +33,9 @@ def test_records_are_returned_once_while_the_log_is_the_same(broker: Server) -> 
     settings = Settings(kafka_bootstrap=broker.address, topic_partitions=2)
     create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
     since_ms = time.time_ns() // 1_000_000 - 60_000
-    reader = TopicReader(settings.kafka_address, settings.impressions_topic, settings.interactions_topic, since_ms)
+    reader = ReleaseTopicReader(
+        settings.kafka_address, settings.impressions_topic, settings.interactions_topic, since_ms
+    )
     send(settings, "a", "b", "c")
     with closing(reader):
         assert read(reader) == ["a", "b", "c"]

@@ -29,8 +29,8 @@ from services.features.schema import USER_HISTORY, PrecomputedRow
 from services.features.user_data import UserStore
 from services.features.writer import FeatureWriter
 from services.settings.settings import inherited_environment
-from services.stream.erasure.ledger import Ledger
 from services.stream.export import UserExport
+from services.stream.log.ledger import ErasureLedger
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
 from tests.support.stream.topics import read_topic
@@ -269,7 +269,7 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, 
     assert sorted(event_id for event_id, _, _ in rig.logged()) == sorted(
         "e" + item[1:] for items in expected.values() for item in items
     )
-    ledger = Ledger(rig.settings.offline_log_dir)
+    ledger = ErasureLedger(rig.settings.offline_log_dir)
     tombstones = [one for partition in ledger.partitions for one in ledger.tombstones(partition)]
     assert sorted(one.erasure_id for one in tombstones) == sorted(one.erasure_id for one in erasures)
     assert all(one.user_id is None for one in tombstones)

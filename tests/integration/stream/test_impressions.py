@@ -16,8 +16,8 @@ from services.features.reader import FeatureReader
 from services.features.shown import ShownWriter
 from services.settings.settings import inherited_environment
 from services.stream.impressions.memory import MAX_SHOWN_ITEMS
-from services.stream.log_kinds import IMPRESSIONS
-from services.stream.offline_log import OfflineLog
+from services.stream.log.kinds import IMPRESSIONS
+from services.stream.log.offline_log import OfflineLog
 from tests.support.stream.stream_rig import Rig, click
 from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until_answer, wait_for

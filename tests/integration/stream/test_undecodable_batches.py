@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaProducer
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
-from infra.local.servers.binaries import tansu_command
+from infra.local.binaries import tansu_command
 from tests.support.servers import HOST, Server, free_port
 from tests.support.stream.stream_rig import TOPIC, Rig, click
 from tests.support.stream.topics import read_topic

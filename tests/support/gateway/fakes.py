@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from models.mixer import Added
+from services.contracts.engine_load import EngineLoad
 from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
-from services.contracts.rank import EngineLoad, RankRequest, RankResult
+from services.contracts.rank import RankRequest, RankResult
 from services.errors import DeadlineExceeded, DependencyUnavailable
 from services.items.live_items import LiveItems
 

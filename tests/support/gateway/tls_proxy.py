@@ -4,7 +4,7 @@ from pathlib import Path
 
 import trustme
 
-from infra.local.servers.binaries import haproxy_command
+from infra.local.binaries import haproxy_command
 from tests.support.servers import HOST, Server
 
 _CONFIG = """\

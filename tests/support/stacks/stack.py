@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from infra.local.commands.status import inspect_stack
 from infra.local.commands.up import spawn_stack
-from infra.local.supervisor.parts import gateway_log
+from infra.local.servers.environment import gateway_log
 from infra.local.supervisor.ports import free_window, of_running_stack
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile

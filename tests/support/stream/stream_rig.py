@@ -22,7 +22,7 @@ from services.settings.settings import Settings
 from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.background import Pace
-from services.stream.log_files import current_files
+from services.stream.log.files import current_files
 from tests.support.servers import HOST, Server
 from tests.support.stream.topics import read_topic
 

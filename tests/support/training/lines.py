@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipelines.training.fit.batches import Batch, MakeBatch
+from pipelines.training.batches import Batch, MakeBatch
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import LossFunction, Task
 

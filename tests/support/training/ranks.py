@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from pipelines.runner.stage import Progress
-from pipelines.training.fit.batches import Batch
+from pipelines.training.batches import Batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.fitting import FitOptions, Fitted, fit
-from pipelines.training.fit.parallel import Group
+from pipelines.training.parallel.mesh import Mesh
 from pipelines.training.train_decoder import TrainOptions, train_in
 from tests.support.training.lines import LINE, line, numbered, task_of
 from tests.unit.pipelines.conftest import CPU
 
 
 def fit_line(
-    checkpoints: Checkpoints, poison: float, poisoned_rank: int, epochs: int = 3, *, progress: Progress, group: Group
+    checkpoints: Checkpoints, poison: float, poisoned_rank: int, epochs: int = 3, *, progress: Progress, mesh: Mesh
 ) -> tuple[Fitted, float]:
     """Fit y = w x to 5 in epochs of four batches of two rows; return the weight too.
 
@@ -31,12 +31,12 @@ def fit_line(
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         usual = (model(torch.ones(len(batch.tokens), 1)) - 5).pow(2).mean()
-        is_poisoned = batch.tokens[0, 0] == 2 and group.rank == poisoned_rank
+        is_poisoned = batch.tokens[0, 0] == 2 and mesh.rank == poisoned_rank
         return usual * (poison if is_poisoned else 1.0), len(batch.tokens)
 
     model, task = line(), task_of(loss, [partial(numbered, number, 2) for number in range(4)])
     options = FitOptions(epochs=epochs, validate_every=1, descent=LINE)
-    return fit(model, task, options, checkpoints, progress, None, group), model.weight.item()
+    return fit(model, task, options, checkpoints, progress, None, mesh), model.weight.item()
 
 
 def train_with_another(
@@ -47,10 +47,10 @@ def train_with_another(
     other: dict[str, Any],
     *,
     progress: Progress,
-    group: Group,
+    mesh: Mesh,
 ) -> None:
-    """Train a decoder over a group in which one rank has another folder of `tokens`, or other option fields."""
-    if group.rank == other_rank:
+    """Train a decoder over a mesh in which one rank has another folder of `tokens`, or other option fields."""
+    if mesh.rank == other_rank:
         tokens = other.pop("tokens", tokens)
         options = replace(options, **other)
-    train_in(tokens, options, checkpoints.folder.parent, checkpoints, CPU, None, None, progress=progress, group=group)
+    train_in(tokens, options, checkpoints.folder.parent, checkpoints, CPU, None, None, progress=progress, mesh=mesh)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import tailrace_client
-from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
-from benchmarks.faults.event_probe import Event, EventProbe
+from benchmarks.faults.batch_probe import BatchProbe, BatchUser, SentEvents
+from benchmarks.faults.event_probe import EventProbe, ProbeEvent
 from benchmarks.faults.rows import Phases, Planned, num_showing, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
@@ -29,7 +29,7 @@ def test_a_row_of_the_matrix() -> None:
         for tier, reason in [("student", "llm_unavailable") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
     ]
     probe = EventProbe.__new__(EventProbe)
-    probe.events = [Event("a", 1, 1.0, 1.1, 1.2), Event("b", 2, 3.0), Event("c", 3, 5.2, 5.3, 5.5)]
+    probe.events = [ProbeEvent("a", 1, 1.0, 1.1, 1.2), ProbeEvent("b", 2, 3.0), ProbeEvent("c", 3, 5.2, 5.3, 5.5)]
 
     row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
 
@@ -38,7 +38,7 @@ def test_a_row_of_the_matrix() -> None:
     assert (row["answers_recovered_s"], row["events_recovered_s"], row["recovery_s"]) == (1.0, 0.5, 1.0)
     assert row["events"] == {"sent": 3, "acknowledged": 2, "lost": 0}
     assert row["during"]["tiers"] == {"student": 1}
-    probe.events = [Event("a", 1, 6.0, 6.1)]
+    probe.events = [ProbeEvent("a", 1, 6.0, 6.1)]
     healthy = [Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
@@ -74,7 +74,7 @@ class ForgetfulDoor:
 async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost: int, doubled: int) -> None:
     """A rejected batch is retried; events stored more than once count as doubled, missing events as lost."""
     door: Any = ForgetfulDoor()
-    batch = Batch([tailrace_client.Event("u", "i") for _ in range(3)])
+    batch = SentEvents([tailrace_client.Event("u", "i") for _ in range(3)])
 
     async def num_events(_user_id: str) -> int:
         """Return the number of events in the store."""

@@ -1,14 +1,15 @@
 """Expressions and rules are parsed strictly; errors name the path of the problem."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.filters import MAX_CONDITIONS, MAX_VALUES, all_of, parse_clause, parse_expression
-from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
+from services.contracts.filters import all_of
+from services.contracts.message import Message, convert
+from services.contracts.recommend import Filters
+from services.contracts.rules import NAMES, NO_RULES, Boost, Rules
 from services.errors import InvalidRequest
 
 OK = {"key": "a", "eq": 1}
@@ -20,39 +21,39 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("plain", "path", "problem"),
+    ("plain", "path"),
     [
-        ({"must": OK}, "f.must", "not a list"),
-        ({"must": [3]}, "f.must[0]", "not an object"),
-        ({"must": [{"eq": 1}]}, "f.must[0].key", "missing"),
-        ({"must": [{"key": "", "eq": 1}]}, "f.must[0].key", "0 characters long"),
-        ({"must": [{"key": "a"}]}, "f.must[0]", "no test"),
-        ({"must": [{"key": "a", "eq": None}]}, "f.must[0]", "no test"),
-        ({"must": [{**OK, "exists": True}]}, "f.must[0]", "eq and exists at once"),
-        ({"must": [{"key": "a", "eq": [1]}]}, "f.must[0].eq", "neither text, number nor flag"),
-        ({"must": [{"key": "a", "eq": float("nan")}]}, "f.must[0].eq", "not a finite number"),
-        ({"must": [{"key": "a", "eq": 10**400}]}, "f.must[0].eq", "not a finite number"),
-        ({"must": [{"key": "a", "eq": "x\n"}]}, "f.must[0].eq", "has control characters"),
-        ({"must": [{"key": "a", "in": []}]}, "f.must[0].in", "empty, so it holds for no item"),
-        ({"must": [{"key": "a", "in": [1, {}]}]}, "f.must[0].in[1]", "neither text, number nor flag"),
-        ({"must": [OK, {"key": "a", "range": 3}]}, "f.must[1].range", "not an object"),
-        ({"must": [OK, {"key": "a", "range": {}}]}, "f.must[1].range", "without bounds"),
-        ({"must": [OK, {"key": "a", "range": {"lt": True}}]}, "f.must[1].range.lt", "not a number"),
-        ({"must": [OK, {"key": "a", "range": {"lt": 1, "lte": 2}}]}, "f.must[1].range.lt", "beside lte"),
-        ({"must": [OK, {"key": "a", "range": {"max": 1}}]}, "f.must[1].range.max", "unknown"),
-        ({"should": [{"key": "a", "exists": "yes"}]}, "f.should[0].exists", "neither true nor false"),
-        ({"should": [{"key": "a", "equals": 1}]}, "f.should[0].equals", "unknown"),
-        ({"must_not": [{"must": [OK], "key": "a"}]}, "f.must_not[0].key", "beside must, should or must_not"),
-        ({"must_not": [{"must": []}]}, "f.must_not[0]", "without any clause"),
-        (nested(6), "f.must[0].must[0].must[0].must[0].must[0]", "nested too deep"),
-        ({"must": [{"should": [OK] * 60}, {"should": [OK] * 60}]}, "f", f"more than {MAX_CONDITIONS} conditions"),
-        ({"must": [{"key": "a", "in": [0] * 1_500}] * 2}, "f", f"more than {MAX_VALUES} values"),
+        ({"must": OK}, "f.must"),
+        ({"must": [3]}, "f.must[0]"),
+        ({"must": [{"eq": 1}]}, "f.must[0].key"),
+        ({"must": [{"key": "", "eq": 1}]}, "f.must[0].key"),
+        ({"must": [{"key": "a"}]}, "f.must[0]"),
+        ({"must": [{"key": "a", "eq": None}]}, "f.must[0]"),
+        ({"must": [{**OK, "exists": True}]}, "f.must[0]"),
+        ({"must": [{"key": "a", "eq": [1]}]}, "f.must[0].eq"),
+        ({"must": [{"key": "a", "eq": float("nan")}]}, "f.must[0].eq"),
+        ({"must": [{"key": "a", "eq": 10**400}]}, "f.must[0].eq"),
+        ({"must": [{"key": "a", "eq": "x\n"}]}, "f.must[0].eq"),
+        ({"must": [{"key": "a", "in": []}]}, "f.must[0].in"),
+        ({"must": [{"key": "a", "in": [1, {}]}]}, "f.must[0].in[1]"),
+        ({"must": [OK, {"key": "a", "range": 3}]}, "f.must[1].range"),
+        ({"must": [OK, {"key": "a", "range": {}}]}, "f.must[1].range"),
+        ({"must": [OK, {"key": "a", "range": {"lt": True}}]}, "f.must[1].range.lt"),
+        ({"must": [OK, {"key": "a", "range": {"lt": 1, "lte": 2}}]}, "f.must[1].range.lt"),
+        ({"must": [OK, {"key": "a", "range": {"max": 1}}]}, "f.must[1].range.max"),
+        ({"should": [{"key": "a", "exists": "yes"}]}, "f.should[0].exists"),
+        ({"should": [{"key": "a", "equals": 1}]}, "f.should[0].equals"),
+        ({"must_not": [{"must": [OK], "key": "a"}]}, "f.must_not[0].key"),
+        ({"must_not": [{"must": []}]}, "f.must_not[0]"),
+        (nested(6), "f.must[0].must[0].must[0].must[0].must[0]"),
+        ({"must": [{"should": [OK] * 60}, {"should": [OK] * 60}]}, "f"),
+        ({"must": [{"key": "a", "in": [0] * 1_500}] * 2}, "f"),
     ],
 )
-def test_a_wrong_expression_is_refused_by_its_path(plain: dict[str, Any], path: str, problem: str) -> None:
+def test_a_wrong_expression_is_refused_by_its_path(plain: dict[str, Any], path: str) -> None:
     """The first problem in the order of the expression is reported."""
-    with pytest.raises(InvalidRequest, check=lambda error: (error.field, error.problem) == (path, problem)):
-        parse_expression(plain, "f")
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == path):
+        convert(Filters, plain, "f")
 
 
 JSON = st.recursive(
@@ -71,24 +72,25 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_is_read_or_refused(plain: Any) -> None:
     """Any JSON is either parsed or rejected, and parsing is deterministic."""
-    for parse in (parse_clause, parse_rules):
-        first, second = outcome_of(parse, plain), outcome_of(parse, plain)
+    for kind in (Boost, Filters, Rules):
+        sent = {"where": plain, "factor": 1} if kind is Boost else plain
+        first, second = outcome_of(kind, sent), outcome_of(kind, sent)
         assert first == second
         assert not isinstance(first, str) or first.startswith("f")
 
 
-def outcome_of(parse: Callable[[Any, str], object], plain: Any) -> object:
+def outcome_of(kind: type[Message], plain: Any) -> object:
     """Return the parsed object, or the field of the error."""
     try:
-        return parse(plain, "f")
+        return convert(kind, plain, "f")
     except InvalidRequest as error:
         return error.field
 
 
 def test_no_clause_is_no_expression() -> None:
     """Absent, null and empty branches are equal; combining an expression with None returns the expression."""
-    assert parse_expression({}, "f") is parse_expression({"must": [], "should": None}, "f") is None
-    one = parse_expression({"must": [OK]}, "f")
+    assert convert(Filters, {}).expression is convert(Filters, {"must": [], "should": None}).expression is None
+    one = convert(Filters, {"must": [OK]}).expression
     assert all_of(None, one) is one
     assert all_of(None, None) is None
 
@@ -117,13 +119,13 @@ def test_no_clause_is_no_expression() -> None:
 def test_a_wrong_rule_is_refused_by_its_path(plain: Any, path: str) -> None:
     """The error names the path of the value that breaks a rule's limit."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == path):
-        parse_rules(plain, "r")
+        convert(Rules, plain, "r")
 
 
 def test_a_request_s_rules_come_in_the_place_of_the_surface_s_and_blocks_add_up() -> None:
     """A request's rules replace the surface's, also with an empty list or zero, which turn a rule off."""
-    surface = parse_rules({"diversity": 0.5, "caps": [{"attribute": "a", "most": 1}], "blocks": [OK]}, "r")
-    own = parse_rules({"diversity": 0, "caps": [], "blocks": [{"key": "b", "exists": True}], "decay": 0.5}, "r")
+    surface = convert(Rules, {"diversity": 0.5, "caps": [{"attribute": "a", "most": 1}], "blocks": [OK]})
+    own = convert(Rules, {"diversity": 0, "caps": [], "blocks": [{"key": "b", "exists": True}], "decay": 0.5})
 
     both = surface.overridden_by(own)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.items import decode_item, item_from
+from services.contracts.items import RESERVED_NAMES, decode_item, item_from
 from services.errors import InvalidRequest
 
 WORDS = st.text(
@@ -18,7 +18,7 @@ FIELDS = st.fixed_dictionaries(
     optional={
         "title": WORDS,
         "categories": st.lists(WORDS, max_size=3),
-        "attributes": st.dictionaries(WORDS.filter(lambda name: name != "value"), VALUES, max_size=4),
+        "attributes": st.dictionaries(WORDS.filter(lambda name: name not in RESERVED_NAMES), VALUES, max_size=4),
         "available": st.booleans(),
         "published_ms": st.integers(10**10, 10**13),
         "expires_ms": st.integers(10**10, 10**13),

@@ -1,10 +1,12 @@
 """A recommendation request validates its own values."""
 
+import json
 from typing import Any
 
 import pytest
 
-from services.contracts.recommend import Filters, RecommendRequest
+from services.contracts.message import convert, decode
+from services.contracts.recommend import RecommendBody, RecommendRequest
 from services.errors import InvalidRequest
 
 
@@ -23,11 +25,15 @@ from services.errors import InvalidRequest
         ({"deadline_ms": 0}, "deadline_ms"),
         ({"deadline_ms": 60_001}, "deadline_ms"),
         ({"recent_item_ids": ("",)}, "recent_item_ids[0]"),
-        ({"filters": Filters(categories=())}, "filters.categories"),
-        ({"filters": Filters(allowed_item_ids=("a",) * 2_001)}, "filters.allowed_item_ids"),
+        ({"filters": {"categories": ()}}, "filters.categories"),
+        ({"filters": {"allowed_item_ids": ("a",) * 2_001}}, "filters.allowed_item_ids"),
     ],
 )
 def test_an_invalid_request_is_refused(fields: dict[str, Any], field: str) -> None:
-    """The error names the field."""
+    """The error names the field, for plain values and for JSON text."""
+    sent = {"request_id": "r", "user_id": "u", **fields}
+
     with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
-        RecommendRequest(**{"request_id": "r", "user_id": "u", **fields})
+        RecommendRequest.of(convert(RecommendBody, sent), "r", None)
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
+        RecommendRequest.of(decode(RecommendBody, json.dumps(sent).encode()), "r", None)

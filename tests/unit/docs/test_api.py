@@ -2,12 +2,15 @@
 
 import json
 
+import msgspec
+
 from infra.openapi import PATH, document
+from services.contracts.message import convert
+from services.contracts.recommend import Recommendation
 from services.errors import ErrorKind
 from services.gateway.call.openapi import ERROR_MEANINGS
+from services.gateway.call.operations import STATUS as REST_STATUS
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
-from services.gateway.rest.operations import STATUS as REST_STATUS
-from services.gateway.rest.schema import RecommendationBody
 from tests.support.pages import ROOT, fences
 
 
@@ -32,7 +35,7 @@ def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
         json.loads(fence.text) for fence in fences((ROOT / "README.md").read_text()) if fence.language == "json"
     )
 
-    RecommendationBody.model_validate(answer)
+    convert(Recommendation, answer)
 
-    required = {name for name, field in RecommendationBody.model_fields.items() if field.is_required()}
+    required = {one.name for one in msgspec.structs.fields(Recommendation) if one.required}
     assert set(answer) == required

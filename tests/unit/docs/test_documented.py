@@ -47,7 +47,7 @@ def test_the_bodies_of_the_first_steps_are_accepted() -> None:
     events = [body for body in bodies if b'item_id"' in body and b"event_type" in body]
     recommendations = [body for body in bodies if body not in events]
 
-    assert [check_events(parse_events(body), max_events=1, now_ms=10**12) for body in events]
+    assert [check_events(parse_events(body, 1), max_events=1, now_ms=10**12) for body in events]
     assert [parse_recommend(body, "r", None) for body in recommendations]
 
 

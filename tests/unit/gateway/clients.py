@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from services.contracts import recommend_pb2, recommend_pb2_grpc
 from services.errors import ErrorKind
+from services.gateway.call.operations import STATUS as REST_STATUS
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
-from services.gateway.rest.operations import STATUS as REST_STATUS
 
 CLIENT_HOST = "192.0.2.7"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.access.authorize import Access
+from services.gateway.call.guard import Access
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
 from services.observability.tracing import Tracing

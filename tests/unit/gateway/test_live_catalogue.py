@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
-from services.contracts.filters import parse_expression
 from services.contracts.items import ItemState
+from services.contracts.message import convert
 from services.contracts.recommend import Filters, SimilarTo, Tier
-from services.gateway.overload.admission import Verdict
+from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.tiers.similar import find_new
 from services.items.layout import ItemLayout
 from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, started_world, user
@@ -64,7 +64,7 @@ async def test_answers_from_memory_follow_the_live_catalogue(world: World) -> No
         answer = await world.recommend("long", priority=Priority.LOW)
         heads.append((answer.reason, answer.items[0].item_id))
 
-    assert world.plane.load.judge(Priority.LOW) is Verdict.SHED
+    assert world.plane.load.judge(Priority.LOW) is AdmissionDecision.SHED
     assert heads == [("shed", "i00"), ("shed", "i01"), ("shed", "i00")]
 
 
@@ -255,7 +255,7 @@ async def test_an_expression_that_lets_new_items_through_is_answered_by_what_kno
     state(world, "n1", attributes={"fit": 1.0})
     state(world, "i05", attributes={"fit": 1.0})
     await world.plane.popular.refresh()
-    fits = Filters(expression=parse_expression({"must": [{"key": "fit", "eq": 1}]}, "filters"))
+    fits = convert(Filters, {"must": [{"key": "fit", "eq": 1}]})
     mixed = await world.recommend("long", filters=fits, k=2)
     (sent,) = world.llm.requests
     hide(world, "i05")

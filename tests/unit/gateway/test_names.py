@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from services.contracts.access import Priority
 from services.contracts.events import decode_impression
@@ -29,7 +29,7 @@ def publish_names(root: Path) -> BundleStore:
     add_version(root, "m1", catalogue_of(7))
     store = BundleStore(root)
     store.named("mail").promote("m1")
-    store.release("v2", [Stage(0.5, 0.0), Stage(0.75, 0.0), Stage(1.0, 0.0)], NOW_MS)
+    store.release("v2", [CanaryStage(0.5, 0.0), CanaryStage(0.75, 0.0), CanaryStage(1.0, 0.0)], NOW_MS)
     return store
 
 

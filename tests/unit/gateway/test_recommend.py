@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.features import UserFeatures
-from services.contracts.filters import parse_expression
+from services.contracts.message import convert
 from services.contracts.recommend import Filters, Reason, Tier
-from services.contracts.rules import parse_rules
+from services.contracts.rules import Rules
 from services.errors import (
     BundleMismatch,
     BundleNotFound,
@@ -95,8 +95,8 @@ async def test_long_expressions_are_compiled_beside_the_event_loop(
 
     monkeypatch.setattr(type(expressions), "_compute", slow)
     long = {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(FEW_TESTS + 1)]}
-    filters = Filters(expression=parse_expression(long, "filters"))
-    rules = parse_rules({"boosts": [{"where": {"key": "categories", "eq": "odd"}, "factor": 9.0}]}, "rules")
+    filters = convert(Filters, long)
+    rules = convert(Rules, {"boosts": [{"where": {"key": "categories", "eq": "odd"}, "factor": 9.0}]})
     with pytest.raises(DeadlineExceeded):
         await world.recommend(filters=filters, deadline_ms=40)
     waiting = asyncio.create_task(world.recommend(filters=filters, rules=rules, deadline_ms=5_000))

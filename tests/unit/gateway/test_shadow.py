@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from services.contracts.access import Priority
 from services.contracts.recommend import Filters, PopularIn, Reason, SimilarTo, Tier
@@ -64,7 +64,7 @@ async def releasing(tmp_path: Path) -> AsyncIterator[World]:
     """A world that samples every answer for a loaded candidate of fifteen items of one category, without users yet."""
     async with started_world(tmp_path, shadow_share=1.0) as made:
         add_version(tmp_path / "bundles", CANDIDATE, replace(catalogue_of(15), categories=(("even",),) * 15))
-        BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=253_402_300_799_999)
+        BundleStore(tmp_path / "bundles").release(CANDIDATE, [CanaryStage(0.5, 60.0)], since_ms=253_402_300_799_999)
         await made.plane.names.of(None).refresh()
         yield made
 

@@ -27,7 +27,8 @@ from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredKey, write_keys
 from services.gateway.access.shared_rates import SharedRates
-from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
+from services.gateway.build import PlaneConfig, Ports, build_data_plane
+from services.gateway.data_plane import DataPlane
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.text.tier import TextLimits, TextTier
 from services.gateway.users.erase import BrokerKeeps

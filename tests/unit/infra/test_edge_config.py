@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from infra.local.binaries import haproxy_command
 from infra.local.edge.admin import count_up, has_ray_up
 from infra.local.edge.config import EdgePlan, Upstream, check_files
-from infra.local.servers.binaries import haproxy_command
+from services.contracts.answers import ErrorBody
+from services.contracts.message import decode
 from services.errors import ConfigError, ErrorKind
 from services.gateway.openai.schema import OpenAiErrorBody
-from services.gateway.rest.schema import ErrorBody
 from tests.support.servers import HOST
 
 HEADER = "# pxname,svname,status,check_status\n"
@@ -101,7 +102,7 @@ def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
         if "param" in json.loads(body)["error"]:
             OpenAiErrorBody.model_validate_json(body)
         else:
-            error = ErrorBody.model_validate_json(body).error
+            error = decode(ErrorBody, body.encode()).error
             assert (error.code in set(ErrorKind), error.request_id) == (True, "%[var(txn.request_id),json(utf8s)]")
 
 

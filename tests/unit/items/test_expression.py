@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import Catalogue
-from services.contracts.filters import Clause, Condition, Exists, Expression, OneOf, Range, parse_expression
+from services.contracts.filters import Clause, Condition, Exists, Expression, OneOf, Range
 from services.contracts.items import ItemState
+from services.contracts.message import convert
+from services.contracts.recommend import Filters
 from services.errors import InvalidRequest
 from services.items.expression import FEW_TESTS, MAX_TESTS, Budget, Expressions
 from services.items.layout import ItemLayout
@@ -284,7 +286,7 @@ def test_what_no_item_has_is_refused_by_path(plain: dict[str, Any], error: str) 
     """The error names the nearest attribute, or the kind of values that the attribute has."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 1.0, "colour": "red"})
-    expression = parse_expression(plain, "f")
+    expression = convert(Filters, plain).expression
     assert expression is not None
 
     with pytest.raises(InvalidRequest, match=error):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from models.bundle import Bundle
 from models.bundle_follower import BundleFollower, Serving
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.errors import BundleCorrupt, CanaryError
 from models.name_record import NameRecord
 from models.registry import BundleStore
@@ -60,7 +60,7 @@ def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path, role:
     store, loader, clock = BundleStore(root), Loader(), Clock()
     follower = BundleFollower(store, 0.1, loader.load, loader.swap, clock)
     follower.refresh()
-    store.promote("v1") if role == "live" else store.release("v1", [Stage(0.5, 0.0)], 0)
+    store.promote("v1") if role == "live" else store.release("v1", [CanaryStage(0.5, 0.0)], 0)
     loader.broken = {"v1"}
 
     for _ in range(600):
@@ -219,7 +219,7 @@ class FollowedName(RuleBasedStateMachine):
     def release(self, version: str) -> None:
         """Begin a release if the store allows it."""
         with suppress(CanaryError):
-            self.store.release(version, [Stage(0.1, 0.0), Stage(1.0, 0.0)], 0)
+            self.store.release(version, [CanaryStage(0.1, 0.0), CanaryStage(1.0, 0.0)], 0)
 
     @rule()
     def move(self) -> None:
@@ -261,7 +261,7 @@ TestFollowedName = FollowedName.TestCase
 def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
     """The live version is handed over before the candidate is opened."""
     store, seen = BundleStore(root), list[tuple[str, str | None]]()
-    store.release("v1", [Stage(0.5, 0.0)], 0)
+    store.release("v1", [CanaryStage(0.5, 0.0)], 0)
     loader = Loader()
 
     def load(bundle: Bundle) -> Bundle:

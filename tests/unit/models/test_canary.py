@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.canary import Canary, Stage, check_stages
+from models.canary import Canary, CanaryStage, check_stages
 from models.errors import InvalidRequest
 
 SHARES = st.sampled_from([-0.1, 0.0, 0.01, 0.05, 0.5, 0.99, 1.0, 1.01, math.nan])
@@ -30,7 +30,7 @@ def test_stages_grow_and_leave_somebody_to_compare_with(rows: list[tuple[float, 
         and all(hold_s >= 0 and hold_s != math.inf for _, hold_s in rows)
         and shares[0] != 1
     )
-    stages = tuple(Stage(*row) for row in rows)
+    stages = tuple(CanaryStage(*row) for row in rows)
 
     if ok:
         assert check_stages(stages) == stages
@@ -42,7 +42,7 @@ def test_stages_grow_and_leave_somebody_to_compare_with(rows: list[tuple[float, 
 @pytest.mark.parametrize("stage", [-1, 2])
 def test_a_stage_that_is_none_is_refused(stage: int) -> None:
     """The error lists the valid stages."""
-    canary = Canary(version="v", salt="s", stages=(Stage(0.1, 0.0), Stage(1.0, 0.0)), by="b", at="now")
+    canary = Canary(version="v", salt="s", stages=(CanaryStage(0.1, 0.0), CanaryStage(1.0, 0.0)), by="b", at="now")
 
     with pytest.raises(InvalidRequest, match=rf"stage: {stage} is out of range; give 0 to 1"):
         canary.moved(stage, 0)

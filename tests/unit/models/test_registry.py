@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from models.bundle import Bundle
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.errors import (
     BundleCorrupt,
     BundleError,
@@ -27,7 +27,7 @@ from models.errors import (
     CanaryError,
     InvalidRequest,
 )
-from models.name_record import Reference
+from models.name_record import ReferenceVersion
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
 from models.storage.port import Stored
@@ -177,7 +177,7 @@ def test_a_hostile_manifest_is_named_and_ends_no_run(store: BundleStore, root: P
     for act in (store.open, store.described, store.promote):
         with pytest.raises(BundleCorrupt, match=r"v2/manifest\.json"):
             act("v2")
-    assert store.reference() == Reference(version="v1")
+    assert store.reference() == ReferenceVersion(version="v1")
     publish(store, root, "v3")
     assert store.prune(2) == []
     assert store.versions() == ["v1", "v2", "v3"]
@@ -384,7 +384,7 @@ def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: 
     assert (found.live, found.previous, list(found.withdrawn)) == ("v2", "v1", ["v9"])
     assert (store.names(), found.reference) == (
         ["default"],
-        Reference(version="v1", by="bob", at="2026-11-21T08:00:00Z"),
+        ReferenceVersion(version="v1", by="bob", at="2026-11-21T08:00:00Z"),
     )
     assert store.rollback() == "v1"
     assert list(BundleStore(root).withdrawals()) == ["v9", "v2"]
@@ -709,7 +709,7 @@ def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_le
 
 def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_live(releasing: BundleStore) -> None:
     """A stage applies from its recorded start; other promotions fail; promoting the candidate ends the release."""
-    stages = [Stage(0.05, 60.0), Stage(0.5, 60.0)]
+    stages = [CanaryStage(0.05, 60.0), CanaryStage(0.5, 60.0)]
     canary = releasing.release("v1", stages, since_ms=1_000, by="ann", budgets={"latency": 0.1})
     releasing.report_canary("v1", "too few users", 1_500)
     with pytest.raises(CanaryError, match="a release of v1 is under way"):
@@ -748,7 +748,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
     releasing: BundleStore, end, is_withdrawn
 ) -> None:
     """A release ends when its candidate is withdrawn or ended, or when its baseline is replaced."""
-    releasing.release("v1", [Stage(0.5, 0.0)], since_ms=0)
+    releasing.release("v1", [CanaryStage(0.5, 0.0)], since_ms=0)
     end(releasing)
     assert releasing.record().canary is None
     assert ("v1" in releasing.withdrawals()) == is_withdrawn
@@ -762,10 +762,10 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
     before = releasing.record()
     for version, wrong in (("v2", "is already live"), ("v3", "was withdrawn")):
         with pytest.raises(BundleError, match=wrong):
-            releasing.release(version, [Stage(0.1, 0.0)], since_ms=0)
+            releasing.release(version, [CanaryStage(0.1, 0.0)], since_ms=0)
     with pytest.raises(CanaryError, match="no version is live yet"):
-        releasing.named("mail").release("v1", [Stage(0.1, 0.0)], since_ms=0)
-    for stages in ([Stage(1.0, 0.0)], [Stage(0.2, 0.0), Stage(0.1, 0.0)]):
+        releasing.named("mail").release("v1", [CanaryStage(0.1, 0.0)], since_ms=0)
+    for stages in ([CanaryStage(1.0, 0.0)], [CanaryStage(0.2, 0.0), CanaryStage(0.1, 0.0)]):
         with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
             releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before

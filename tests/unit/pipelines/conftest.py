@@ -12,7 +12,7 @@ from models.decoder.weights import load_decoder
 from models.prompt import Prompt
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
-from pipelines.evaluation.evaluate import Trained, evaluate, model_probabilities
+from pipelines.evaluation.evaluate import EvaluatedModels, evaluate, model_probabilities
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
@@ -60,7 +60,7 @@ def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
 class Built:
     """The folder of each stage."""
 
-    trained: Trained
+    trained: EvaluatedModels
     evaluated: Path
     similar: Path
     assembled: Path
@@ -86,7 +86,7 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
         fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved))
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
-    trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
+    trained = EvaluatedModels(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     make_sources(tokens, students, model_probabilities(trained), sources, silent, repeats=False)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent, sources)
     make_serving(sources, tokens, students, similar)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.router.breaker import Breaker
 from services.router.gate import LlmGate, LlmView
 from services.router.policy import LlmOutcome

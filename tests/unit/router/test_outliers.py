@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 
 from services.contracts.access import Priority
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.contracts.recommend import Tier
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
@@ -24,7 +24,7 @@ from services.router.breaker import Breaker
 from services.router.gate import LlmGate, LlmView
 from services.router.policy import Facts, LlmOutcome, plan
 from services.router.predictor import LatencyPredictor
-from services.router.replica import RankSize, Replica, Sent
+from services.router.replica import RankSize, Replica, SentRequest
 from tests.support.training.sequences import sequence_of
 
 SECONDS, LIGHT_RPS, NUM_USERS, LIGHT_ITEMS = 15.0, 60.0, 300, 100
@@ -43,7 +43,7 @@ class Request:
     is_light: bool = True
     stall_s: float = 0.0
     budget_s: float = BUDGET_S
-    sent: Sent | None = None
+    sent: SentRequest | None = None
 
     @property
     def size(self) -> RankSize:

@@ -24,7 +24,7 @@ from services.stream.aggregate import history_limits
 from services.stream.background import Pace, PopularCounts, Timer
 from services.stream.decode import LoggedInteraction, Record
 from services.stream.effects import Pending
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from services.stream.popularity import ListedItems
 from services.stream.worker import StreamWorker
 

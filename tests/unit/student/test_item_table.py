@@ -14,13 +14,13 @@ from pipelines.publication.student_graph import state_graph
 from pipelines.publication.student_table import laid_out
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker
-from services.student.table import TABLE, ItemTable, load_table
+from services.student.table import TABLE, ItemEmbeddings, load_table
 from tests.support.training.students import random_student
 
 SIZE = 8
 
 
-def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_values: int = 100) -> ItemTable:
+def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_values: int = 100) -> ItemEmbeddings:
     """Return a table of random rows; fewer `num_values` give more equal rows."""
     rng = np.random.default_rng(seed)
     values_WD = rng.standard_normal((num_values, SIZE)).astype(np.float32)
@@ -28,7 +28,7 @@ def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_valu
     return laid_out(rows_VD, np.eye(SIZE, dtype=np.float32), values_WD[:num_cells])
 
 
-def exhaustive(table: ItemTable, state_D: np.ndarray, allowed_V: np.ndarray) -> list[tuple[float, int]]:
+def exhaustive(table: ItemEmbeddings, state_D: np.ndarray, allowed_V: np.ndarray) -> list[tuple[float, int]]:
     """Score every allowed item with unbounded integers and return (score, item), best first, ties by index."""
     step = np.float32(np.abs(state_D).max() / ((2**24 - 1) // (127 * SIZE)))
     whole_D = [int(value) for value in np.rint(state_D / step)]
@@ -42,7 +42,7 @@ def exhaustive(table: ItemTable, state_D: np.ndarray, allowed_V: np.ndarray) -> 
 
 
 @st.composite
-def searches(draw: st.DrawFn) -> tuple[ItemTable, np.ndarray, np.ndarray, int]:
+def searches(draw: st.DrawFn) -> tuple[ItemEmbeddings, np.ndarray, np.ndarray, int]:
     """Generate a table, a state, a mask and a list length."""
     seed, num_items = draw(st.integers(0, 1_000)), draw(st.integers(1, 60))
     built = build_table(num_items, draw(st.integers(1, 9)), seed, draw(st.sampled_from([9, 20, 100])))
@@ -67,7 +67,7 @@ def test_a_list_is_in_the_exhaustive_order_and_short_only_where_few_are_allowed(
         assert found == order[:k]
 
 
-def build_distant_groups(num_scored: int) -> tuple[ItemTable, np.ndarray]:
+def build_distant_groups(num_scored: int) -> tuple[ItemEmbeddings, np.ndarray]:
     """Return a table of twenty distant groups of a hundred items, and the groups' centres."""
     rng = np.random.default_rng(0)
     centres_CD = rng.standard_normal((20, SIZE)).astype(np.float32)

@@ -80,6 +80,21 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- end }}
 {{- end }}
 
+{{/* Ray's CPUs of a pod: the whole CPUs that it requests, at least 4. Pods have no CPU limit, so a trial requests fewer. */}}
+{{- define "tailrace.cpus" -}}
+{{- $cpu := dig "requests" "cpu" 1 . | toString }}
+{{- if hasSuffix "m" $cpu }}{{ max 4 (div (trimSuffix "m" $cpu | int) 1000) }}{{ else }}{{ max 4 (floor (float64 $cpu) | int) }}{{ end }}
+{{- end }}
+
+{{/* Seconds that a pod of Ray answers after its end was asked for: 15, or the deadline of texts. */}}
+{{- define "tailrace.drain-seconds" -}}
+{{- $milliseconds := 0 }}
+{{- with .Values.settings }}
+{{- if or .TAILRACE_TEXT_PATH .TAILRACE_TEXT_URL }}{{ $milliseconds = int (default 60000 .TAILRACE_TEXT_DEADLINE_MS) }}{{ end }}
+{{- end }}
+{{- max 15 (div (add $milliseconds 999) 1000) }}
+{{- end }}
+
 {{/* A changed Job is another Job, since Kubernetes changes none. */}}
 {{- define "tailrace.first-hash" -}}
 {{- list (include "tailrace.image" .) .Values.train (include "tailrace.settings-name" .) | toJson | sha256sum | trunc 10 }}
@@ -96,7 +111,8 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- if lt (int .llm.replicas.min) (int .llm.pods.min) }}{{ fail "llm.replicas.min: less than llm.pods.min, so that a pod would have no replica and never be ready; raise it" }}{{ end }}
 {{- if gt (int .stream.workers) (int .kafka.partitions) }}{{ fail "stream.workers: more than kafka.partitions, so that some would have nothing to do; lower it" }}{{ end }}
 {{- if and (ne .doors.serviceType "ClusterIP") (not .callers.cidrs) }}{{ fail "callers.cidrs: empty, so that our NetworkPolicy denies every caller of the doors' LoadBalancer or NodePort; name their networks, or 0.0.0.0/0" }}{{ end }}
-{{- if gt (add (int .gateway.replicas.max) (mul 2 (int .llm.replicas.max)) | int) (mul 4 (add (int .gateway.pods.max) (int .llm.pods.max)) | int) }}{{ fail "gateway.replicas.max: with 2 CPUs for each of llm.replicas.max more than the 4 of each of gateway.pods.max and llm.pods.max; raise the pods" }}{{ end }}
+{{- $cpus := add (mul (include "tailrace.cpus" .gateway.resources | int) (int .gateway.pods.max)) (mul (include "tailrace.cpus" .llm.resources | int) (int .llm.pods.max)) }}
+{{- if gt (add (int .gateway.replicas.max) (mul 2 (int .llm.replicas.max)) | int) (int $cpus) }}{{ fail (printf "gateway.replicas.max: with 2 CPUs for each of llm.replicas.max more than the %d of gateway.pods.max and llm.pods.max; raise the pods or their resources.requests.cpu" $cpus) }}{{ end }}
 {{- if and (not .apiKeys.secret) (not .settings.TAILRACE_ALLOW_ANONYMOUS) }}{{ fail "apiKeys.secret: empty; name the Secret, or set settings.TAILRACE_ALLOW_ANONYMOUS" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.host) }}{{ fail "ingress.host: empty; name the host of REST, or set ingress.enabled to false" }}{{ end }}
 {{- end }}

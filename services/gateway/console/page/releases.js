@@ -91,10 +91,10 @@ function release(name) {
   const moves = make(
     "div",
     { class: "acts" },
-    next ? button(`On to ${share(next.share)}`, () => ask(`On to ${share(next.share)} of the users?`, `${canary.version} goes to more users of ${name.name}, without waiting for a verdict.`, { path: at("stage"), body: { stage: canary.stage + 1 }, done: `${canary.version} is on its way to ${share(next.share)}.` })) : null,
+    next ? button(`On to ${share(next.share)}`, () => ask(`On to ${share(next.share)} of the users?`, `${canary.version} goes to more users of ${name.name}, without waiting for a verdict.`, { path: at("stage"), body: { seen: canary.id, stage: canary.stage + 1 }, done: `${canary.version} is on its way to ${share(next.share)}.` })) : null,
     button("Make live…", () => askPromote(name, canary.version), {}),
-    button("End…", () => ask(`End the release of ${canary.version}?`, `All users of ${name.name} get ${name.live} again. The candidate may be released later.`, { path: at("stop"), body: { withdraw: false, reason: "" }, done: `The release of ${canary.version} has ended.` }), {}),
-    button("Withdraw…", () => ask(`Withdraw ${canary.version}?`, `The release ends, and it does not go live under ${name.name} again without force.`, { path: at("stop"), body: { withdraw: true, reason: "" }, done: `${canary.version} is withdrawn.` }), { class: "danger" }),
+    button("End…", () => ask(`End the release of ${canary.version}?`, `All users of ${name.name} get ${name.live} again. The candidate may be released later.`, { path: at("stop"), body: { seen: canary.id, withdraw: false, reason: "" }, done: `The release of ${canary.version} has ended.` }), {}),
+    button("Withdraw…", () => ask(`Withdraw ${canary.version}?`, `The release ends, and it does not go live under ${name.name} again without force.`, { path: at("stop"), body: { seen: canary.id, withdraw: true, reason: "" }, done: `${canary.version} is withdrawn.` }), { class: "danger" }),
   )
   const how = canary.by_hand ? "goes on by hand" : "goes on by its verdicts"
   return make("section", { class: "release", "aria-label": `Release of ${canary.version}` }, make("p", {}, make("strong", {}, "Candidate "), make("code", {}, canary.version), ` ${now}; begun by ${canary.by} ${when(canary.at)}, ${how}.`), track, ...verdict(canary), moves)

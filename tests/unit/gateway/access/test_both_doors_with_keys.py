@@ -13,8 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.contracts import recommend_pb2, recommend_pb2_grpc
 from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, write_keys
+from services.gateway.access.shared_rates import SharedRates
+from services.gateway.rest.door import create_rest_app
 from tests.support.gateway.keys import bearer, stored_key
-from tests.unit.gateway.clients import CLIENT_HOST, Door, RestClient, RpcClient
+from tests.unit.gateway.clients import CLIENT_HOST, Door, RestClient, RpcClient, in_process
 from tests.unit.gateway.world import World, keyed_access
 
 PAST, FUTURE = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
@@ -90,6 +94,23 @@ async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str, window_s
     assert 0 < int(again.limits["reset"]) <= 86_400
     assert 0 < float(again.retry_after or 0) <= 86_400
     assert (of_another.code, of_another.limits) == ("ok", {})
+
+
+async def test_readiness_names_degraded_keys_and_limits(tmp_path: Path, world: World) -> None:
+    """A rejected keys file and unavailable shared counts degrade a gateway that stays ready."""
+    path, rates = tmp_path / "keys.json", SharedRates()
+    write_keys(path, KeysFile(keys=(stored_key("shop", Scope.RECOMMEND),)))
+    ring = KeyRing(path, MAX_K)
+    app = create_rest_app(lambda: world.plane, lambda: b"", 1_000, access=KeyedAccess(ring, rates))
+    path.write_text("{")
+    ring.refresh()
+    rates.is_unavailable = True
+
+    async with in_process(app) as http:
+        ready = await http.get("/readyz")
+
+    assert ready.status_code == 200
+    assert ready.json() == {"status": "ready; degraded: API keys outdated, rate limits counted per gateway"}
 
 
 @pytest.mark.parametrize("service", ["", "tailrace.v1.Recommender"])

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import pytest
-from pydantic import BaseModel
 
 from services.contracts import recommend_pb2, recommend_pb2_grpc
+from services.contracts.answers import ErrorBody, ErrorDetail
 from services.errors import (
     BundleNotFound,
     ContextTooLong,
@@ -23,8 +23,8 @@ from services.errors import (
     TailraceError,
     Unauthenticated,
 )
+from services.gateway.call.json_schema import schemas_of
 from services.gateway.openai.schema import OpenAiErrorBody, OpenAiErrorDetail
-from services.gateway.rest.schema import ErrorBody, ErrorDetail
 from tests.support.manifests import ROOT
 from tests.unit.gateway.clients import Door, RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, World
@@ -358,17 +358,18 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     text = await rest.http.post("/v1/completions", json={"model": "none", "prompt": "x"})
     page = (ROOT / "services/contracts/recommend.proto").read_text()
 
-    assert replies[0].parts == set(ErrorDetail.model_fields)
+    assert replies[0].parts == set(ErrorDetail.__struct_fields__)
     assert {"google.rpc.ErrorInfo", "google.rpc.RequestInfo"} <= replies[1].parts
     assert [part for part in replies[1].parts if part not in page] == []
     assert set(text.json()["error"]) == set(OpenAiErrorDetail.model_fields)
 
 
-@pytest.mark.parametrize("model", [ErrorBody, ErrorDetail, OpenAiErrorBody, OpenAiErrorDetail])
-def test_the_schema_of_an_error_allows_no_other_field(model: type[BaseModel]) -> None:
+@pytest.mark.parametrize("model", [ErrorBody, OpenAiErrorBody])
+def test_the_schema_of_an_error_allows_no_other_field(model: Any) -> None:
     """The schema forbids extra fields, so the document's tests (test_openapi.py) would detect them."""
-    assert model.model_json_schema()["additionalProperties"] is False
-    assert set(model.model_json_schema()["required"]) == set(model.model_fields)
+    for schema in schemas_of([model]).values():
+        assert schema["additionalProperties"] is False
+        assert set(schema["required"]) == set(schema["properties"])
 
 
 async def test_an_oversized_body_is_refused(door: Door) -> None:

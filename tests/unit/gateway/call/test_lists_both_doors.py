@@ -10,7 +10,7 @@ import pytest
 
 from services.contracts.access import Scope
 from services.contracts.batch import MAX_BATCH
-from services.gateway.access.authorize import Access
+from services.gateway.call.guard import Access
 from tests.support.gateway.keys import stored_key
 from tests.unit.gateway.clients import Door
 from tests.unit.gateway.world import World, keyed_access, user

@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS
 
 from infra.openapi import PATH
 from services.contracts.access import Allowance
-from services.gateway.access.rates import Remaining
+from services.gateway.access.rates import RemainingCalls
 from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp
 from services.gateway.rest.door import create_rest_app
@@ -110,7 +110,7 @@ def test_the_headers_of_a_keys_limits_are_described(app: HttpApp) -> None:
     """Every call that needs a scope documents the headers for successes and for 429."""
     document = app.openapi()
     sent = Standing(
-        Allowance(rate_per_s=1.0, burst=1, daily_quota=1), Remaining(1.0, 0), NOW_S, is_shared=True
+        Allowance(rate_per_s=1.0, burst=1, daily_quota=1), RemainingCalls(1.0, 0), NOW_S, is_shared=True
     ).headers()
 
     assert {name.lower() for name in document["components"]["headers"]} == set(sent)

@@ -23,14 +23,19 @@ async def test_a_release_goes_through_its_stages_and_ends(console: Console) -> N
     """A release writes its canary, the caller, and the start of each stage to the store's record."""
     begun = (await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]
     canary = console.store.record().canary
-    moved = (await move(console, f"{OF_NEXT}:stage", stage=1))["canary"]
-    ended = await move(console, f"{OF_NEXT}:stop", withdraw=False, reason="enough")
+    moved = (await move(console, f"{OF_NEXT}:stage", seen=begun["id"], stage=1))["canary"]
+    outdated = [
+        await console.refused("POST", f"{OF_NEXT}:stage", seen=begun["id"], stage=2),
+        await console.refused("POST", f"{OF_NEXT}:stop", seen=begun["id"], withdraw=True),
+    ]
+    ended = await move(console, f"{OF_NEXT}:stop", seen=moved["id"], withdraw=False, reason="enough")
 
     assert canary is not None
     assert (begun["version"], begun["share"], begun["by"]) == (NEXT, 0.0, "anonymous (console)")
     assert canary.since_ms == (NOW_S + LEAD_S) * 1_000
     assert tuple(stage.share for stage in canary.stages) == SHARES
     assert (moved["stage"], moved["share"]) == (1, 0.01)
+    assert [error["field"] for error in outdated] == ["seen", "seen"]
     assert ended["canary"] is None
     assert console.store.record().canary is None
     assert [(move["act"], move["by"]) for move in ended["history"][:3]] == [
@@ -40,9 +45,9 @@ async def test_a_release_goes_through_its_stages_and_ends(console: Console) -> N
 
 async def test_a_release_that_is_withdrawn_does_not_come_back(console: Console) -> None:
     """A withdrawn version is recorded with its reason and cannot be released or promoted again."""
-    await move(console, f"{OF_NEXT}:release", **RELEASED)
+    seen = (await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]["id"]
 
-    withdrawn = (await move(console, f"{OF_NEXT}:stop", withdraw=True, reason="bad lists"))["withdrawn"]
+    withdrawn = (await move(console, f"{OF_NEXT}:stop", seen=seen, withdraw=True, reason="bad lists"))["withdrawn"]
 
     assert [(one["version"], one["reason"]) for one in withdrawn] == [(NEXT, "bad lists")]
     for error in (
@@ -105,12 +110,12 @@ async def test_what_is_not_there_is_named(console: Console) -> None:
     """An unknown name, version or stage, and a release that is not active, are rejected."""
     unknown = await console.refused("POST", "/console/names/mail/versions/v2:promote", seen=None)
     no_version = await console.refused("POST", "/console/names/default/versions/v9:promote", seen=VERSION)
-    no_release = await console.refused("POST", f"{OF_NEXT}:stage", stage=1)
-    await move(console, f"{OF_NEXT}:release", **RELEASED)
-    no_stage = await console.refused("POST", f"{OF_NEXT}:stage", stage=3)
+    no_release = await console.refused("POST", f"{OF_NEXT}:stage", seen="", stage=1)
+    seen = (await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]["id"]
+    no_stage = await console.refused("POST", f"{OF_NEXT}:stage", seen=seen, stage=3)
 
     assert "the names are default" in json.dumps(unknown)
     assert "no bundle v9" in no_version["message"]
-    assert "no release of v2 is under way" in no_release["message"]
+    assert no_release["field"] == "seen"
     assert no_stage["field"] == "stage"
     assert console.store.names() == ["default"]

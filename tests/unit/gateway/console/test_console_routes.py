@@ -28,8 +28,8 @@ CHANGES = (
     ("POST", "/console/names/default:rollback", {"seen": VERSION}, Scope.ADMIN),
     ("POST", f"{OF_NEXT}:promote", {"seen": VERSION}, Scope.ADMIN),
     ("POST", f"{OF_NEXT}:release", {"stages": [{"share": 0.5, "hold_s": 60}], "by_hand": True}, Scope.ADMIN),
-    ("POST", f"{OF_NEXT}:stage", {"stage": 1}, Scope.ADMIN),
-    ("POST", f"{OF_NEXT}:stop", {"withdraw": False}, Scope.ADMIN),
+    ("POST", f"{OF_NEXT}:stage", {"seen": "", "stage": 1}, Scope.ADMIN),
+    ("POST", f"{OF_NEXT}:stop", {"seen": "", "withdraw": False}, Scope.ADMIN),
 )
 READS = (
     ("GET", "/", None, None),

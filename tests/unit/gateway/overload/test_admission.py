@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.access import Priority, places_for
-from services.gateway.overload.admission import MAX_STRAIN, Admission, AdmissionLimits, Verdict, strain_after
+from services.gateway.overload.admission import MAX_STRAIN, Admission, AdmissionDecision, AdmissionLimits, strain_after
 
 LIMITS = AdmissionLimits(max_in_flight=8, max_delay_s=0.02)
-SEVERITY = {Verdict.ADMIT: 0, Verdict.SHED: 1, Verdict.REFUSE: 2}
+SEVERITY = {AdmissionDecision.ADMIT: 0, AdmissionDecision.SHED: 1, AdmissionDecision.REFUSE: 2}
 
 
 def strained(strain: int) -> Admission:
@@ -26,7 +26,7 @@ def watch(admission: Admission, delay_s: float, window: int) -> None:
     admission.looked(window + 0.5, delay_s, 0.0)
 
 
-def verdicts(admission: Admission, priority: Priority, num: int = 20) -> set[Verdict]:
+def verdicts(admission: Admission, priority: Priority, num: int = 20) -> set[AdmissionDecision]:
     """Return the verdicts on this many consecutive requests."""
     return {admission.judge(priority, 0) for _ in range(num)}
 
@@ -60,10 +60,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert normal >= 1
         if normal:
             assert low >= 1
-        if high == SEVERITY[Verdict.REFUSE]:
+        if high == SEVERITY[AdmissionDecision.REFUSE]:
             assert (normal, low) == (2, 2)
-        if normal == SEVERITY[Verdict.REFUSE]:
-            assert low == SEVERITY[Verdict.REFUSE]
+        if normal == SEVERITY[AdmissionDecision.REFUSE]:
+            assert low == SEVERITY[AdmissionDecision.REFUSE]
 
     @invariant()
     def strain_is_bounded(self) -> None:
@@ -78,12 +78,12 @@ TestAdmissionMachine.settings = settings(max_examples=25, stateful_step_count=30
 def test_each_class_is_shed_and_refused_at_its_strain() -> None:
     """The verdict for each strain and priority equals the module's table."""
     table = [
-        (0, {Verdict.ADMIT}, {Verdict.ADMIT}, {Verdict.ADMIT}),
-        (1, {Verdict.ADMIT}, {Verdict.ADMIT}, {Verdict.SHED}),
-        (2, {Verdict.ADMIT}, {Verdict.SHED}, {Verdict.SHED}),
-        (3, {Verdict.ADMIT}, {Verdict.SHED}, {Verdict.REFUSE}),
-        (4, {Verdict.SHED}, {Verdict.REFUSE}, {Verdict.REFUSE}),
-        (5, {Verdict.REFUSE}, {Verdict.REFUSE}, {Verdict.REFUSE}),
+        (0, {AdmissionDecision.ADMIT}, {AdmissionDecision.ADMIT}, {AdmissionDecision.ADMIT}),
+        (1, {AdmissionDecision.ADMIT}, {AdmissionDecision.ADMIT}, {AdmissionDecision.SHED}),
+        (2, {AdmissionDecision.ADMIT}, {AdmissionDecision.SHED}, {AdmissionDecision.SHED}),
+        (3, {AdmissionDecision.ADMIT}, {AdmissionDecision.SHED}, {AdmissionDecision.REFUSE}),
+        (4, {AdmissionDecision.SHED}, {AdmissionDecision.REFUSE}, {AdmissionDecision.REFUSE}),
+        (5, {AdmissionDecision.REFUSE}, {AdmissionDecision.REFUSE}, {AdmissionDecision.REFUSE}),
     ]
     for strain, high, normal, low in table:
         admission = strained(strain)
@@ -99,8 +99,8 @@ def test_half_a_unit_sheds_every_second_request() -> None:
     verdicts_of_low = [admission.judge(Priority.LOW, 0) for _ in range(10)]
 
     assert admission.strain == 0.5
-    assert verdicts_of_low.count(Verdict.SHED) == 5
-    assert verdicts(admission, Priority.NORMAL) == {Verdict.ADMIT}
+    assert verdicts_of_low.count(AdmissionDecision.SHED) == 5
+    assert verdicts(admission, Priority.NORMAL) == {AdmissionDecision.ADMIT}
 
 
 def test_the_last_places_are_kept_for_higher_priorities() -> None:
@@ -108,7 +108,7 @@ def test_the_last_places_are_kept_for_higher_priorities() -> None:
     admission = Admission(LIMITS)
 
     first_shed = {
-        priority: next(num for num in range(20) if admission.judge(priority, num) is Verdict.SHED)
+        priority: next(num for num in range(20) if admission.judge(priority, num) is AdmissionDecision.SHED)
         for priority in Priority
     }
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from services.contracts.access import Priority
 from services.contracts.recommend import Reason, Tier
 from services.errors import Overloaded
-from services.gateway.overload.admission import Admission, AdmissionLimits, Verdict
+from services.gateway.overload.admission import Admission, AdmissionDecision, AdmissionLimits
 from services.gateway.overload.monitor import LoadMonitor
 from tests.support.wait import until
 from tests.unit.gateway.world import World
@@ -76,12 +76,12 @@ async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float,
 
     if edge_wait_s:
         monitor.waited_at_edge("grpc", edge_wait_s, 1_000.0)
-    monitor.start()
+    await monitor.start()
     await until(lambda: num_readings() > 40)
-    monitor.stop()
+    await monitor.stop()
 
     assert int(gauge.collect()[0].samples[0].value) in strains
-    assert (monitor.judge(Priority.LOW) is Verdict.ADMIT) is (0 in strains)
+    assert (monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT) is (0 in strains)
 
 
 def test_requests_in_flight_fill_the_places() -> None:
@@ -93,5 +93,5 @@ def test_requests_in_flight_fill_the_places() -> None:
     with pytest.raises(ZeroDivisionError), monitor.working():
         raise ZeroDivisionError
 
-    assert verdict_while_full is Verdict.SHED
-    assert monitor.judge(Priority.LOW) is Verdict.ADMIT
+    assert verdict_while_full is AdmissionDecision.SHED
+    assert monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT

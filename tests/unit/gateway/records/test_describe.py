@@ -7,8 +7,8 @@ import pytest
 
 from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
+from services.gateway.reasons import TIERS
 from services.gateway.records.describe import describe, longest_stage, reason_sentence
-from services.gateway.records.reasons import TIERS
 from services.router.policy import plan
 from tests.support.gateway.facts import facts
 

@@ -8,12 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.contracts.access import ANYONE
+from services.contracts.explanation import ExplanationAnswer
+from services.contracts.message import decode
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.records import explanations as module
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
 from services.gateway.records.explanations import Explanations
-from services.gateway.rest.schema import ExplanationBody
 from services.observability.metrics import GatewayMetrics
 from services.router.deadline import Deadline
 from services.router.policy import RoutingDecision
@@ -88,7 +89,7 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     await world.plane.explanations.flush()
     answer = await rest.http.get(f"/v1/explanations/{request_id}")
     assert answer.status_code == 200, answer.text
-    ExplanationBody.model_validate_json(answer.content)  # as documented
+    decode(ExplanationAnswer, answer.content)  # as documented
     found: dict[str, Any] = answer.json()
     return found
 

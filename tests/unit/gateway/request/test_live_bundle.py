@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
@@ -114,10 +114,10 @@ async def test_a_unit_has_the_same_version_in_each_process_whatever_it_loaded_be
     )
     store.promote("v1", force=True)
     moves = [
-        lambda: store.release("v3", [Stage(0.5, 0.0)], 0),
+        lambda: store.release("v3", [CanaryStage(0.5, 0.0)], 0),
         lambda: store.promote("v3"),
         lambda: store.promote("v1"),
-        lambda: store.release("v2", [Stage(share, 0.0) for share in shares], now_ms),
+        lambda: store.release("v2", [CanaryStage(share, 0.0) for share in shares], now_ms),
     ]
     for move, is_seen in zip(moves, looks, strict=False):
         move()

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from string import ascii_letters, digits
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
 from services.contracts.items import ItemState
-from services.contracts.recommend import MAX_NEXT_CHARS, Reason, RecommendRequest, ScoredItem, Tier
+from services.contracts.recommend import MAX_NEXT_CHARS, AvoidShown, Reason, RecommendRequest, ScoredItem, Tier
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
 from services.features.page_key import FilePageKey
 from services.gateway.request.pages import KEEP_S, ItemMarks, Pages, decode_marks, encode_marks, mark_of
@@ -51,7 +52,7 @@ def token_of(*item_ids: str, request: RecommendRequest = REQUEST) -> str:
 def refusal(token: str, user_id: str | None = "u", key: bytes = b"a key", now_s: float = NOW_S) -> InvalidRequest:
     """Return the error for a token."""
     with pytest.raises(InvalidRequest) as caught:
-        pages(key, now_s).next_token(replace(REQUEST, next=token, user_id=user_id), scored("z"))
+        pages(key, now_s).next_token(msgspec.structs.replace(REQUEST, next=token, user_id=user_id), scored("z"))
     assert caught.value.field == "next"
     return caught.value
 
@@ -125,7 +126,7 @@ def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
 
     assert keyless.next_token(REQUEST, scored("a")) is None
     with pytest.raises(DependencyUnavailable):
-        asyncio.run(keyless.shown_before(replace(REQUEST, next=token_of("a")), None, 1.0))  # type: ignore[arg-type]
+        asyncio.run(keyless.shown_before(msgspec.structs.replace(REQUEST, next=token_of("a")), None, 1.0))  # type: ignore[arg-type]
 
 
 async def test_marks_find_their_items(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ async def test_many_new_items_are_marked_beside_the_event_loop(tmp_path: Path, m
         live, pages = world.plane.names.first.current(), world.plane.recommend._pages
         world.items.live_items.apply((f"newer {number}", ItemState(item_id=f"newer {number}")) for number in range(9))
         with pytest.raises(DeadlineExceeded):
-            await pages.shown_before(replace(REQUEST, user_id="long", next=page.next), live, 0.0)
+            await pages.shown_before(msgspec.structs.replace(REQUEST, user_id="long", next=page.next), live, 0.0)
 
     assert len(following.items) == 4
     assert "MainThread" in threads  # the marks of the four impressions
@@ -213,7 +214,7 @@ async def test_what_was_shown_lately_is_avoided(tmp_path: Path) -> None:
         world.features.users["long"] = replace(
             world.features.users["long"], shown_times_s={"i05": now_s - 60, "i06": now_s - 7_200}
         )
-        answer = await world.recommend("long", k=16, avoid_shown_s=3_600)
+        answer = await world.recommend("long", k=16, avoid_shown=AvoidShown("1h"))
 
     shown = {item.item_id for item in answer.items}
     assert "i05" not in shown

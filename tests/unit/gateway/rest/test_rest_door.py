@@ -2,19 +2,18 @@
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
+from services.contracts.answers import ErrorDetail
 from services.contracts.text import TokenLogprob
 from services.gateway.call.http import json_response
 from services.gateway.openai.chunks import completion_logprobs
 from services.gateway.openai.schema import OpenAiErrorDetail
 from services.gateway.openai.streaming import sse
 from services.gateway.rest.door import create_rest_app
-from services.gateway.rest.schema import ErrorDetail
 from services.items.live_items import Knowledge
 from tests.unit.gateway.clients import RestClient, in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world, started_world
@@ -24,13 +23,13 @@ RECOMMEND, EVENTS = "/v1/recommendations", "/v1/events"
 NOT_JSON = "send one JSON object"
 BAD_BODIES = [
     (RECOMMEND, b"", "body", ""),
-    (RECOMMEND, b'{"user_id": "u", "k": 2', "body", f"not JSON: EOF while parsing an object at line 1 column 23; {NOT_JSON}"),
-    (RECOMMEND, b"{'user_id': 'u'}", "body", f"not JSON: key must be a string at line 1 column 2; {NOT_JSON}"),
+    (RECOMMEND, b'{"user_id": "u", "k": 2', "body", f"not JSON: Input data was truncated; {NOT_JSON}"),
+    (RECOMMEND, b"{'user_id': 'u'}", "body", NOT_JSON),
     (RECOMMEND, b"[]", "body", f"not a JSON object; {NOT_JSON}"),
     (RECOMMEND, b"\xff\xfe", "body", ""),
     (RECOMMEND, b"[" * 10_000, "body", ""),
     (RECOMMEND, b'{"user_id": "u", "filters": {"shape": []}}', "filters.shape", ""),
-    (RECOMMEND, b"{" + b",".join(b'"f%d": 1' % number for number in range(101)) + b"}", "body", ""),
+    (RECOMMEND, b"{" + b",".join(b'"f%d": 1' % number for number in range(101)) + b"}", "f0", ""),
     (RECOMMEND, b'{"user_id": 7}', "user_id", "not a string; send a string"),
     (RECOMMEND, b'{"user_id": "u", "k": true}', "k", ""),
     (RECOMMEND, b'{"user_id": "u", "k": 2.5}', "k", "not an integer; send an integer"),
@@ -38,8 +37,8 @@ BAD_BODIES = [
     (RECOMMEND, b'{"user_id": "u", "k": ' + b"9" * 5_000 + b"}", "body", ""),
     (RECOMMEND, b'{"user_id": "u", "exclude_item_ids": "50"}', "exclude_item_ids", "not an array; send an array"),
     (RECOMMEND, b'{"user_id": "u", "filters": 3}', "filters", "not an object; send an object"),
-    (RECOMMEND, b'{"user_id": "\\ud800"}', "body", ""),
-    (EVENTS, b'{"user_id": "u",}', "body", "not JSON: trailing comma at line 1 column 17"),
+    (RECOMMEND, b'{"user_id": "\\ud800"}', "user_id", ""),
+    (EVENTS, b'{"user_id": "u",}', "body", "not JSON: JSON is malformed: trailing comma in object (byte 16)"),
     (EVENTS, b"7", "events", ""),
     (EVENTS, b'{"events": [], "more": 1}', "more", ""),
     (EVENTS, b'{"events": [1]}', "events[0]", ""),
@@ -254,21 +253,21 @@ async def test_every_path_of_openai_has_its_envelope(rest: RestClient, method: s
 @pytest.mark.parametrize(
     ("method", "path", "allowed", "detail"),
     [
-        ("GET", RECOMMEND, "POST", ErrorDetail),
-        ("POST", "/docs", "GET", ErrorDetail),
-        ("GET", "/v1/completions", "POST", OpenAiErrorDetail),
-        ("DELETE", "/v1/models/a%2Fb", "GET", OpenAiErrorDetail),
+        ("GET", RECOMMEND, "POST", ErrorDetail.__struct_fields__),
+        ("POST", "/docs", "GET", ErrorDetail.__struct_fields__),
+        ("GET", "/v1/completions", "POST", OpenAiErrorDetail.model_fields),
+        ("DELETE", "/v1/models/a%2Fb", "GET", OpenAiErrorDetail.model_fields),
     ],
 )
 async def test_an_unknown_method_is_answered_with_those_that_exist(
-    rest: RestClient, method: str, path: str, allowed: str, detail: type[BaseModel]
+    rest: RestClient, method: str, path: str, allowed: str, detail: Iterable[str]
 ) -> None:
     """The error has the door's format and names the allowed methods, also in the Allow header."""
     answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
     error = answer.json()["error"]
     assert (answer.status_code, answer.headers["allow"], answer.headers["x-request-id"]) == (405, allowed, "mine")
-    assert (error["code"], set(error)) == ("method_not_allowed", set(detail.model_fields))
+    assert (error["code"], set(error)) == ("method_not_allowed", set(detail))
     assert f"use {allowed}" in error.get("fix", error["message"])
 
 

@@ -46,7 +46,7 @@ async def test_an_expression_holds(world: World, user_id: str, spoil: Callable[[
     """Only matching items are shown, as many as requested."""
     spoil(world)
 
-    answer = await world.recommend(user_id, k=4, filters=Filters(expression=EVEN))
+    answer = await world.recommend(user_id, k=4, filters=Filters.of(EVEN))
 
     assert answer.tier is tier
     assert len(answer.items) == 4
@@ -133,7 +133,7 @@ async def test_the_llm_ranks_as_many_as_it_has_beams_for(world: World) -> None:
 
 async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(world: World) -> None:
     """A filter with few matches reaches the replica as item ids, so it need not compile the expression."""
-    await world.recommend("long", k=3, filters=Filters(expression=EVEN), exclude_item_ids=("i06",))
+    await world.recommend("long", k=3, filters=Filters.of(EVEN), exclude_item_ids=("i06",))
 
     (request,) = world.llm.requests
     assert request.filters.expression is None
@@ -145,7 +145,7 @@ async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(
 )
 async def test_an_attribute_that_changes_counts_at_once(world: World, change: dict[str, Any]) -> None:
     """A compiled mask follows each change of an item."""
-    cheap = Filters(expression=Expression.of(must=[Condition.of("price", Range(lt=10.0))]))
+    cheap = Filters(must=(Condition.of("price", Range(lt=10.0)),))
     items = world.plane.names.first.current().items
     for index in range(4, 9):
         items.put(f"i{index:02}", ItemState(item_id=f"i{index:02}", attributes={"price": 3.0}), int(NOW_S * 1_000))

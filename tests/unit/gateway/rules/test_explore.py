@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from services.contracts.recommend import Tier
 from services.contracts.rules import NO_RULES, Cap, Pin, Rules
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.ranking import ItemRanking
 from services.gateway.rules.cap import values_of
 from services.gateway.rules.explore import Exploration
 from services.gateway.rules.stage import Ruled, apply_rules, moves_of

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from models.catalogue import Catalogue
 from services.contracts.filters import Condition, OneOf, Range
 from services.contracts.items import ItemState
-from services.contracts.recommend import RecommendRequest, Tier
+from services.contracts.recommend import Filters, RecommendRequest, Tier
 from services.contracts.rules import Boost, Cap, Freshness, Pin, Rules
-from services.gateway.request.candidates import ItemRanking, masks_for
+from services.gateway.ranking import ItemRanking
+from services.gateway.request.masks import masks_for
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules, moves_of
@@ -147,7 +149,7 @@ def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
 def test_caps_hold_until_nothing_else_is_left(row: list[int], rules: Rules, k: int) -> None:
     """Each free position has the first candidate that fits all caps, or the first candidate if none fits."""
     ruled = run(row, rules, k)
-    without = run(row, replace(rules, caps=()), k)
+    without = run(row, msgspec.structs.replace(rules, caps=()), k)
     order = without.steps()[-1][1].indices.tolist() if without.steps() else row
     if rules.diversity:  # diversity looks further with caps
         before_caps = [slate for name, slate in ruled.steps() if name == "diversity"]
@@ -269,7 +271,7 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
     """A blocked item is in no mask, so no tier ranks it and no pin shows it."""
     expression = without_blocked(Rules(blocks=blocks))
     request = RecommendRequest(request_id="r", user_id="u", exclude_seen=False)
-    request = replace(request, filters=replace(request.filters, expression=expression))
+    request = msgspec.structs.replace(request, filters=Filters.of(expression))
     masks = masks_for(request, (), ITEMS, expressions=KNOWN.expressions)
     pins = tuple(Pin(f"i{index}", index + 1) for index in range(NUM_ITEMS))
 

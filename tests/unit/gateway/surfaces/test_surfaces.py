@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.contracts.filters import Condition, Expression, OneOf
+from services.contracts.filters import Condition, OneOf
 from services.contracts.recommend import Filters, Reason, RecommendRequest, Tier
 from services.contracts.rules import Cap, Pin, Rules
 from services.errors import ConfigError, InvalidRequest
@@ -54,7 +54,7 @@ def test_what_a_request_leaves_open_is_the_surface_s(path: Path) -> None:
     """k, deadline and rules come from the surface if the request has none; filters and blocks add up."""
     cart = Surfaces(path).find("cart")
 
-    filters, rules = Filters(expression=Expression.of(must=[ODD])), Rules(pins=(Pin("i04", 2),), blocks=(I16,))
+    filters, rules = Filters(must=(ODD,)), Rules(pins=(Pin("i04", 2),), blocks=(I16,))
 
     plain = cart.applied_to(request())
     own = cart.applied_to(request(k=2, deadline_ms=20, filters=filters, rules=rules))
@@ -100,7 +100,7 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
         ("[cart.rules]\ncaps = [{ most = 2 }]", r"cart.rules.caps.0..attribute: missing"),
         (
             "[cart.rules]\npins = [{ item_id = 'a', position = 1 }, { item_id = 'b', position = 1 }]",
-            r"cart.rules.pins.1..position: 1 is there twice",
+            r"cart.rules.pins.1..position: 1 is pinned twice",
         ),
         ("[cart]\nexplore = { share = 0, position = 5, of = 50 }", "cart.explore.share: 0 never draws"),
         ("[cart]\nexplore = { share = 1, position = 5, of = 5 }", "cart.explore.of: 5 is out of range; send 6 to 200"),

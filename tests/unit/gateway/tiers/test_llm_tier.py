@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from models.name_record import DEFAULT_NAME
 from services.contracts.access import ANYONE
-from services.contracts.rank import EngineLoad, RankRequest, RankResult
+from services.contracts.engine_load import EngineLoad
+from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import RecommendRequest
 from services.errors import DeadlineExceeded
 from services.gateway.request.context import FeatureLookup, RequestContext, StageTimer, build_context

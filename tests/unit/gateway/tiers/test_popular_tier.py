@@ -16,7 +16,8 @@ from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.errors import DependencyUnavailable
 from services.features.reader import merge_popularity
 from services.features.schema import LogPosition, PopularRow
-from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
+from services.gateway.ranking import ItemRanking, as_items, best_allowed, choose
+from services.gateway.request.masks import masks_for
 from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
 from services.items.live_items import LiveItems
 from services.stream.aggregate import LoggedEvent

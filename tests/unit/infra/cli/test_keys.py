@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from infra.cli.audit import AUDIT_FILE, audited
 from infra.cli.main import app
+from infra.cli.session import AUDIT_FILE, audited
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import hash_of, read_keys

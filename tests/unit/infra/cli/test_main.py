@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.cli.audit import user_name
+from infra.cli.session import user_name
 from models.registry import BundleStore
 from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
@@ -53,12 +53,12 @@ def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
         (
             ["pipeline", "--epochs", "0"],
             {},
-            "error: --epochs: 0 epochs train nothing; give at least 1, or leave it out for the recipe's number",
+            "error: --epochs: 0 is out of range; give at least 1",
         ),
         (["promote", "v9"], {}, "no bundle v9"),
         (["rollback"], {}, "no earlier version"),
         (["explain", "r", "--ca-file", "none.pem"], {}, "error: --ca-file: none.pem"),
-        (["bench", "speed"], {}, "there is no benchmark speed; the benchmarks are serve, freshness, "),
+        (["bench", "speed"], {}, "unknown benchmark speed; the benchmarks are serve, freshness, "),
         (["chaos", "--fault", "none"], {}, "error: no bundle in"),
     ],
 )

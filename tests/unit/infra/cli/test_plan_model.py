@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> Non
     ("arguments", "words"),
     [
         (("--gpus", "8xh1000"), "--gpus: unknown device 'h1000'; give h100"),
-        (("--kv", "int4"), "--kv: unknown kind 'int4'"),
+        (("--kv", "int4"), "--kv: 'int4' is unknown; give model, int8 or fp8"),
         (("--batch", "-1"), "--batch: -1"),
         (("--batch", "1000000000"), "--batch: 1000000000"),
         (("--length", "0"), "--length: 0"),

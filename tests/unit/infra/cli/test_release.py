@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from infra.cli.main import app
 from infra.cli.release import parse_budgets, parse_stages
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
 from services.errors import CanaryError, ConfigError, TailraceError
@@ -36,17 +36,22 @@ def tailrace(*words: str) -> str:
 
 def test_stages_have_a_share_and_a_time() -> None:
     """The default stages end with all users; a bare `--share` gives a single stage."""
-    assert parse_stages("", "") == (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600), Stage(1.0, 0))
-    assert parse_stages("2.5%:90s,50%:2d", "") == (Stage(0.025, 90), Stage(0.5, 172_800))
-    assert parse_stages("", "5%") == (Stage(0.05, 3_600),)
+    assert parse_stages("", "") == (
+        CanaryStage(0.01, 600),
+        CanaryStage(0.05, 1_800),
+        CanaryStage(0.25, 3_600),
+        CanaryStage(1.0, 0),
+    )
+    assert parse_stages("2.5%:90s,50%:2d", "") == (CanaryStage(0.025, 90), CanaryStage(0.5, 172_800))
+    assert parse_stages("", "5%") == (CanaryStage(0.05, 3_600),)
 
 
 @pytest.mark.parametrize(
     ("stages", "share", "message"),
     [
-        ("", "0.05", "--share: '0.05' is no percentage; give above 0% to 100%, such as 5%"),
-        ("", "0%", "--share: '0%' is no percentage"),
-        ("5%:10", "", "--stages: '10' is no duration; give for example 90s, 10m, 1h or 2d"),
+        ("", "0.05", "--share: '0.05' is not a percentage; give above 0% to 100%, such as 5%"),
+        ("", "0%", "--share: '0%' is not a percentage"),
+        ("5%:10", "", "--stages: '10' is not a duration; give for example 90s, 10m, 1h or 2d"),
         (
             "5%:1h,5%:1h",
             "",
@@ -66,8 +71,8 @@ def test_budgets_are_of_guards() -> None:
     """A budget is a percentage for an existing guard."""
     assert parse_budgets(["latency=10%,errors=0%", "clicks=2.5%"]) == {"latency": 0.1, "errors": 0.0, "clicks": 0.025}
     for text, message in (
-        ("latency", "names no share"),
-        ("latency=ten", "no percentage"),
+        ("latency", "has no percentage"),
+        ("latency=ten", "not a percentage"),
         ("speed=10%", "--budget speed: unknown guard; give one of errors, "),
         ("latency=100%", "give 0% to below 100%"),
     ):
@@ -106,8 +111,8 @@ def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
     [
         (("nwe", "--no-lists"), "no bundle nwe .*nearest to it are"),
         (("old", "--no-lists"), "old is already live"),
-        (("new", "--next"), "leave VERSION out"),
-        (("new", "--name", "mail", "--lists"), "--lists: stored lists are the default name's"),
+        (("new", "--next"), "VERSION: "),
+        (("new", "--name", "mail", "--lists"), "--lists: "),
         (("--next",), "no release is under way as default"),
         (("--stop",), "no release is under way as default"),
         (("--name", "Mail"), "name"),

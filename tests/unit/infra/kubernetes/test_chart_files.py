@@ -7,7 +7,7 @@ import yaml
 from jsonschema import Draft7Validator
 
 from infra.chart.files import CHART, generated
-from infra.chart.values import Place, Value, load_values
+from infra.chart.values import Value, ValuePath, load_values
 from tests.support.manifests import ROOT, render
 
 WRITTEN_BY_HAND = "Written by hand"
@@ -35,7 +35,7 @@ def test_a_value_whose_places_differ_is_refused() -> None:
     """A value whose places hold different numbers, or that has no place, is rejected."""
     pods = "*/workerGroupSpecs/*/minReplicas"
     for pattern in (pods, "Deployment/none"):
-        value = Value("pods", "", "count", (Place(pattern),), None)
+        value = Value("pods", "", "count", (ValuePath(pattern),), None)
         with pytest.raises(LookupError, match="pods: its fields hold"):
             value.default_in(render("prod"))
 

@@ -127,6 +127,9 @@ def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
     for group, name in (("gateways", "Gateway"), ("llm", "llm")):
         (num_pods,) = [one["minReplicas"] for one in groups if one["groupName"] == group]
         assert deployments[name].autoscaling_config["min_replicas"] >= num_pods, group
+    for group in groups:
+        requested = group["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+        assert group["rayStartParams"]["num-cpus"] == (requested if overlay != "dev" else "4"), group["groupName"]
     for bound in ("min", "max"):
         for resource in ("num_cpus", "num_gpus"):
             key = resource.replace("_", "-")

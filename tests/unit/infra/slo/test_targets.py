@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from infra.local.supervisor.parts import stack_parts
+from infra.local.parts import stack_parts
 from services.settings.settings import Settings
 from tests.support.manifests import OVERLAYS, find, matches, pods, render
 from tests.support.pages import ROOT

@@ -36,7 +36,7 @@ def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) 
     port = free_port()
     beside = f"""
         from pathlib import Path
-        from infra.local.servers.store import feature_store
+        from infra.local.store import feature_store
         from infra.local.supervisor.stackfile import StackFile
         from services.settings.settings import Settings
 

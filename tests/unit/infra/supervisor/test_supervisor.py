@@ -21,7 +21,7 @@ STATEMENTS = """
     import os, shutil, signal, sys, time
     from pathlib import Path
     from infra.local.supervisor.keeper import children_of
-    from infra.local.supervisor.parts import Part
+    from infra.local.supervisor.part import Part
     from infra.local.supervisor.stackfile import StackFile
     from infra.local.supervisor.supervisor import Supervisor
 

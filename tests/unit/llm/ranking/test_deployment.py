@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.items.live_items import Knowledge, LiveItems
@@ -153,7 +153,7 @@ async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_ca
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
     broken.path.rename(settings.bundle_root / "v2")
     (settings.bundle_root / "v2" / name).write_text(content)
-    canary = Canary(version="v2", salt="s", stages=(Stage(0.5, 0.0),), by="me", at="now")
+    canary = Canary(version="v2", salt="s", stages=(CanaryStage(0.5, 0.0),), by="me", at="now")
     with capture_logs() as lines:
         point_to(settings.bundle_root, *(("v1", canary) if is_candidate else ("v2",)))
         await until(lambda: [one["version"] for one in lines if one["event"] == "bundle_refused"] == ["v2"])
@@ -244,14 +244,14 @@ async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, s
     store.promote("v1")
     alone = await served(live, "v1")
 
-    store.release("v2", [Stage(0.5, 0.0)], 0)
+    store.release("v2", [CanaryStage(0.5, 0.0)], 0)
     candidate = await served(live, "v2")
     beside = await served(live, "v1")
     engines = [live._engines.of(version).bundle.engine for version in ("v1", "v2")]
     store.promote("v2")
     await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
     promoted = await served(live, "v2")
-    store.release("v1", [Stage(0.5, 0.0)], 0)
+    store.release("v1", [CanaryStage(0.5, 0.0)], 0)
     again = await served(live, "v1")
     store.end_canary("v1")
     await until(lambda: live._engines._serving.loaded.keys() == {"v2"})

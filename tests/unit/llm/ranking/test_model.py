@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.bundle import Bundle
-from services.contracts.rank import EngineLoad, RankRequest
+from services.contracts.engine_load import EngineLoad
+from services.contracts.rank import RankRequest
 from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt, CheckpointError
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import LoadedBundle, load_bundle
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 from tests.support.engine.checkpoints import overflowing
 from tests.support.engine.dense import logits_of
 from tests.support.training.bundles import MAX_ITEMS, STRIDE, build_decoder, live_store, publish_bundle
@@ -42,7 +43,7 @@ def rank(loaded: LoadedBundle, request: RankRequest):
     outcomes = []
     while not outcomes:
         outcomes = loaded.engine.step(2.0)
-    return loaded.result_of(Ended(outcomes[0], 2.5, LOAD))
+    return loaded.result_of(FinishedRequest(outcomes[0], 2.5, LOAD))
 
 
 def not_a_number(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

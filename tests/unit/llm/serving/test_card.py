@@ -28,7 +28,7 @@ QWEN3 = attention_shape(16, 8, 128, layers=28)
 T4, A100, L4 = (
     replace(H100, name=name, capability=at) for name, at in (("T4", (7, 5)), ("A100", (8, 0)), ("L4", (8, 9)))
 )
-OLD = "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32, .* at most 64 numbers"
+OLD = "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32, .* at most 64 dimensions"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_heads_that_exceed_the_shared_memory_are_refused(card: Card, head_dim: i
     """Large heads on an older GPU are rejected for any dtype, since its compiler would fail in the first step."""
     pool, shape = KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", 64, 0.4), attention_shape(16, 8, head_dim, layers=2)
 
-    with pytest.raises(ConfigError, match=r"heads have 128 numbers.*T4") if refused else nullcontext():
+    with pytest.raises(ConfigError, match=r"heads have 128 dimensions.*T4") if refused else nullcontext():
         assert pool.fit(EngineConfig(), shape, 4, 10 * GIB).num_blocks == 64
 
 

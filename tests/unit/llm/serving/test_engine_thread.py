@@ -12,7 +12,7 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import EngineThread, Stepped
-from services.llm.serving.streams import Ended, EngineStream
+from services.llm.serving.streams import EngineStream, FinishedRequest
 from tests.support.engine.engines import build_decoder, build_engine, build_items
 from tests.support.wait import until
 
@@ -60,7 +60,7 @@ class Hold:
 
     def __init__(self) -> None:
         self.has_stepped, self.may_go_on = threading.Event(), threading.Event()
-        self.ended: list[Ended] = []
+        self.ended: list[FinishedRequest] = []
 
     def __call__(self, stepped: Stepped) -> None:
         self.ended.extend(stepped.ended)

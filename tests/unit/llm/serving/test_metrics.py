@@ -8,12 +8,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.contracts.rank import EngineLoad
+from services.contracts.engine_load import EngineLoad
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.serving.engine_thread import Stepped
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
-from services.llm.serving.streams import Ended
+from services.llm.serving.streams import FinishedRequest
 from services.observability.metrics import EngineMetrics
 from tests.support.engine.engines import build_decoder, build_engine, build_items
 from tests.support.spans import Recorder
@@ -36,7 +36,7 @@ def test_texts_and_rankings_are_counted() -> None:
         outcomes = engine.step(now_s)
         began_s, now_s = now_s, now_s + STEP_S
         load, cost = engine.load(), engine.last_cost
-        ended = [Ended(outcome, now_s, load) for outcome in outcomes]
+        ended = [FinishedRequest(outcome, now_s, load) for outcome in outcomes]
         metrics.record(Stepped(load=load, new_tokens=engine.new_tokens, ended=ended, began_s=began_s, finished_s=now_s))
         assert cost is not None
         sums = costs.setdefault(cost.kind.value, [0.0, 0.0, 0.0])
@@ -98,7 +98,7 @@ def test_limits_are_measured() -> None:
     assert min(limits.bytes_per_s, limits.flops_per_s) > 1e8
 
 
-def ended(**changes: Any) -> Ended:
+def ended(**changes: Any) -> FinishedRequest:
     """Build a request that waited 1 s, prefilled 2 s and decoded 3 s."""
     now_s = time.monotonic()
     fields: dict[str, Any] = {
@@ -114,7 +114,7 @@ def ended(**changes: Any) -> Ended:
         "decoding_s": now_s - 3.0,
         "num_steps": 3,
     }
-    return Ended(
+    return FinishedRequest(
         EngineOutcome(**{**fields, **changes}), now_s, EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
     )
 

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.data.checks import CheckOptions, describe, problems, psi
+from pipelines.data.checks import describe, problems, psi
+from pipelines.data.options import CheckOptions
 
 DAY_US = 86_400_000_000
 NOW_US = 10 * DAY_US

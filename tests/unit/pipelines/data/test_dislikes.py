@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from models.prompt import window_start
 from pipelines.codes.tokenize import ReadHistories, tokenize
-from pipelines.data.examples import REFIT, Split, SplitKind, global_cuts, read_labelled_sequences, read_sequences
+from pipelines.data.examples import REFIT, Split, global_cuts, read_labelled_sequences, read_sequences
 from pipelines.data.labelled import Dislikes, dislikes_in, items_of, weights_of
+from pipelines.data.options import SplitKind
 from pipelines.data.roles import dislikes_of, joins_history, with_labels
 from services.contracts.event_roles import parse_event_roles
 from services.errors import StageFailed

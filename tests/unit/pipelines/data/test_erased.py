@@ -8,7 +8,7 @@ from pipelines.data.ingest import Source, ingest, key, live_log_files
 from services.contracts.erasure import Erasure
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
-from services.stream.erasure.ledger import Ledger
+from services.stream.log.ledger import ErasureLedger
 from tests.support.training.synthetic import raw_events, raw_items
 from tests.unit.pipelines.data.test_ingest import live_file, own_tables
 
@@ -23,7 +23,7 @@ def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
     log, item_id = tmp_path / "log", str(events["item_id"][0])
     rows = [(f"e{at}", user_id, item_id, (last_s + 100 + at) * 1_000) for at in range(4)]
     live_file(log, "partition=0/t/00000000000000000000-00000000000000000003.parquet", rows)
-    ledger = Ledger(log)
+    ledger = ErasureLedger(log)
     before = Source(*own, live_log_files(log), erasures=ledger)
     key_before = key(before)
     erasure = Erasure(erasure_id="x", user_id=user_id, accepted_time_ms=last_s * 1_000)

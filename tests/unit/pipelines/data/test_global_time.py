@@ -12,7 +12,8 @@ from models.catalogue import load_catalogue
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import describe_split
-from pipelines.data.examples import Split, SplitKind, as_of_rows, global_cuts, read_split
+from pipelines.data.examples import Split, as_of_rows, global_cuts, read_split
+from pipelines.data.options import SplitKind
 from pipelines.data.roles import with_labels
 from services.contracts.event_roles import parse_event_roles
 from services.errors import StageFailed

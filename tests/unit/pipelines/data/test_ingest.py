@@ -174,7 +174,8 @@ def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
 
 def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
     """Ratings become labels or dislikes by value, impressions are ignored, and the run reports the roles."""
-    rows = [("u", f"i{n:02d}", 60 * n, "rating", n) for n in range(10)] + [("u", "i01", 700, "impression", 1)]
+    rows = [("u", f"i{n:02d}", 1_700_000_000 + 60 * n, "rating", n) for n in range(10)]
+    rows.append(("u", "i01", 1_700_000_700, "impression", 1))
     columns = ["user_id", "item_id", "event_time", "event_type", "value"]
     pl.DataFrame(rows, schema=columns, orient="row").write_parquet(tmp_path / "events.parquet")
     raw_items(10).write_ndjson(tmp_path / "items.jsonl")

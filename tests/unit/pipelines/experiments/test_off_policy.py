@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.experiments.off_policy import Logged, estimate, read_logged
+from pipelines.experiments.off_policy import LoggedLists, estimate, read_logged
 from services.errors import DataError
 from tests.support.joined_table import write_table
 from tests.support.policies import World, best_list, coverage, plackett_luce, run
 
-BY_HAND = Logged(
+BY_HAND = LoggedLists(
     user=np.repeat(np.arange(200), 2),
     reward=np.tile([1.0, 0.0, 1.0, 1.0], 100),
     propensity=np.full(400, 0.5),

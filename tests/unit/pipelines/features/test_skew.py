@@ -15,7 +15,7 @@ from services.contracts.features import history_digest
 from services.features.schema import LogPosition, UserHistory
 from services.stream.aggregate import apply, history_limits
 from services.stream.decode import LoggedInteraction
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 
 NUM_IMPRESSIONS, NUM_USERS, MAX_ITEMS = 10_000, 60, 40
 NOW_MS = 1_800_000_000_000

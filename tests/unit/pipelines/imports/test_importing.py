@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.imports.importing import BATCH_ROWS, Outcome
+from pipelines.imports.importing import BATCH_ROWS, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
-from pipelines.imports.run import Run, import_events, import_items
+from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN
 from services.contracts.events import decode_interaction
@@ -32,7 +32,7 @@ class Shop:
         self.sent: list[int] = []
         self.findings = Findings("items")
 
-    def run(self, rows: Sequence[dict[str, Any]], num_batches: int | None = None) -> Outcome:
+    def run(self, rows: Sequence[dict[str, Any]], num_batches: int | None = None) -> ImportResult:
         """Run the import; the broker becomes unavailable after this number of batches."""
         left = [num_batches]
 
@@ -45,7 +45,7 @@ class Shop:
 
         path = self.folder / "items.csv"
         pl.DataFrame(rows, infer_schema_length=None).write_csv(path)
-        run = Run(path=path, options=PLAIN, send=send, progress_file=self.progress, scratch=self.folder / "s")
+        run = ImportRun(path=path, options=PLAIN, send=send, progress_file=self.progress, scratch=self.folder / "s")
         outcome, self.findings = import_items(run)
         return outcome
 
@@ -120,7 +120,9 @@ def test_events_of_a_large_file_are_sent_by_time(tmp_path: Path, monkeypatch: py
         path = tmp_path / "events.csv"
         path.write_text("\n".join(("user_id,item_id,event_time", *rows)))
         progress = tmp_path / ("up.json" if name == "up" else "down.json")
-        run = Run(path=path, options=PLAIN, send=sent[name].extend, progress_file=progress, scratch=tmp_path / "s")
+        run = ImportRun(
+            path=path, options=PLAIN, send=sent[name].extend, progress_file=progress, scratch=tmp_path / "s"
+        )
         import_events(run, None, now_ms)
 
     assert [decode_interaction(value).item_id for _, value in sent["up"]] == [f"i{n}" for n in range(1_000)]
@@ -136,7 +138,9 @@ def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path:
     found = {}
     for name, table_of_old in (("without", None), ("with", old)):
         sent: list[tuple[bytes, bytes]] = []
-        run = Run(path=path, options=PLAIN, send=sent.extend, progress_file=tmp_path / name, scratch=tmp_path / "s")
+        run = ImportRun(
+            path=path, options=PLAIN, send=sent.extend, progress_file=tmp_path / name, scratch=tmp_path / "s"
+        )
         _, findings = import_events(run, table_of_old, now_s * 1_000)
         reasons = {reason.partition(" is ")[2][:7]: one.rows for reason, one in findings.set_aside.items()}
         found[name] = [decode_interaction(value).item_id for _, value in sent], reasons

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from pipelines.optimize.choice import Row, best, judge, parse_budget, relative_difference
+from pipelines.optimize.choice import VariantRow, best, judge, parse_budget, relative_difference
 from pipelines.optimize.report import terminal
 from services.errors import ConfigError
 
@@ -16,9 +16,9 @@ MB = 10**6
 
 def row(
     name: str, ndcg: float = 0.1, low: float = -0.005, ms: float = 1.0, size: float = 100, kind: str | None = "int8"
-) -> Row:
+) -> VariantRow:
     """Build a row whose interval ends at `low`."""
-    return Row(
+    return VariantRow(
         name=name,
         weight_kind=kind,
         ndcg=ndcg,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipelines.planner.memory import kv_bytes_per_token, serving_memory, training_memory
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.planner.shapes import shape_of
 from services.llm.engine.config import KvKind
 from services.llm.engine.kv.cache import KvCache
@@ -44,9 +44,9 @@ def test_int8_halves_the_matrices_alone() -> None:
 
 def test_a_pipelines_first_stage_holds_a_micro_batch_for_each_stage() -> None:
     """1F1B keeps a micro-batch per stage in flight, each with the stage's fraction of the layers."""
-    whole = training_memory(LLAMA_2_7B, Layout(data=1), 2_048).parts["activations"]
-    staged = training_memory(LLAMA_2_7B, Layout(pipeline=4, accumulation=16), 2_048).parts["activations"]
-    short = training_memory(LLAMA_2_7B, Layout(pipeline=4, accumulation=1), 2_048).parts["activations"]
+    whole = training_memory(LLAMA_2_7B, ParallelLayout(data=1), 2_048).parts["activations"]
+    staged = training_memory(LLAMA_2_7B, ParallelLayout(pipeline=4, accumulation=16), 2_048).parts["activations"]
+    short = training_memory(LLAMA_2_7B, ParallelLayout(pipeline=4, accumulation=1), 2_048).parts["activations"]
 
     assert staged == pytest.approx(whole, rel=0.02)
     assert short == pytest.approx(whole / 4, rel=0.05)
@@ -54,7 +54,7 @@ def test_a_pipelines_first_stage_holds_a_micro_batch_for_each_stage() -> None:
 
 def test_tensor_parallelism_splits_the_inner_width_alone() -> None:
     """Heads and feed-forward rows are sharded; the residual stream and the tables are on every GPU."""
-    one, four = (training_memory(LLAMA_2_7B, Layout(tensor=size), 2_048).parts for size in (1, 4))
+    one, four = (training_memory(LLAMA_2_7B, ParallelLayout(tensor=size), 2_048).parts for size in (1, 4))
     matrices = LLAMA_2_7B.num_layers * LLAMA_2_7B.layer_weights
 
     assert one["weights"] - four["weights"] == pytest.approx(4 * matrices * 3 / 4)

@@ -20,7 +20,7 @@ from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.rope import periods
 from pipelines.planner.memory import chunk_bytes, training_memory
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.mesh import Checkpointing, ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.target.softmax import catalogue_loss
@@ -129,7 +129,7 @@ def planned(case: Case) -> tuple[dict[str, float], float]:
     The additional bytes are copies of weights and the loss. While a layer is recomputed, the loss and the other layers'
     copies have been freed.
     """
-    layout = Layout(micro_batch=case.rows, checkpointing=case.checkpointing)
+    layout = ParallelLayout(micro_batch=case.rows, checkpointing=case.checkpointing)
     shape = shape_of(case.config, case.name)
     parts = training_memory(shape, layout, case.length, is_bf16=case.is_bf16, fuses_norms=False).parts
     copies, loss = parts.get("working weights", 0.0), parts["loss"] - chunk_bytes(shape)
@@ -158,7 +158,7 @@ def kept_selectively(layers: int) -> tuple[float, float]:
     case = Case("selective", decoder(layers, 128, 4, 2, 512, 1_700), 8, 200)
     keeping = partial(create_selective_checkpoint_contexts, PRODUCTS)
     step = tracked(case, partial(checkpoint, context_fn=keeping))
-    layout = Layout(micro_batch=case.rows, checkpointing="selective")
+    layout = ParallelLayout(micro_batch=case.rows, checkpointing="selective")
     parts = training_memory(shape_of(case.config, "x"), layout, case.length, fuses_norms=False).parts
     return float(step.kept[_MemRefType.ACT]), parts["activations"]
 
@@ -188,7 +188,7 @@ def test_sharded_components_are_the_trackers_within_a_tenth(four_gpus: DeviceMes
             fully_shard(part, mesh=four_gpus, mp_policy=policy)
 
     step, shape = tracked(case, shard, autocasts=False), shape_of(case.config, case.name)
-    parts = training_memory(shape, Layout(shard=4, micro_batch=case.rows), case.length, fuses_norms=False).parts
+    parts = training_memory(shape, ParallelLayout(shard=4, micro_batch=case.rows), case.length, fuses_norms=False).parts
 
     assert {name: parts[name] for name in KINDS} == {
         name: pytest.approx(step.after[kind], rel=0.1) for name, kind in KINDS.items()

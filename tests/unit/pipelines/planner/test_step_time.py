@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.plan.cited_runs import CITED_RUNS, CitedRun, predict_cited
 from pipelines.planner.devices import parse_gpus
-from pipelines.planner.mesh import Execution, Layout
+from pipelines.planner.mesh import Execution, ParallelLayout
 from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, fitted, group_link, mfu, step_time
 from tests.support.planned_models import LLAMA_2_7B, SMOLLM2_135M, gpt
 
@@ -51,7 +51,7 @@ def test_llama_405b_on_512_gpus_is_planned_as_torchtitan_runs_it() -> None:
 )
 def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, part: str) -> None:
     """The technique reduces its part of the step, and the interval comes from other trainers' runs."""
-    layout = Layout(shard=2, tensor=4, pipeline=2, accumulation=8, checkpointing="full")
+    layout = ParallelLayout(shard=2, tensor=4, pipeline=2, accumulation=8, checkpointing="full")
     gpus = parse_gpus("16xh100")
     plain, faster = (step_time(LLAMA_2_7B, layout, 2_048, gpus, execution=way) for way in (Execution(), execution))
 
@@ -63,7 +63,7 @@ def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, pa
 def test_130_billion_on_128_gpus_reach_40_to_53_percent(micro_batch: int, percent: int) -> None:
     """Regression: the values of an earlier FSDP fit with bf16 gradients lie within the interval."""
     gpus, shape = parse_gpus("128xa100-80"), gpt(70, 12_288, 96, 50_304)
-    layout = Layout(shard=128, micro_batch=micro_batch, checkpointing="full")
+    layout = ParallelLayout(shard=128, micro_batch=micro_batch, checkpointing="full")
 
     step = step_time(shape, layout, 2_048, gpus, reduce_bytes=2)
 
@@ -74,7 +74,7 @@ def test_130_billion_on_128_gpus_reach_40_to_53_percent(micro_batch: int, percen
 def test_a_device_without_runs_says_so_and_widens() -> None:
     """A device without fitted runs uses the nearest chip's efficiency with a wider interval."""
     steps = {
-        name: step_time(LLAMA_2_7B, Layout(shard=8), 2_048, parse_gpus(f"8x{name}"))
+        name: step_time(LLAMA_2_7B, ParallelLayout(shard=8), 2_048, parse_gpus(f"8x{name}"))
         for name in ("h100", "h200", "h800", "a6000")
     }
     seen, unseen = steps["h100"], steps["a6000"]
@@ -89,7 +89,7 @@ def test_no_step_is_faster_than_the_peak_allows() -> None:
     """The MFU stays at most 1 even at the fast end of a wide interval."""
     for name in ("b200", "l4", "a100-80"):
         gpus = parse_gpus(f"8x{name}")
-        layout = Layout(data=8, micro_batch=64, accumulation=8)
+        layout = ParallelLayout(data=8, micro_batch=64, accumulation=8)
         step = step_time(LLAMA_2_7B, layout, 512, gpus)
 
         assert mfu(LLAMA_2_7B, layout, 512, gpus, step.low_s) <= 1 + 1e-9, name
@@ -98,8 +98,8 @@ def test_no_step_is_faster_than_the_peak_allows() -> None:
 def test_collectives_are_counted_by_rings() -> None:
     """DDP and FSDP2 collectives have the byte counts of ring algorithms."""
     gpus, held = parse_gpus("8xh100"), LLAMA_2_7B.num_parameters
-    ddp = step_time(LLAMA_2_7B, Layout(data=8, accumulation=3), 2_048, gpus).collectives
-    fsdp = step_time(LLAMA_2_7B, Layout(shard=8, accumulation=3), 2_048, gpus).collectives
+    ddp = step_time(LLAMA_2_7B, ParallelLayout(data=8, accumulation=3), 2_048, gpus).collectives
+    fsdp = step_time(LLAMA_2_7B, ParallelLayout(shard=8, accumulation=3), 2_048, gpus).collectives
 
     assert [one.num_bytes for one in ddp] == [pytest.approx(2 * 7 / 8 * 4 * held)]
     assert [one.num_bytes for one in fsdp] == [pytest.approx(3 * 7 / 8 * 4 * held)] * 2
@@ -118,7 +118,7 @@ def test_a_group_over_nodes_uses_the_network_cards_of_its_members() -> None:
 def test_a_small_step_waits_for_its_launches() -> None:
     """A small micro-batch takes the launch time of its kernels, so a slightly larger one costs no more."""
     gpus = parse_gpus("1xh100")
-    few, more = (step_time(SMOLLM2_135M, Layout(micro_batch=size), 16, gpus) for size in (1, 4))
+    few, more = (step_time(SMOLLM2_135M, ParallelLayout(micro_batch=size), 16, gpus) for size in (1, 4))
     floor = SMOLLM2_135M.num_layers * LAUNCHES_PER_LAYER * LAUNCH_S
 
     assert few.products_s + few.attention_s + few.traffic_s + few.launch_s == pytest.approx(floor)
@@ -129,7 +129,7 @@ def test_checkpointing_computes_the_forward_pass_again() -> None:
     """Layer products take a third more and fused attention 2/7 more, while the model's own FLOPs do not change."""
     gpus = parse_gpus("8xa100-80")
     plain, again = (
-        step_time(LLAMA_2_7B, Layout(shard=8, micro_batch=4, checkpointing=kept), 2_048, gpus)
+        step_time(LLAMA_2_7B, ParallelLayout(shard=8, micro_batch=4, checkpointing=kept), 2_048, gpus)
         for kept in ("none", "full")
     )
 

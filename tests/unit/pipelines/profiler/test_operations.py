@@ -10,10 +10,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from pipelines.profiler.events import Kind, Trace
 from pipelines.profiler.kernels import is_product_kernel
 from pipelines.profiler.names import is_communication, is_input, is_product_operation, is_waiting_frame
 from pipelines.profiler.operations import Cost, cost_of, limits_of, most_expensive
-from pipelines.profiler.trace import Kind, Trace, read_traces
+from pipelines.profiler.trace import read_traces
 from tests.support.profiler.traces import kernel, operation, write
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]

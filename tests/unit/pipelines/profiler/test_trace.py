@@ -11,8 +11,9 @@ import torch
 
 from models.errors import InvalidRequest
 from pipelines.profiler import trace as trace_module
+from pipelines.profiler.events import Kind
 from pipelines.profiler.report import as_lines, profile_of
-from pipelines.profiler.trace import Kind, read_traces
+from pipelines.profiler.trace import read_traces
 from tests.support.profiler.traces import kernel, memcpy, memset, operation, write
 
 

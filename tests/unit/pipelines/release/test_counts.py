@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means
 from pipelines.release.counts import StageCounts
@@ -22,7 +22,12 @@ from services.contracts.experiments import place_of
 SINCE_MS = 1_800_000_000_000
 WINDOW_MS, GRACE_MS = 60_000, 10_000
 CANARY = Canary(
-    version="new", salt="s", stages=(Stage(0.5, 600.0),), by="someone", at="2027-01-15T08:00:00Z", since_ms=SINCE_MS
+    version="new",
+    salt="s",
+    stages=(CanaryStage(0.5, 600.0),),
+    by="someone",
+    at="2027-01-15T08:00:00Z",
+    since_ms=SINCE_MS,
 )
 USERS = [f"u{number}" for number in range(6)]
 ITEMS = [f"i{number}" for number in range(4)]
@@ -225,7 +230,7 @@ def test_variety_is_what_the_list_before_of_another_user_did_not_hold() -> None:
 
 def test_memory_is_bounded_by_leaving_users_out() -> None:
     """Beyond the limits, users of the larger version are dropped at random, and the candidate's fraction adjusts."""
-    canary = replace(CANARY, stages=(Stage(0.2, 600.0),))
+    canary = replace(CANARY, stages=(CanaryStage(0.2, 600.0),))
     counts = StageCounts("default", canary, "old", max_rows=1_000, max_users=400)
     for start in range(0, 20_000, 1_000):
         users = [f"u{number}" for number in range(start, start + 1_000)]
@@ -241,7 +246,7 @@ def test_memory_is_bounded_by_leaving_users_out() -> None:
 @pytest.mark.parametrize("part", [0.3, 0.03])
 def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> None:
     """A candidate that fails 3 % of its requests is withdrawn; an equal candidate is not, and no user is missing."""
-    draw, releasing = np.random.default_rng(3), replace(CANARY, stages=(Stage(0.5, 600.0), Stage(1.0, 0.0)))
+    draw, releasing = np.random.default_rng(3), replace(CANARY, stages=(CanaryStage(0.5, 600.0), CanaryStage(1.0, 0.0)))
     outcomes = {}
     for failing in (0.0, part):
         counts = StageCounts("default", releasing, "old")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.release.traffic import Traffic, looks
-from models.canary import Canary, Stage
+from models.canary import Canary, CanaryStage
 from models.release_report import ReleaseReport
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means, Outcome, State
-from pipelines.release.counts import Seen
+from pipelines.release.counts import StageResults
 from pipelines.release.decision import Act, decide
 from pipelines.release.guards import GUARDS, MEANINGS, check_budgets, guards_of, judge, mismatch
 from services.errors import ConfigError
@@ -22,7 +22,7 @@ from services.errors import ConfigError
 CANARY = Canary(
     version="new",
     salt="s",
-    stages=(Stage(0.5, 600.0), Stage(1.0, 60.0)),
+    stages=(CanaryStage(0.5, 600.0), CanaryStage(1.0, 60.0)),
     by="someone",
     at="2027-01-15T08:00:00Z",
     since_ms=1_000_000,
@@ -42,7 +42,7 @@ def rare(candidate: int, control: int, num: int = 5_000) -> Affected:
     return Affected(candidate, control, Means(*(UserSums.of(one.astype(float), np.full(num, 4.0)) for one in hit)))
 
 
-def seen(num: int = 5_000, **changes: Any) -> Seen:
+def seen(num: int = 5_000, **changes: Any) -> StageResults:
     """Build counts of two equal versions."""
     counts: dict[str, Means | Affected] = {
         "errors": rare(0, 0, num),
@@ -56,7 +56,7 @@ def seen(num: int = 5_000, **changes: Any) -> Seen:
         "latency:precomputed": means(20.0, 20.0, 2),
     }
     counts |= {name: one for name, one in changes.items() if name in counts}
-    built = Seen(counts=counts, share=0.5, num_users=(num, num), num_lists=(4 * num, 4 * num), stray_share=0.0)
+    built = StageResults(counts=counts, share=0.5, num_users=(num, num), num_lists=(4 * num, 4 * num), stray_share=0.0)
     return replace(built, **{name: one for name, one in changes.items() if name not in counts})
 
 
@@ -162,7 +162,7 @@ def test_by_hand_it_stays_with_the_next_command() -> None:
 
 def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
     """Required effects shrink with the root of the stage's traffic fraction; budgets do not change."""
-    canary = replace(CANARY, stages=(Stage(0.01, 60.0), Stage(0.25, 60.0), Stage(1.0, 0.0)))
+    canary = replace(CANARY, stages=(CanaryStage(0.01, 60.0), CanaryStage(0.25, 60.0), CanaryStage(1.0, 0.0)))
     first, second = (
         {guard.name: guard for guard in guards_of(replace(canary, stage=stage), seen())} for stage in (0, 1)
     )
@@ -176,7 +176,9 @@ def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
 def test_stages_share_the_false_alarms() -> None:
     """With more stages, each stage needs more evidence."""
     few = seen(errors=rare(11, 0))
-    five = replace(CANARY, stages=(*(Stage(0.1 * one, 1.0) for one in range(1, 5)), Stage(0.5, 1.0)), stage=4)
+    five = replace(
+        CANARY, stages=(*(CanaryStage(0.1 * one, 1.0) for one in range(1, 5)), CanaryStage(0.5, 1.0)), stage=4
+    )
 
     assert judge(CANARY, few, LATER_MS).outcome is Outcome.WORSE
     assert judge(five, few, LATER_MS).outcome is not Outcome.WORSE
@@ -219,7 +221,7 @@ def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit:
 def test_a_worse_candidate_is_found_within_ten_minutes_of_traffic() -> None:
     """At 50 requests per second with half of the users, losses are found and an equal candidate is not."""
     traffic = Traffic(rate=50, minutes=10)
-    one_stage = replace(CANARY, stages=(Stage(0.5, 600.0),))
+    one_stage = replace(CANARY, stages=(CanaryStage(0.5, 600.0),))
 
     def outcomes(worse: Traffic, seed: int) -> set[Outcome]:
         return {judge(one_stage, replace(seen(), counts=counts), LATER_MS).outcome for counts in looks(worse, seed)}

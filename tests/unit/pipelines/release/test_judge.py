@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.canary import Stage
+from models.canary import CanaryStage
 from models.registry import BundleStore
 from pipelines.release.judge import ReleaseJudge
 from pipelines.release.topics import Batch
@@ -40,7 +40,7 @@ def test_a_stop_while_the_topics_are_read_is_kept(tmp_path: Path, stops: bool, l
         (tmp_path / version / "student.onnx").write_text(version)
         store.publish(tmp_path / version, version, {})
     store.promote("old")
-    store.release("new", (Stage(0.5, 0.0), Stage(1.0, 0.0)), 0)
+    store.release("new", (CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0)), 0)
     store.move_canary("new", 1, 1)
     reading = Reading(lambda: store.end_canary("new", by="ann") if stops else None)
     judge = ReleaseJudge(store, lambda _since_ms: reading, ReleaseMetrics(CollectorRegistry()), 0)

@@ -89,7 +89,7 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
     """The key covers all modules of a stage, such as losses, masks and attention."""
     names = {module.__name__ for module in sources([train_decoder])}
 
-    wanted = {"training.train_decoder", "training.target.softmax", "training.fit.batches", "scoring.metrics"}
+    wanted = {"training.train_decoder", "training.target.softmax", "training.batches", "scoring.metrics"}
     assert {f"pipelines.{name}" for name in wanted} < names
     assert {"models.decoder.decoder", "models.decoder.rope", "models.catalogue"} < names
     assert not names & {"pipelines.training.train_student", "pipelines.run", "models.student"}

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.data.ingest import Source, open_tables
 from pipelines.tables.findings import Findings
-from pipelines.tables.options import PLAIN, TableOptions, table_options
+from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from services.errors import DataError
 from tests.unit.pipelines.tables.test_reader import events_of, items_of
 
@@ -22,7 +22,9 @@ def read_by_its_errors(name: str, folder: Path) -> tuple[list[tuple[object, ...]
     given: dict[str, list[str]] = {"column": [], "header": []}
     read = items_of if name.endswith((".item", "movies.dat", "products.csv")) else events_of
     for _ in range(MAX_TRIES):
-        options = table_options(given["column"], header=given["header"]) if any(given.values()) else PLAIN
+        options = (
+            ItemArguments(column=given["column"], header=given["header"]).parsed() if any(given.values()) else PLAIN
+        )
         try:
             (piped, findings), (imported, others) = read(FORMATS / name, options, folder)
         except DataError as error:
@@ -104,7 +106,7 @@ def test_what_is_ignored_is_named_with_the_option_that_reads_it(tmp_path: Path) 
 
 def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tmp_path: Path) -> None:
     """MIND rows become clicks and impressions by suffix, after the user's history, which is added once."""
-    options = table_options(header=["events=_,user_id,event_time,history,impressions"])
+    options = ItemArguments(header=["events=_,user_id,event_time,history,impressions"]).parsed()
     (rows, _), _ = events_of(FORMATS / "mind-behaviors.tsv", options, tmp_path)
 
     own = [(item, kind) for user, item, _, kind, _ in rows if user == "U100"]
@@ -118,7 +120,7 @@ def test_an_impression_is_one_event_for_each_item_and_the_history_comes_first(tm
 
 def test_options_that_two_tables_share_go_to_the_one_that_has_the_column(tmp_path: Path) -> None:
     """A single command line can rename columns of both events and items."""
-    options: TableOptions = table_options(["movie_title=title", "class=categories", "rating=value"])
+    options: TableOptions = ItemArguments(column=["movie_title=title", "class=categories", "rating=value"]).parsed()
     items, events = open_tables(
         Source(FORMATS / "recbole.inter", FORMATS / "recbole.item", (), tables=options), tmp_path
     )

@@ -17,9 +17,9 @@ import pytest
 
 from pipelines.data.ingest import Source, open_tables
 from pipelines.imports.old_events import OldEvents
-from pipelines.imports.run import Run, import_events, import_items
+from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
-from pipelines.tables.options import PLAIN, TableOptions, table_options
+from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
 from services.errors import ConfigError, DataError
@@ -64,7 +64,7 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
     table, _ = open_tables(Source(None, path, (), tables=options), folder)
     piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
     sent: list[Any] = []
-    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
     _, findings = import_items(run)
     states = [decode_item(key, value) for key, value in sent]
     imported = [(name, one.title or name, [*(one.categories or ())]) for name, one in states if one is not None]
@@ -81,7 +81,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # the stream's resolution
     piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
     sent: list[Any] = []
-    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
     old = OldEvents(folder / "old.parquet")
     _, findings = import_events(run, old, NOW_MS)
     events = [decode_interaction(value) for _, value in sent]
@@ -267,7 +267,7 @@ EVENTS = {
             for item, seconds in (("c", 0), ("d", 0), ("b", 1), ("a", 3))
         ],
         notes=("1 with an invalid offset_ms", "events are ordered by time"),
-        options=table_options(["timeframe=offset_ms"]),
+        options=ItemArguments(column=["timeframe=offset_ms"]).parsed(),
     ),
     "days as numbers": Case(
         "user_id,item_id,event_time\nu,a,43831.5\n",
@@ -287,9 +287,9 @@ EVENTS = {
     "mapped columns": Case(
         HEADER.replace("event_type,value", "event,EVENT_VALUE") + "u,a,1780000000,buy,1\n",
         [U],
-        options=table_options(["event=event_type", "EVENT_VALUE=value"]),
+        options=ItemArguments(column=["event=event_type", "EVENT_VALUE=value"]).parsed(),
     ),
-    "a skipped column": Case(GOOD, WITHOUT_TYPE, options=table_options(skip=["event_type"])),
+    "a skipped column": Case(GOOD, WITHOUT_TYPE, options=ItemArguments(skip=["event_type"]).parsed()),
     "equal rows": Case(GOOD + GOOD.removeprefix(HEADER), [U, V], notes=("2 exact duplicates",)),
     "an unprintable id": Case(HEADER + '"u\n",a,1780000000,buy,1\n"v\x07",a,1780000001,buy,1\n', [U], {"user_id": [3]}),
     "JSON numbers": Case(
@@ -443,18 +443,20 @@ TABLES = {
         ROWS % f"p2,{'x' * 1_100},Seat\n", [P1, ("p2", "x" * 1_024, ["Seat"]), P3], notes=("cut to 1024",)
     ),
     "a list separated by commas": Case(
-        ROWS % 'p2,Chair,"A, B"\n', [P1, ("p2", "Chair", ["A", "B"]), P3], options=table_options(split=["categories=,"])
+        ROWS % 'p2,Chair,"A, B"\n',
+        [P1, ("p2", "Chair", ["A", "B"]), P3],
+        options=ItemArguments(lists=["categories=,"]).parsed(),
     ),
     "sequences": Case(
         "item_id:token\ttitle:token_seq\tclass:token_seq\n1\tToy Story\tComedy Drama\n",
         [("1", "Toy Story", ["Comedy", "Drama"])],
-        options=table_options(["class=categories"]),
+        options=ItemArguments(column=["class=categories"]).parsed(),
         name="x.item",
     ),
     "flags of genres": Case(
         "item_id,title,Action,Drama\n1,A,1,0\n2,B,1,1\n",
         [("1", "A", ["Action"]), ("2", "B", ["Action", "Drama"])],
-        options=table_options(["Action=categories", "Drama=categories"]),
+        options=ItemArguments(column=["Action=categories", "Drama=categories"]).parsed(),
     ),
     "objects": Case(
         '{"item_id": "p1", "title": "Lamp", "categories": [{"name": "Light"}, null]}\n', [P1], name="i.jsonl"
@@ -472,9 +474,9 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
     """Import items, and return their states by id."""
     sent: list[Any] = []
     path = written(tmp_path, Case(content, []))
-    run = Run(
+    run = ImportRun(
         path=path,
-        options=table_options(**options),
+        options=ItemArguments(**options).parsed(),
         send=sent.extend,
         progress_file=tmp_path / "p.json",
         scratch=tmp_path / "s",
@@ -562,13 +564,13 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
     path, said = written(tmp_path, Case(content, [])), []
     (tmp_path / "items.csv").write_text("item_id\na\n")
     for read in (
-        lambda: open_tables(Source(path, tmp_path / "items.csv", (), tables=table_options(**options)), tmp_path)[
-            1
-        ].read(),  # type: ignore[union-attr]
+        lambda: open_tables(
+            Source(path, tmp_path / "items.csv", (), tables=ItemArguments(**options).parsed()), tmp_path
+        )[1].read(),  # type: ignore[union-attr]
         lambda: import_events(
-            Run(
+            ImportRun(
                 path=path,
-                options=table_options(**options),
+                options=ItemArguments(**options).parsed(),
                 send=said.append,
                 progress_file=tmp_path / "p",
                 scratch=tmp_path / "s",

@@ -7,7 +7,7 @@ import torch
 
 from models.decoder.weights import load_decoder
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.planner.shapes import shape_of
 from pipelines.runner.stage import silent
 from pipelines.training.fit.memory import PeakMemory
@@ -24,7 +24,7 @@ def test_a_training_reports_the_planners_memory_beside_its_own(built: Built, tmp
 
     speed = read_training(tmp_path)["speed"]
     memory, decoder = speed["memory"], load_decoder(tmp_path / "decoder", torch.float32, CPU)
-    layout = Layout(micro_batch=SMALL_DECODER.max_batch_tokens)
+    layout = ParallelLayout(micro_batch=SMALL_DECODER.max_batch_tokens)
     planned = training_memory(shape_of(decoder.config, "decoder"), layout, is_bf16=False, fuses_norms=False)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
     assert memory["predicted"] == pytest.approx(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.decoder.decoder import Decoder
-from pipelines.training.fit.parallel import Group, Method
+from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh, Method
 from pipelines.training.speed import decoder_work, speed_of, training_flops
 from tests.support.engine.attention_shapes import attention_shape
 
@@ -25,11 +25,11 @@ def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
 
 def test_a_cpu_has_a_utilisation_of_what_it_was_measured_to_do() -> None:
     """Without a data-sheet peak the MFU is None; recomputation increases only the hardware utilisation."""
-    alone, recomputing = Group(), Group(Method(recompute="full"))
+    alone, recomputing = ONE_PROCESS, Mesh(method=Method(recompute="full"))
 
     speed, again = (
-        speed_of(num_tokens=100, flops=3_000, seconds=2.0, device=torch.device("cpu"), group=group)
-        for group in (alone, recomputing)
+        speed_of(num_tokens=100, flops=3_000, seconds=2.0, device=torch.device("cpu"), mesh=mesh)
+        for mesh in (alone, recomputing)
     )
 
     measured = speed["measured_peak_flops_per_s"]

@@ -14,7 +14,7 @@ from services.contracts.erasure import Erasure, ErasureStore
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
 from services.stream.erasure.eraser import Eraser, ErasingFiles
-from services.stream.offline_log import OfflineLog
+from services.stream.log.offline_log import OfflineLog
 from tests.support.wait import wait_for
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.training.fit.checkpoints import FitState
-from pipelines.training.fit.shard_files import ShardWriter
+from pipelines.training.fit.shard_writer import ShardWriter
 from tests.unit.pipelines.conftest import checkpoints_in
 
 

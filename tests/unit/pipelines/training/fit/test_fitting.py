@@ -21,11 +21,11 @@ from pipelines.data.examples import Split, read_cases
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
-from pipelines.training.fit.batches import Batch, make_batch, split_batch
+from pipelines.training.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, rate_at
-from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, fit
+from pipelines.training.parallel.dropout import Dropout
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.student_targets import new_targets
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
@@ -277,7 +277,7 @@ def test_dropout_is_there_in_training_only_and_gone_afterwards() -> None:
     """Dropout applies only inside the block and only in training mode."""
     layer, ones = nn.Identity(), torch.ones(1_000)
 
-    with dropout_after([layer], 0.5):
+    with Dropout([layer], 0.5).applied():
         dropped = layer.train()(ones)
         judged = layer.eval()(ones)
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from pipelines.training.batches import Batch, MakeBatch
 from pipelines.training.fit import prefetch
-from pipelines.training.fit.batches import Batch, MakeBatch
 from pipelines.training.fit.prefetch import ready_batches
 from tests.support.training.lines import numbered
 from tests.support.wait import wait_for

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.watch import Reporting
+from pipelines.training.options import Reporting
 from pipelines.training.reports.tensorboard import TensorBoardFiles
 from pipelines.training.reports.watched import flat, refuse_unreportable
 from pipelines.training.train_decoder import read_training, train

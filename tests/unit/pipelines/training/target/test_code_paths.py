@@ -9,7 +9,7 @@ from models.decoder.decoder import Decoder
 from models.prompt import Prompt
 from pipelines.data.labelled import Weighted
 from pipelines.scoring.beams import BeamScorer
-from pipelines.training.fit.batches import make_batch
+from pipelines.training.batches import make_batch
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.train_decoder import next_token_loss
 from services.llm.engine.beam.trie import ItemCodes

@@ -21,7 +21,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer
 from pipelines.scoring.student import StudentScorer
-from pipelines.training.fit.batches import make_batch
+from pipelines.training.batches import make_batch
 from pipelines.training.start.warm_start import WarmStart
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, single_level

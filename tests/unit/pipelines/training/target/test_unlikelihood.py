@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from models.catalogue import BOS_TOKEN
 from pipelines.data.labelled import Dislikes, Weighted
-from pipelines.training.fit.batches import Batch, Disliked, make_batch, split_batch
+from pipelines.training.batches import Batch, Disliked, make_batch, split_batch
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
@@ -29,7 +29,7 @@ NUM_ITEMS, SIZE = 40, 8
     depth=st.integers(1, 4), number=st.integers(1, 9), scale=st.sampled_from([0.1, 1.0, 4.0]), seed=st.integers(0, 99)
 )
 def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int, scale: float, seed: int) -> None:
-    """Loss and gradients equal the product of softmaxes in float64."""
+    """Loss and gradients equal the log of the other paths' softmaxes in float64."""
     draw = torch.Generator().manual_seed(seed)
     hidden = torch.randn(number, depth, SIZE, generator=draw, requires_grad=True)
     heads = [torch.mul(torch.randn(5 + level, SIZE, generator=draw), scale).requires_grad_() for level in range(depth)]
@@ -41,11 +41,13 @@ def test_loss_and_gradients_are_those_of_the_plain_form(depth: int, number: int,
         weights,
     )
 
-    p = torch.ones(number, dtype=torch.float64)
+    # 1 - p is added up from the other paths: subtracted from 1, it would lose its digits where p is close to 1.
+    prefix, others = torch.ones(number, 1, dtype=torch.float64), torch.zeros(number, dtype=torch.float64)
     for level, head in enumerate(heads):
-        shares = (hidden[:, level].double() @ head.double().T).softmax(1)
-        p = p * shares.gather(1, codes[:, level : level + 1]).squeeze(1)
-    plain = -(weights * torch.log1p(-p)).sum()
+        shares, code = (hidden[:, level].double() @ head.double().T).softmax(1), codes[:, level : level + 1]
+        others = others + (prefix * shares.scatter(1, code, 0.0)).sum(1)
+        prefix = prefix * shares.gather(1, code)
+    plain = -(weights * torch.log(others)).sum()
     assert found.item() == pytest.approx(plain.item(), rel=1e-4, abs=1e-12)
     for one, other in zip(*(torch.autograd.grad(loss, [hidden, *heads]) for loss in (found, plain)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)

@@ -8,15 +8,15 @@ import torch
 
 from pipelines.training.fit.checkpoints import FitState
 from pipelines.training.workers.attempts import Left, fit_again
-from pipelines.training.workers.rank import Ended, Ending
+from pipelines.training.workers.rank import ExitKind, RankExit
 from services.errors import ConfigError, StageFailed
 from tests.unit.pipelines.conftest import checkpoints_in
 
-DONE, LOST = Ended(Ending.DONE, "weights"), Ended(Ending.LOST_PEER, why="connection closed")
-FULL = Ended(Ending.OUT_OF_MEMORY)
+DONE, LOST = RankExit(ExitKind.DONE, "weights"), RankExit(ExitKind.LOST_PEER, why="connection closed")
+FULL = RankExit(ExitKind.OUT_OF_MEMORY)
 
 
-def left(*ended: Ended | None) -> list[Left]:
+def left(*ended: RankExit | None) -> list[Left]:
     """Build the ends of ranks; None means killed without a report."""
     return [Left(rank, one, "was ended by SIGKILL") for rank, one in enumerate(ended)]
 
@@ -79,13 +79,13 @@ def test_a_full_memory_is_met_with_twice_as_many_parts(tmp_path: Path) -> None:
     assert max(starts) == 64
 
 
-@pytest.mark.parametrize("kind", [Ending.REFUSED, Ending.BROKEN])
-def test_what_another_start_would_not_mend_is_raised_at_once(kind: Ending, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ExitKind.REFUSED, ExitKind.BROKEN])
+def test_what_another_start_would_not_mend_is_raised_at_once(kind: ExitKind, tmp_path: Path) -> None:
     """User errors are raised unchanged and unexpected errors with their rank, not the peers' lost connections."""
     refused = ConfigError("--events: no such file")
-    ended = Ended(kind, (type(refused), refused.args, vars(refused)), "KeyError: 'item'")
+    ended = RankExit(kind, (type(refused), refused.args, vars(refused)), "KeyError: 'item'")
 
-    with pytest.raises(ConfigError if kind == Ending.REFUSED else StageFailed) as raised:
+    with pytest.raises(ConfigError if kind == ExitKind.REFUSED else StageFailed) as raised:
         fit_again(lambda _: left(LOST, ended), checkpoints_in(tmp_path))
 
-    assert ("--events: no such file" if kind == Ending.REFUSED else "rank 1: KeyError: 'item'") in str(raised.value)
+    assert ("--events: no such file" if kind == ExitKind.REFUSED else "rank 1: KeyError: 'item'") in str(raised.value)

@@ -1,0 +1,101 @@
+"""Answers: from the plain values of JSON, which both doors give, to the results. Unknown fields are ignored."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tailrace_client.calls import (
+    Assigned,
+    Batch,
+    ErasureReceipt,
+    Explanation,
+    Item,
+    Recommendation,
+    Recorded,
+    SurfaceAssignment,
+    UserData,
+)
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
+from tailrace_client.retry import TailraceError
+
+_READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
+
+
+def _recommendation(body: Mapping[str, Any], num_attempts: int) -> Recommendation:
+    items = tuple(Item(one["item_id"], one["score"], one["title"], one["source"]) for one in body["items"])
+    known = {name: value for name, value in body.items() if name in _READ}
+    return Recommendation(items=items, num_attempts=num_attempts, **known)
+
+
+def _batch(body: Mapping[str, Any], num_attempts: int) -> Batch:
+    return Batch(tuple(_entry(one, num_attempts) for one in body["answers"]), num_attempts)
+
+
+def _entry(one: Mapping[str, Any], num_attempts: int) -> Recommendation | TailraceError:
+    """Return an entry: over gRPC an error or a recommendation, over REST an error or the fields."""
+    if (error := one.get("error")) is None:
+        return _recommendation(one.get("recommendation", one), num_attempts)
+    named = {name: error[name] for name in ("field", "fix", "request_id")}
+    return TailraceError(error["code"], error["message"], num_attempts=num_attempts, **named)
+
+
+def _recorded(body: Mapping[str, Any], num_attempts: int) -> Recorded:
+    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())), body["accepted"])
+
+
+def _assigned(body: Mapping[str, Any], num_attempts: int) -> Assigned:
+    return Assigned(tuple(_surface(one) for one in body["surfaces"]), num_attempts)
+
+
+def _surface(one: Mapping[str, Any]) -> SurfaceAssignment:
+    fields = {name: one[name] for name in SurfaceAssignment.__slots__}
+    return SurfaceAssignment(**fields | {"surface": one["surface"] or None})
+
+
+def _explanation(body: Mapping[str, Any], num_attempts: int) -> Explanation:
+    return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
+
+
+def _receipt(body: Mapping[str, Any], num_attempts: int) -> ErasureReceipt:
+    return ErasureReceipt(
+        erasure_id=body["erasure_id"],
+        accepted_time_ms=body["accepted_time_ms"],
+        is_done_online=body["is_done_online"],
+        is_done=body["is_done"],
+        stores={one["store"]: one["done_time_ms"] for one in body["stores"]},
+        remaining=tuple(f"{one['what']}: until {one['until']}" for one in body["remaining"]),
+        num_attempts=num_attempts,
+    )
+
+
+def _user_data(body: Mapping[str, Any], num_attempts: int) -> UserData:
+    return UserData(body["user_id"], body, num_attempts)
+
+
+def _item(body: Mapping[str, Any], num_attempts: int) -> CatalogueItem:
+    known = {name: value for name, value in body.items() if name in CatalogueItem.__slots__ and value is not None}
+    if (categories := known.get("categories")) is not None:
+        known["categories"] = tuple(categories)
+    attributes = known.get("attributes", {}).items()
+    known["attributes"] = {name: tuple(value) if isinstance(value, list) else value for name, value in attributes}
+    return CatalogueItem(**known, num_attempts=num_attempts)
+
+
+def _items_put(body: Mapping[str, Any], num_attempts: int) -> ItemsPut:
+    rejected = ((one["item_id"], one["error"]) for one in body["outcomes"] if one["error"] is not None)
+    refusals = (ItemRefusal(item_id, why["field"], why["message"], why["fix"]) for item_id, why in rejected)
+    return ItemsPut(body["accepted"], tuple(refusals), num_attempts)
+
+
+READERS: Mapping[type, Callable[[Any, int], Any]] = {
+    Recommendation: _recommendation,
+    Batch: _batch,
+    Recorded: _recorded,
+    Assigned: _assigned,
+    Explanation: _explanation,
+    ErasureReceipt: _receipt,
+    UserData: _user_data,
+    CatalogueItem: _item,
+    ItemsPut: _items_put,
+    ItemDeleted: lambda _body, num_attempts: ItemDeleted(num_attempts),
+}
+"""Reads an answer of each type, with the number of attempts."""

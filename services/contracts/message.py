@@ -1,0 +1,396 @@
+"""Messages: frozen structs whose declaration is the validation, the JSON schema and the form in protobuf.
+
+A field's type, bounds and description are written once, as `Annotated[type, Meta(...)]`. `decode` reads JSON text,
+`convert` reads plain values from protobuf, TOML or a query. Both stop at the first wrong field and raise
+InvalidRequest with its path. Knows no transport.
+"""
+
+import json
+import math
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from services.errors import InvalidRequest
+
+MAX_ID_CHARS = 256
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
+"""JSON-schema pattern equivalent to `str.isprintable`. A text with this pattern is checked to be printable."""
+_MAX_NAME_CHARS = 256
+_SHOWN_CHARS = 40
+_MAX_CUSTOM = 6_000
+_SEND_ONE_OBJECT = "send one JSON object"
+_TOO_LARGE = ("Number out of range", "Integer value out of range")
+
+
+class InvalidField(InvalidRequest, ValueError):
+    """An InvalidRequest that the decoder completes with the path of the enclosing message."""
+
+
+def text(max_chars: int = MAX_ID_CHARS) -> Meta:
+    """Return the bounds of a printable text of 1 to `max_chars` characters."""
+    return Meta(min_length=1, max_length=max_chars, extra_json_schema={"pattern": PRINTABLE})
+
+
+Id = Annotated[str, text()]
+"""An identifier: 1 to 256 printable characters."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message without unknown fields, with printable texts and finite numbers.
+
+    Attributes:
+        component: The name in the OpenAPI document; empty: the class name with `Body`.
+        extra_schema: Constraints that the declaration cannot express, for the JSON schema; `__post_init__` checks them.
+    """
+
+    component: ClassVar[str] = ""
+    extra_schema: ClassVar[Mapping[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        """Check texts and numbers. Raises InvalidField."""
+        for name, sent_name in _checked_fields(type(self)):
+            value = getattr(self, name)
+            if value is None or (value.__class__ is str and value.isprintable()):
+                continue
+            _check_value(sent_name, value)
+
+
+class Answer(Message, frozen=True):
+    """A message that we write: it only declares, since its values are our own."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def decode(kind: type[M], body: bytes, whole: str = "body") -> M:
+    """Read JSON text, which errors call `whole`. Raises InvalidRequest naming the first wrong field."""
+    _num_custom.set([0])
+    try:
+        return _decoder(kind).decode(body)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        if str(error).startswith(_TOO_LARGE):
+            convert(kind, decode_plain(body, whole))  # names the field within a custom type
+        raise _refusal(error, kind, whole, lambda: decode_plain(body)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        convert(kind, decode_plain(body, whole))  # names the field of NaN and of half a surrogate pair
+        raise _not_json(whole, error) from error
+
+
+def decode_object(body: bytes, whole: str = "body") -> dict[str, Any]:
+    """Read JSON text as an object whose fields are checked later. Raises InvalidRequest."""
+    sent = decode_plain(body, whole)
+    if not isinstance(sent, dict):
+        raise InvalidRequest(whole, "not a JSON object", _SEND_ONE_OBJECT)
+    return sent
+
+
+def decode_plain(body: bytes, whole: str = "body") -> Any:
+    """Read JSON text as plain values that `convert` checks later: also NaN, infinity and halves of surrogate pairs.
+
+    Raises InvalidRequest.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        try:
+            return json.loads(body.decode())
+        except (ValueError, RecursionError):
+            raise _not_json(whole, error) from error
+
+
+def _not_json(whole: str, error: Exception) -> InvalidRequest:
+    if isinstance(error, RecursionError):
+        return InvalidRequest(whole, "nested too deep", f"{_SEND_ONE_OBJECT} of fewer levels")
+    return InvalidRequest(whole, f"not JSON: {error}", _SEND_ONE_OBJECT)
+
+
+def convert(kind: type[M], plain: Any, path: str = "", *, strict: bool = True) -> M:
+    """Read plain values; `strict=False` reads numbers and flags from texts, such as a query's.
+
+    Raises InvalidRequest naming the first wrong field, below `path`.
+    """
+    _num_custom.set([0])
+    try:
+        return convert_part(kind, plain, strict=strict)
+    except InvalidField as error:
+        raise InvalidField(join(path, error.field or "") or "body", error.problem, error.fix or "") from error
+
+
+def convert_part(kind: type[M], plain: Any, *, strict: bool = True) -> M:
+    """Read plain values in `Custom.read`. Raises InvalidField, whose field is empty for the part as a whole."""
+    try:
+        return msgspec.convert(plain, kind, strict=strict, dec_hook=_read_custom)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, kind, "", lambda: plain) from error
+    except RecursionError as error:
+        raise InvalidField("", "nested too deep", "send fewer levels") from error
+    except UnicodeEncodeError as error:  # a text where another type or a field name is expected
+        raise InvalidField("", "has half of a surrogate pair", "send Unicode texts") from error
+
+
+def plain_of(message: Message) -> dict[str, Any]:
+    """Return a message as plain values, ready for JSON."""
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    return plain
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as compact JSON text."""
+    return msgspec.json.encode(message)
+
+
+def join(path: str, field: str) -> str:
+    """Return the path of a field below a path."""
+    return field if not path else path + (field if field.startswith("[") else f".{field}") if field else path
+
+
+def check_id(field: str, value: str) -> None:
+    """Reject an identifier that is empty, too long or not printable. Raises InvalidRequest."""
+    check_text(field, value, MAX_ID_CHARS)
+
+
+def check_text(field: str, value: str, max_chars: int) -> None:
+    """Reject a text that is empty, too long or not printable. Raises InvalidRequest."""
+    if not value:
+        raise InvalidField(field, "empty", "send at least one character")
+    if len(value) > max_chars:
+        raise InvalidField(field, f"{len(value)} characters long", f"send at most {max_chars}")
+    _check_value(field, value)
+
+
+class Custom:
+    """A class whose values have several forms in JSON: `read` decides between them."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, plain: Any) -> Any:
+        """Return the value. Raises InvalidField."""
+        raise NotImplementedError
+
+    @classmethod
+    def forms(cls) -> tuple[type[Any], ...]:
+        """Return the types that describe it in the JSON schema: a value has any of them."""
+        raise NotImplementedError
+
+
+_num_custom: ContextVar[list[int]] = ContextVar("num_custom")
+"""The number of custom values read of the current message: the decoder checks lengths of lists last."""
+
+
+def _read_custom(kind: type[Any], plain: Any) -> Any:
+    if not issubclass(kind, Custom):
+        raise NotImplementedError(kind)
+    count = _num_custom.get()
+    count[0] += 1
+    if count[0] > _MAX_CUSTOM:
+        raise InvalidField("", f"more than {_MAX_CUSTOM:,} entries before this entry", "send fewer")
+    return kind.read(plain)
+
+
+@cache
+def _decoder(kind: type[M]) -> Any:
+    return msgspec.json.Decoder(kind, dec_hook=_read_custom)
+
+
+@cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    """Return the declared types by the names that callers send."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.encode_name: hints[one.name] for one in msgspec.structs.fields(kind)}
+
+
+@cache
+def _checked_fields(kind: type[Message]) -> tuple[tuple[str, str], ...]:
+    """Return the names of the attributes with printable texts or numbers, and their names in JSON."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple((one.name, one.encode_name) for one in msgspec.structs.fields(kind) if _is_checked(hints[one.name]))
+
+
+def _is_checked(hint: Any) -> bool:
+    if hint is float:
+        return True
+    if get_origin(hint) is Annotated:
+        is_printable = any(
+            isinstance(one, Meta) and (one.extra_json_schema or {}).get("pattern") == PRINTABLE
+            for one in hint.__metadata__
+        )
+        return is_printable or _is_checked(hint.__origin__)
+    return any(_is_checked(one) for one in get_args(hint))
+
+
+def _check_value(path: str, value: Any) -> None:
+    """Reject texts that are not printable and numbers that are not finite, in lists and maps too."""
+    if isinstance(value, str):
+        if not value.isprintable():
+            raise InvalidField(path, "has control characters", "send printable characters only")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidField(path, "not a finite number", "send a finite number")
+    elif isinstance(value, tuple | list):
+        if not _is_printable(value):
+            for index, one in enumerate(value):
+                _check_value(f"{path}[{index}]", one)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            _check_value(path, name)
+            _check_value(f"{path}.{name}", one)
+
+
+def _is_printable(values: Iterable[Any]) -> bool:
+    """Return whether all values are printable texts."""
+    try:
+        return "".join(values).isprintable()
+    except TypeError:
+        return False
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_WRONG_TYPE = re.compile(r"Expected `(.*)`, got `(.*)`", re.DOTALL)
+_BOUND = re.compile(r"Expected `(array|object|str|int|float)(?: \| null)?` (of length )?.*", re.DOTALL)
+_KINDS = {
+    "array": "an array",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, sent: Callable[[], Any]) -> InvalidField:
+    """Return the error of the first wrong field; `whole` is the path of the message, `sent` returns plain values."""
+    message, path = _parts(str(error))
+    cause = error.__cause__
+    if "[...]" in path:
+        path = _with_key(path, kind, sent())
+    if isinstance(cause, InvalidRequest):
+        return InvalidField(join(path, cause.field or "") or whole, cause.problem, cause.fix or "")
+    if unknown := _UNKNOWN.fullmatch(message):
+        return InvalidField(join(path, unknown[1][:_MAX_NAME_CHARS]), "unknown", _known_fields(kind, path))
+    if missing := _MISSING.fullmatch(message):
+        return InvalidField(join(path, missing[1]), "missing", f"send {missing[1]}")
+    if wrong := _WRONG_TYPE.fullmatch(message):
+        wanted = " or ".join(_KINDS.get(one, one) for one in wrong[1].split(" | ") if one != "null")
+        if not path and wrong[1] == "object":
+            return InvalidField(whole, "not a JSON object", _SEND_ONE_OBJECT)
+        return InvalidField(path or whole, f"not {wanted}", f"send {wanted}")
+    if bound := _BOUND.fullmatch(message):
+        return InvalidField(path or whole, *_out_of_bounds(bound, _hint_at(kind, path), _value_at(sent(), path)))
+    return InvalidField(path or whole, message[:_MAX_NAME_CHARS], "send a value of the schema")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Return the message and the path of a decoder's error."""
+    message, found, path = text.rpartition(" - at `")
+    if not found:
+        return text, ""
+    key, is_key, inside = path.partition("` in `")
+    path = inside if is_key and key == "key" else path
+    return message, path.removesuffix("`").removeprefix("$").removeprefix(".")
+
+
+def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, str]:
+    """Return the problem and the fix of a value outside the declared bounds."""
+    low, high = ("min_length", "max_length") if bound[2] else ("ge", "le")
+    limits = {name: limit for one in _metas(hint) for name in (low, high) if (limit := getattr(one, name)) is not None}
+    wanted = _range_of(limits.get(low), limits.get(high))
+    if not bound[2]:
+        shown = f"{value!r:.{_SHOWN_CHARS}}" if isinstance(value, int | float) else "the value"
+        return f"{shown} is out of range", f"send {wanted}"
+    if not value:
+        return "empty", f"send {wanted}, or omit it"
+    noun = "characters long" if isinstance(value, str) else "entries"
+    size = len(value) if isinstance(value, str | list | tuple | dict) else "too many"
+    return f"{size} {noun}", f"send {wanted}"
+
+
+def _range_of(low: Any, high: Any) -> str:
+    if low is None or high is None:
+        return f"at most {high:,}" if low is None else f"at least {low:,}"
+    return f"{low} to {high}"
+
+
+def _metas(hint: Any) -> Iterator[Meta]:
+    """Yield the bounds of a type and of its alternatives."""
+    if get_origin(hint) is Annotated:
+        yield from (one for one in hint.__metadata__ if isinstance(one, Meta))
+        yield from _metas(hint.__origin__)
+    elif get_origin(hint) in (Union, types.UnionType):
+        for one in get_args(hint):
+            yield from _metas(one)
+
+
+def _steps(path: str) -> list[str]:
+    return re.findall(r"\[\d+\]|[^.\[\]]+", path)
+
+
+def _value_at(plain: Any, path: str) -> Any:
+    """Return the plain value at a path; None if a name in the path has dots or brackets."""
+    try:
+        for step in _steps(path):
+            plain = plain[int(step[1:-1])] if step.startswith("[") else plain[step]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return plain
+
+
+def _hint_at(kind: type[Message], path: str) -> Any:
+    hint: Any = kind
+    for step in _steps(path):
+        hint = _step(hint, step)
+    return hint
+
+
+def _step(hint: Any, step: str) -> Any:
+    """Return the declared type of an entry or a field of a type; None if it has none."""
+    for one in _leaves(hint):
+        if step.startswith("[") and get_origin(one) in (tuple, list):
+            return get_args(one)[0]
+        if get_origin(one) is dict:
+            return get_args(one)[1]
+        if isinstance(one, type) and issubclass(one, Message) and step in _hints(one):
+            return _hints(one)[step]
+    return None
+
+
+def _leaves(hint: Any) -> list[Any]:
+    """Return the alternatives of a type, without annotations."""
+    if get_origin(hint) is Annotated:
+        return _leaves(hint.__origin__)
+    if get_origin(hint) in (Union, types.UnionType):
+        return [leaf for one in get_args(hint) for leaf in _leaves(one)]
+    return [hint]
+
+
+def _known_fields(kind: type[Message], path: str) -> str:
+    """Return a fix with the names of the fields at a path."""
+    for one in _leaves(_hint_at(kind, path)):
+        if isinstance(one, type) and issubclass(one, Message):
+            return f"the fields are {', '.join(sorted(_hints(one)))}"
+    return "omit it"
+
+
+def _with_key(path: str, kind: type[Message], sent: Any) -> str:
+    """Return a path with the key of the map's value that is wrong."""
+    before, _, after = path.partition("[...]")
+    values = _value_at(sent, before)
+    for leaf in (one for one in _leaves(_hint_at(kind, before)) if get_origin(one) is dict):
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            try:
+                msgspec.convert(value, get_args(leaf)[1], dec_hook=_read_custom)
+            except (msgspec.ValidationError, UnicodeEncodeError):
+                return f"{before}.{name[:_MAX_NAME_CHARS]}{after}"
+    return before
