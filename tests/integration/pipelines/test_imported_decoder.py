@@ -15,8 +15,8 @@ from models.catalogue import load_catalogue
 from models.prompt import prompt_of
 from models.registry import BundleStore
 from pipelines.evaluation.gate import GateOptions
-from pipelines.foreign.model import ImportOptions, import_model
-from pipelines.foreign.options import ForeignOptions
+from pipelines.foreign.model import import_model
+from pipelines.foreign.options import ForeignOptions, ImportOptions
 from pipelines.foreign.refused import Refused
 from pipelines.options import PipelineOptions
 from pipelines.places import Places

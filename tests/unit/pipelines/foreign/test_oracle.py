@@ -13,7 +13,8 @@ from models.decoder.weights import load_decoder
 from models.search import Search
 from pipelines.foreign.examples import MINIONEREC_PIECES
 from pipelines.foreign.measure import code_lists, metrics_of
-from pipelines.foreign.model import ImportedModel, ImportOptions, catalogue_of, import_model
+from pipelines.foreign.model import ImportedModel, catalogue_of, import_model
+from pipelines.foreign.options import ImportOptions
 from tests.support.foreign.oracle import framework_metrics, generate
 from tests.support.foreign.recommenders import (
     FAMILIES,

@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.prompt import Prompt
+from pipelines.declaration import InvalidOption, parsed
 from pipelines.foreign.index import read_index
 from pipelines.foreign.measure import choose_stride
-from pipelines.foreign.model import ImportedModel, ImportOptions, catalogue_of, import_model, read_imported
+from pipelines.foreign.model import ImportedModel, catalogue_of, import_model, read_imported
+from pipelines.foreign.options import ImportArguments, ImportOptions
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.stage import judged_labels
 from tests.support.foreign.recommenders import Recommender, write_csv_rows, write_recommender
@@ -314,3 +316,21 @@ def test_the_manifest_keeps_prompt_and_our_own_stays_two_numbers() -> None:
     """Bundles of our own decoder have the manifest that they had."""
     assert Prompt(7, 3).record() == {"max_items": 7, "stride": 3}
     assert Prompt(7, 3, (5,), (6,), (8,)).record()["between"] == [6]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--beam-width", "0"], "--beam-width"),
+        (["--scores", "items"], "--scores"),
+        (["--seen-until", "2026-02-30"], "--seen-until"),
+    ],
+)
+def test_an_option_beyond_its_bounds_is_named(words: list[str], field: str) -> None:
+    """The command's declared options name the wrong value's option."""
+    given = ["--index", "x.json", "--examples", "test.csv", *words]
+
+    with pytest.raises(InvalidOption) as refused:
+        parsed(ImportArguments, None, given).of(Path("model"))
+
+    assert refused.value.field == field
