@@ -14,7 +14,7 @@ SECTIONS = ["What it means", "Look", "Act"]
 EVENT = re.compile(r"\bstream\.[a-z_]+")
 LOGGED = {
     name
-    for file in (ROOT / "services/stream").glob("*.py")
+    for file in (ROOT / "services/stream").rglob("*.py")
     for name in re.findall(rf'"({EVENT.pattern})"', file.read_text())
 }
 METRIC = re.compile(r"(?<!HGETALL )\b((?:tailrace_|vllm:|tailrace:)[a-zA-Z0-9_:]+)")

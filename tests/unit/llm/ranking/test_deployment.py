@@ -245,6 +245,7 @@ async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, s
     alone = await served(live, "v1")
 
     store.release("v2", [CanaryStage(0.5, 0.0)], 0)
+    await until(lambda: live._engines._serving.loaded.keys() == {"v1", "v2"})
     candidate = await served(live, "v2")
     beside = await served(live, "v1")
     engines = [live._engines.of(version).bundle.engine for version in ("v1", "v2")]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -257,7 +258,8 @@ def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> 
             changes = (
                 {"item_ids": (), "tier": "", "reason": "", "failure": "internal", "elapsed_ms": None} if fails else {}
             )
-            lists.append(replace(shown(number, user_id=user_id), shown_time_ms=SINCE_MS + 100 * number, **changes))
+            one = shown(number, user_id=user_id)
+            lists.append(msgspec.structs.replace(one, shown_time_ms=SINCE_MS + 100 * number, **changes))
         counts.add(lists, [])
         seen = counts.look(SINCE_MS + 700_000)
         outcomes[failing] = decide(releasing, seen, SINCE_MS + 700_000)
