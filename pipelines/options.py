@@ -114,7 +114,7 @@ class PipelineOptions(OwnTables):
 
     def __post_init__(self) -> None:
         """Reject invalid options. Raises ConfigError naming the option, or InvalidRequest for the name."""
-        from models.name_record import check_name
+        from models.registry.name_record import check_name
 
         check_bounds(self)
         check_name(self.model_name)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import polars as pl
 from rich.console import Console
 
-from models.bundle import Bundle
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
 from pipelines.places import Places
 from pipelines.publication import precompute

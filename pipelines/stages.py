@@ -23,10 +23,10 @@ import psutil
 import structlog
 import torch
 
-from models.bundle import Bundle
 from models.catalogue import load_catalogue
-from models.name_record import DEFAULT_NAME
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.name_record import DEFAULT_NAME
+from models.registry.store import BundleStore
 from pipelines.codes import reuse, tokenize
 from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest

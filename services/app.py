@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import REGISTRY
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import ConfigError, DependencyUnavailable

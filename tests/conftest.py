@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from tests.support.stacks.compose_stack import ComposeStack, why_not
 from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 

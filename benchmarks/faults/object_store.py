@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 
 from infra.local.supervisor.ports import free_window
-from models.bundle import Bundle
-from models.registry import BundleStore
-from models.storage.objects import open_store
+from models.registry.bundle import Bundle
+from models.registry.storage.objects import open_store
+from models.registry.store import BundleStore
 from services.errors import EnvironmentFault
 from services.settings.settings import Settings, environment_kept
 

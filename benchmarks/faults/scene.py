@@ -32,7 +32,7 @@ from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
 from infra.local.commands.up import spawn_stack, until_ready
 from infra.local.supervisor.ports import free_window
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.access import Priority
 from services.errors import EnvironmentFault
 from services.features.reader import FeatureReader

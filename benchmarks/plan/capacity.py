@@ -26,7 +26,7 @@ from benchmarks.load.footprint import Usage, find_groups, log_bytes_per_event, m
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load
 from benchmarks.load.own_stack import require_ready
 from models.decoder.config import read_config
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.settings.settings import Settings, load_settings
 
 HEAD_ITEMS = 100_000

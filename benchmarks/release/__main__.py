@@ -20,7 +20,7 @@ from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
 from benchmarks.release.load import Audience
 from infra.local.supervisor.ports import of_running_stack
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.settings.settings import Settings, load_settings
 
 _LOOK_S = 15.0

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from models.bundle import Bundle
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 
 _SLOW_SIZE = 900
 """Size of the matrices that the slow student multiplies for nothing: about 5 ms on one core."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.load.table import show
 from benchmarks.release.load import REFUSED, Audience
-from models.canary import CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from services.settings.settings import Settings
 
 HALF = 0.5

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.release.traffic import GUARDS, Traffic, looks
-from models.canary import Canary, CanaryStage
+from models.registry.canary import Canary, CanaryStage
 from pipelines.experiments.verdict import Counts, Means, Outcome, verdict
 from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch

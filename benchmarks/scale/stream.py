@@ -27,7 +27,7 @@ from redis import Redis
 from benchmarks.scale import servers
 from benchmarks.scale.row import catalogue_of, print_fields
 from infra.kafka.topics import create_missing
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.events import Interaction
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, partition_of

@@ -28,7 +28,7 @@ from benchmarks.load.command import about_run, at_least_one, report_parser, writ
 from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from infra.local.supervisor.ports import of_running_stack
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.publication.precompute import ranker_of
 from pipelines.publication.user_lists import ListOptions, table_reader, write_lists
 from pipelines.runner.stage import silent

@@ -11,7 +11,7 @@ from infra.cli.session import audited, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
 
 bundles_app = typer.Typer(
     help="List, inspect and compare published bundles, and promote, withdraw or roll back versions."
@@ -128,7 +128,7 @@ def diff(
     """Show the differences of two bundles: data, items, quality, options, gate, size and origin."""
     from rich.table import Column, Table
 
-    from models.bundle_diff import compare
+    from models.registry.bundle_diff import compare
 
     store, _ = _store()
     out.print(f"A  {version}\nB  {other}\n", markup=False)
@@ -216,7 +216,7 @@ def _as_named(name: str) -> str:
 
 def _store(name: str = "default") -> "tuple[BundleStore, Path]":
     """Return the store of bundles under a name, and the state folder with the audit file."""
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from services.settings.settings import load_settings
 
     settings = load_settings()

@@ -174,7 +174,7 @@ def _report(settings: "Settings", done: "ImportResult", findings: "Findings") ->
 
 def _publish_first(settings: "Settings", table: "ItemTable") -> None:
     """Publish a bundle of these items, unless one is live."""
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from pipelines.publication.cold_start import publish_items
 
     store = BundleStore.of(settings, settings.first_name)

@@ -97,7 +97,7 @@ def _write_user_lists(
     Raises ConfigError, InvalidRequest for filters with values unknown to the catalogue, BundleNotFound,
     DependencyUnavailable.
     """
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from pipelines.publication.precompute import ranker_of
     from pipelines.publication.user_lists import read_user_ids, started_version, write_lists
     from pipelines.runner.bars import Bars
@@ -196,7 +196,7 @@ def add_items(
     """Make new items recommendable at once: add them to the live bundle, by codes or texts, without training."""
     from datetime import UTC, datetime
 
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from pipelines.publication.add_items import append_items
     from pipelines.publication.new_items import add_new_items, read_live_items
     from pipelines.tables.columns import check_used

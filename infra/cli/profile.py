@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from models.bundle import Bundle
     from models.decoder.decoder import Decoder
+    from models.registry.bundle import Bundle
     from pipelines.profiler.record import Work
 
 _NUM_STEPS, _NUM_RANKINGS, _NUM_TEXTS, _NUM_IN, _NUM_OUT = 8, 64, 8, 128, 32
@@ -92,7 +92,7 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
     import torch
 
     from models.decoder.weights import load_decoder
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from pipelines.profiler.record import record
     from pipelines.training.fit.device import choose_device
     from services.settings.settings import load_settings

@@ -15,9 +15,9 @@ from services.errors import CanaryError, ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from models.canary import Canary, CanaryStage
-    from models.registry import BundleStore
-    from models.release_report import GuardReport, ReleaseReport
+    from models.registry.canary import Canary, CanaryStage
+    from models.registry.release_report import GuardReport, ReleaseReport
+    from models.registry.store import BundleStore
     from services.settings.settings import Settings
 
 USUAL_STAGES = "1%:10m,5%:30m,25%:1h,100%"
@@ -58,7 +58,7 @@ def release(
     reason: Annotated[str, typer.Option(help="Reason of the stop.")] = "",
 ) -> None:
     """Release a version to a traffic fraction. Canary analysis advances or ends it; without VERSION: show its state."""
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from services.settings.settings import load_settings
 
     settings = load_settings()
@@ -91,7 +91,7 @@ def _refuse_without_version(**given: object) -> None:
 
 def parse_stages(stages: str, share: str) -> "tuple[CanaryStage, ...]":
     """Return the stages that the options describe. Raises ConfigError."""
-    from models.canary import CanaryStage, check_stages
+    from models.registry.canary import CanaryStage, check_stages
 
     if stages and share:
         raise ConfigError("--share: --stages is given too; give one of them")
@@ -241,7 +241,7 @@ def _since(canary: "Canary", now_ms: int) -> str:
 
 
 def _show_report(canary: "Canary", now_ms: int) -> None:
-    from models.release_report import ReleaseReport
+    from models.registry.release_report import ReleaseReport
 
     report = ReleaseReport.decode(canary.report)
     if report is None or not report.act:

@@ -43,7 +43,7 @@ def up(options: UpOptions, tables: TableArguments) -> None:
     from infra.local.commands import guide
     from infra.local.commands.up import run_stack, start_in_background
     from infra.local.servers.text import ready_text
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
     from services.settings.settings import with_text
 
     settings = running_settings()
@@ -109,7 +109,7 @@ def status() -> None:
 
 def _missing_for_training(settings: "Settings") -> str:
     """Return what a first training still needs if the live bundle has items but no models; else ""."""
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
 
     store = BundleStore.of(settings, settings.first_name)
     if store.live_version() is None or (bundle := store.live()).is_trained:

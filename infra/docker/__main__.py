@@ -101,7 +101,7 @@ def _prepare(settings: Settings) -> int:
 
 
 def _pipeline(settings: Settings, words: list[str]) -> int:
-    from models.registry import BundleStore
+    from models.registry.store import BundleStore
 
     version = BundleStore.of(settings, settings.first_name).live_version()
     if version is None:

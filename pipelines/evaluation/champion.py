@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue, load_catalogue
 from models.prompt import prompt_of
+from models.registry.bundle import Bundle
 from models.search import search_of
 from pipelines.evaluation.evaluate import EvaluatedModels, read_ranks
 from pipelines.evaluation.gain import MIN_CASES

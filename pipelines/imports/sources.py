@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from models.storage.objects import SCHEMES, open_store
+from models.registry.storage.objects import SCHEMES, open_store
 from services.errors import ConfigError, DataError, EnvironmentFault
 
 _DATABASES = ("sqlite", "postgresql", "postgres")

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from models.bundle import Bundle
 from models.decoder.config import read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
-from models.registry import BundleStore
-from models.trainings import lineage_of_variant
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
+from models.registry.trainings import lineage_of_variant
 from pipelines.optimize.choice import VariantRow
 from pipelines.optimize.parent import Parent
 from pipelines.optimize.recipes import Job, VariantRecipe

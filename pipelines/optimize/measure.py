@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import services.llm.engine
-from models.bundle import Bundle
+from models.registry.bundle import Bundle
 from pipelines.data.examples import Cases, sample_cases
 from pipelines.optimize import exports
 from pipelines.runner.stage import Progress, StageCache, content_key

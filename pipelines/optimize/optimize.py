@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from models.bundle import Bundle
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_of
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.bundle import JUDGED, Bundle, learned_repeats
 from models.catalogue import load_item_ids
+from models.registry.bundle import JUDGED, Bundle, learned_repeats
 from pipelines.data.examples import REFIT
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions

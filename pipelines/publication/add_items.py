@@ -20,15 +20,15 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from models.bundle import JUDGED, Bundle, lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.mixer import SOURCES
-from models.registry import BundleStore
+from models.registry.bundle import JUDGED, Bundle, lists_version
+from models.registry.store import BundleStore
+from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import StudentModel, read_student, save_student
-from models.trainings import lineage_of_addition
 from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.foreign.index import read_index

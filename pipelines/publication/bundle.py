@@ -1,6 +1,6 @@
 """Assembles the bundle from trained models, verifies the exported student against the trained one, and publishes it.
 
-    bundle/          files listed in models/registry.py: decoder/, student.onnx and student_table/ (student_table),
+    bundle/          files listed in models/registry/store.py: decoder/, student.onnx and student_table/,
                      student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for
                      codes deeper than 1, sids.json for codes of an index, teacher/ if their decoder had a teacher, and
                      item_text.safetensors if rows are learned from text; publication adds report.md (model_card)
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from models.bundle import JUDGED, Bundle, hashes
 from models.mixer import SOURCES
-from models.registry import BundleStore, Seen
+from models.registry.bundle import JUDGED, Bundle, hashes
+from models.registry.store import BundleStore, Seen
 from models.similar import SIMILAR
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK

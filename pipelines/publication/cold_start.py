@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.data import ingest

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from models.bundle import Bundle
-from models.manifest import parents_of
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.manifest import parents_of
+from models.registry.store import BundleStore
 from pipelines.data import checks
 from pipelines.data.options import SplitKind
 from pipelines.evaluation import champion, evaluate, gate

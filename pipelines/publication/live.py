@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import structlog
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.data.options import SplitKind
 from pipelines.options import STAGE_NAMES, PipelineOptions
 from pipelines.runner.stage import StageOutput

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable

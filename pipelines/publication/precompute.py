@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 import torch
 
-from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.mixer import DECODER, Mixer
 from models.prompt import Prompt, prompt_of
+from models.registry.bundle import Bundle, learned_repeats, lists_version
 from models.search import OWN_SEARCH, Search, search_of
 from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key

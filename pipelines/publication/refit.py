@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.bundle import JUDGED
 from models.catalogue import load_catalogue
+from models.registry.bundle import JUDGED
 from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_cases
 from pipelines.evaluation.evaluate import EvaluatedModels
 from pipelines.evaluation.pair import load_pair, save_pair

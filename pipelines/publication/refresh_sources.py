@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.mixer import SOURCES
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
+from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import read_student
-from models.trainings import lineage_of_addition
 from pipelines.publication.bundle import publish, version_of
 from pipelines.similarity.co_visits import count_co_visits, count_transitions
 from pipelines.similarity.mix import Mix, Sources, table_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 from prometheus_client import REGISTRY
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.release.additions import Additions
 from services.errors import ConfigError, TailraceError
 from services.observability.log_lines import configure_logging

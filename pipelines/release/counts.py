@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from models.canary import Canary
-from models.name_record import DEFAULT_NAME
+from models.registry.canary import Canary
+from models.registry.name_record import DEFAULT_NAME
 from pipelines.experiments.join import IMPRESSION, SKEW_MS, WINDOW_MS, earliest, exploded, followed
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Counts, Means

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
-from models.canary import Canary
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.canary import Canary
+from models.registry.release_report import GuardReport, ReleaseReport
 from pipelines.experiments.verdict import Affected, AnalysisResult, Outcome
 from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from models.canary import Canary
+from models.registry.canary import Canary
 from pipelines.experiments.sequential import mismatch_p_value
 from pipelines.experiments.verdict import ALPHA, Affected, AnalysisResult, Guard, Means, verdict
 from pipelines.release.counts import TIMED_TIERS, StageResults

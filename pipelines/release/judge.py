@@ -10,9 +10,9 @@ from typing import Protocol
 
 import structlog
 
-from models.canary import Canary
-from models.name_record import NameRecord
-from models.registry import BundleStore
+from models.registry.canary import Canary
+from models.registry.name_record import NameRecord
+from models.registry.store import BundleStore
 from pipelines.experiments.verdict import Outcome
 from pipelines.release.counts import StageCounts
 from pipelines.release.decision import Act, Decision, decide

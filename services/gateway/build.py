@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import PopularIn, RecommendRequest
 from services.contracts.text import TextWriter

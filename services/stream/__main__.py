@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 from prometheus_client import REGISTRY
 
-from models.bundle_follower import BundleFollower, Serving
-from models.registry import BundleStore
+from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.store import BundleStore
 from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.mixer import NUM_NORMALISED, Added, floor_of
+from models.registry.bundle import Bundle
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 from services.student.table import TABLE, load_table

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from models.canary import CanaryStage
-from models.registry import BundleStore
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.canary import CanaryStage
+from models.registry.release_report import GuardReport, ReleaseReport
+from models.registry.store import BundleStore
 from tests.support.gateway.browser import FAINT, LAYOUTS, NAMELESS, TOO_WIDE, chromium, quiet_page
 from tests.support.stacks.stack import Stack
 

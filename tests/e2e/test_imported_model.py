@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from tests.support.foreign.recommenders import Recommender as Made
 from tests.support.foreign.recommenders import random_sids, sid_names, write_csv_rows, write_model, write_tokenizer
 from tests.support.stacks.stack import Stack, rest_items

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.canary import CanaryStage
 from models.catalogue import load_catalogue
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from services.contracts import recommend_pb2 as pb
 from services.contracts.experiments import place_of
 from tests.support.servers import HOST

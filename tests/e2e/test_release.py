@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from benchmarks.release.candidates import failing, publish_changed
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts import recommend_pb2 as pb
 from services.contracts.experiments import place_of
 from tests.support.stacks.stack import Stack

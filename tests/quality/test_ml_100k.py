@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.bundle import Bundle
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from tests.support.stacks.stack import Stack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1_800)]

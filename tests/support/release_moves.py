@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from models.canary import Canary, CanaryStage
 from models.errors import BundleError, CanaryError
-from models.registry import BundleStore
+from models.registry.canary import Canary, CanaryStage
+from models.registry.store import BundleStore
 
 STAGES = (CanaryStage(0.1, 0.0), CanaryStage(0.5, 0.0), CanaryStage(1.0, 0.0))
 VERSIONS = ("old", "live", "new", "other")

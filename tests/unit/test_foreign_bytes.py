@@ -25,20 +25,20 @@ from hypothesis import strategies as st
 
 from infra.cli.bundles import bundle_row
 from infra.cli.release import report_table
-from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
-from models.bundle_diff import compare
-from models.canary import Canary, CanaryStage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
 from models.mixer import mixer_of
-from models.name_record import Move, NameRecord, ReferenceVersion, decode_record
 from models.prompt import prompt_of
-from models.registry import BundleStore
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.bundle import Bundle, learned_repeats, lists_version, llm_pays
+from models.registry.bundle_diff import compare
+from models.registry.canary import Canary, CanaryStage
+from models.registry.name_record import Move, NameRecord, ReferenceVersion, decode_record
+from models.registry.release_report import GuardReport, ReleaseReport
+from models.registry.store import BundleStore
+from models.registry.withdrawals import Withdrawal
 from models.search import search_of
 from models.similar import SimilarTable
-from models.withdrawals import Withdrawal
 from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE

@@ -27,7 +27,7 @@ from infra.local.supervisor.ports import check_free, ports_of, with_free_ports
 from infra.local.supervisor.probes import answers_http
 from infra.local.supervisor.stackfile import StackFile
 from infra.local.supervisor.supervisor import StopRequested, Supervisor
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.errors import EnvironmentFault
 from services.observability.log_lines import MAX_LOG_BYTES
 from services.settings.settings import Settings, inherited_environment

@@ -19,9 +19,9 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from models.bundle import Bundle
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.training.fit.fitting import FitOptions
 from services.errors import BundleError, CheckpointError
 

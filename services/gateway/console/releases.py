@@ -26,10 +26,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.canary import Canary, CanaryStage
-from models.name_record import NameRecord
-from models.registry import BundleStore
-from models.release_report import ReleaseReport
+from models.registry.canary import Canary, CanaryStage
+from models.registry.name_record import NameRecord
+from models.registry.release_report import ReleaseReport
+from models.registry.store import BundleStore
 from services.contracts.access import Scope
 from services.contracts.console import Promotion, Release, ReleaseMove, ReleaseStop, Rollback
 from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 
-from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
-from models.bundle_follower import BundleFollower, Serving
-from models.canary import Canary
 from models.catalogue import Catalogue
 from models.mixer import Added, Mixer
-from models.registry import BundleStore
+from models.registry.bundle import Bundle, learned_repeats, lists_version, llm_pays
+from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.canary import Canary
+from models.registry.store import BundleStore
 from models.similar import SimilarTable
 from services.contracts.experiments import place_of
 from services.errors import DependencyUnavailable

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from models.name_record import DEFAULT_NAME
+from models.registry.name_record import DEFAULT_NAME
 from services.contracts.plain import nearest
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.surfaces.followed_file import FileState, FollowedFile

@@ -18,10 +18,10 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from models.bundle import Bundle
-from models.bundle_follower import BundleFollower, Serving
-from models.name_record import DEFAULT_NAME
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.name_record import DEFAULT_NAME
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
 from services.items.follower import ITEMS_START_S, ItemFollower

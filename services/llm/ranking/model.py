@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.weights import load_decoder
 from models.prompt import Prompt, prompt_of
+from models.registry.bundle import Bundle
 from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleCorrupt, Overloaded

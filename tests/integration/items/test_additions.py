@@ -7,7 +7,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.publication.cold_start import publish_items
 from pipelines.release.additions import COMMAND, Additions
 from pipelines.tables.files import Frame

@@ -208,7 +208,7 @@ def test_rows_of_an_object_are_those_of_the_file(
     bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download resumes; a changed object is read again; a missing object is reported."""
-    from models.storage.objects import open_store
+    from models.registry.storage.objects import open_store
 
     key, secret = S3_KEYS
     for name, value in {

@@ -16,10 +16,10 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import from_url
 
-from models.bundle_follower import BundleFollower
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, ConfigError, StoreUnavailable
-from models.registry import BundleStore
-from models.storage.objects import ObjectStorage
+from models.registry.bundle_follower import BundleFollower
+from models.registry.storage.objects import ObjectStorage
+from models.registry.store import BundleStore
 from tests.support.release_moves import VERSIONS, Moves
 from tests.support.servers import S3_KEYS, Server, object_server
 
@@ -199,7 +199,7 @@ def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2", "v3")
     bucket_of(url).put("lock", b"a process that was killed")
-    monkeypatch.setattr("models.storage.objects._LOCK_KEPT_S", 2)
+    monkeypatch.setattr("models.registry.storage.objects._LOCK_KEPT_S", 2)
     publish(store, tmp_path, "v4")
     assert store.versions() == ["v1", "v2", "v3", "v4"]
 
@@ -223,8 +223,8 @@ RACE = """
 import sys
 from pathlib import Path
 from models.errors import BundleMoved
-from models.registry import BundleStore
-from models.storage.objects import ObjectStorage
+from models.registry.store import BundleStore
+from models.registry.storage.objects import ObjectStorage
 
 url, cache, version = sys.argv[1:]
 store = BundleStore(ObjectStorage(url, Path(cache), 2**30))
@@ -388,7 +388,7 @@ def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, mo
 
     store.prune(1)
     assert len(objects(url, "files/")) == 3
-    monkeypatch.setattr("models.storage.objects._KEPT_S", -1)
+    monkeypatch.setattr("models.registry.storage.objects._KEPT_S", -1)
     store.prune(1)
 
     assert (store.versions(), len(objects(url, "files/"))) == (["v1"], 2)

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.name_record import DEFAULT_NAME
-from models.registry import BundleStore
+from models.registry.name_record import DEFAULT_NAME
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 import torch
 
-from models.bundle import Bundle
 from models.catalogue import load_catalogue
 from models.prompt import prompt_of
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.evaluation.gate import GateOptions
 from pipelines.foreign.model import import_model
 from pipelines.foreign.options import ForeignOptions, ImportOptions

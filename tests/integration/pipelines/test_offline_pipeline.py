@@ -19,7 +19,7 @@ from benchmarks.quality.__main__ import measure
 from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
 from models.prompt import prompt_of
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation import code_depth

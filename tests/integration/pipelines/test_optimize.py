@@ -14,10 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from models.bundle import Bundle
-from models.bundle_diff import compare
 from models.prompt import prompt_of
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.bundle_diff import compare
+from models.registry.store import BundleStore
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.optimize.choice import Worth

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.errors import ConfigError
 from tests.support.training.bundles import publish_bundle
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.options import PipelineOptions

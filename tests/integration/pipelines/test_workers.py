@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.decoder.weights import load_decoder
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.train_decoder import TrainOptions

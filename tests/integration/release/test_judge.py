@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from models.canary import Canary, CanaryStage
-from models.registry import BundleStore
-from models.release_report import ReleaseReport
+from models.registry.canary import Canary, CanaryStage
+from models.registry.release_report import ReleaseReport
+from models.registry.store import BundleStore
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import Server
 from tests.support.stream.release_records import Traffic, make_topics, recorded, send

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import SamplingOptions, TextDone, TextEvent, TextRequest
 from services.errors import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from kafka import KafkaAdminClient, KafkaProducer
 
-from models.canary import Canary
+from models.registry.canary import Canary
 from services.contracts.events import Impression, Interaction
 from services.contracts.experiments import place_of
 from services.contracts.recommend import Reason, Tier

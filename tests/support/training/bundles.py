@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.bundle import JUDGED, Bundle
-from models.canary import Canary
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
-from models.name_record import NameRecord
-from models.registry import BundleStore
+from models.registry.bundle import JUDGED, Bundle
+from models.registry.canary import Canary
+from models.registry.name_record import NameRecord
+from models.registry.store import BundleStore
 from tests.support.engine.attention_shapes import attention_shape
 
 MAX_ITEMS, STRIDE = 20, 5

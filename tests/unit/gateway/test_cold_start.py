@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import Reason, SimilarTo, Tier
 from services.contracts.rules import Rules

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.canary import CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from services.contracts.access import Priority
 from services.contracts.events import decode_impression
 from services.contracts.experiments import place_of

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.canary import CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from services.contracts.access import Priority
 from services.contracts.recommend import Filters, PopularIn, Reason, SimilarTo, Tier
 from services.gateway.overload.admission import AdmissionLimits

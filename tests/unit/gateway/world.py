@@ -15,8 +15,8 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
-from models.name_record import DEFAULT_NAME
-from models.registry import BundleStore
+from models.registry.name_record import DEFAULT_NAME
+from models.registry.store import BundleStore
 from models.similar import SIMILAR, SimilarTable
 from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures

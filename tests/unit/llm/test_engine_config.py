@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.bundle import Bundle
+from models.registry.bundle import Bundle
 from services.errors import ConfigError
 from services.llm.engine.config import INTERNAL_FIELDS, EngineConfig
 from services.llm.ranking.deployment import engine_config, with_weights_of

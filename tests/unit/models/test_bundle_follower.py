@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from models.bundle import Bundle
-from models.bundle_follower import BundleFollower, Serving
-from models.canary import CanaryStage
 from models.errors import BundleCorrupt, CanaryError
-from models.name_record import NameRecord
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.canary import CanaryStage
+from models.registry.name_record import NameRecord
+from models.registry.store import BundleStore
 from tests.support.clock import Clock
 from tests.support.training.bundles import point_to, publish_bundle
 from tests.support.wait import until

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.canary import Canary, CanaryStage, check_stages
 from models.errors import InvalidRequest
+from models.registry.canary import Canary, CanaryStage, check_stages
 
 SHARES = st.sampled_from([-0.1, 0.0, 0.01, 0.05, 0.5, 0.99, 1.0, 1.01, math.nan])
 HOLDS = st.sampled_from([0.0, 60.0, -1.0, math.inf, math.nan])

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from models.bundle import Bundle
-from models.canary import CanaryStage
 from models.errors import (
     BundleCorrupt,
     BundleError,
@@ -27,11 +25,13 @@ from models.errors import (
     CanaryError,
     InvalidRequest,
 )
-from models.name_record import ReferenceVersion
-from models.registry import BundleStore
-from models.storage.folder import FolderStorage
-from models.storage.port import Stored
-from models.trainings import lineage_of_addition, lineage_of_variant
+from models.registry.bundle import Bundle
+from models.registry.canary import CanaryStage
+from models.registry.name_record import ReferenceVersion
+from models.registry.storage.folder import FolderStorage
+from models.registry.storage.port import Stored
+from models.registry.store import BundleStore
+from models.registry.trainings import lineage_of_addition, lineage_of_variant
 from tests.support.release_moves import ANALYSIS, PEOPLE, VERSIONS, Moves, release
 from tests.support.wait import wait_for
 

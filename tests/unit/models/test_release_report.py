@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.release_report import GuardReport, ReleaseReport
 
 TEXTS = st.text(max_size=600)
 NUMBERS = st.none() | st.floats()

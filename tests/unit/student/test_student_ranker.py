@@ -12,8 +12,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.bundle import Bundle
 from models.mixer import Added, softmax
+from models.registry.bundle import Bundle
 from models.student import START, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from services.contracts.access import Scope
 from services.gateway.console.door import add_console
 from services.gateway.console.editor import add_editor

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.release_report import GuardReport, ReleaseReport
 from tests.unit.gateway.console.conftest import LEAD_S, NEXT, Console
 from tests.unit.gateway.world import NOW_S, VERSION
 

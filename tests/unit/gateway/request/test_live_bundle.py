@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from models.canary import CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
 from services.observability.metrics import GatewayMetrics

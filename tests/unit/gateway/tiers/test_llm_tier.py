@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from models.name_record import DEFAULT_NAME
+from models.registry.name_record import DEFAULT_NAME
 from services.contracts.access import ANYONE
 from services.contracts.engine_load import EngineLoad
 from services.contracts.rank import RankRequest, RankResult

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.cli.session import user_name
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
 from tests.unit.infra.cli.conftest import Run

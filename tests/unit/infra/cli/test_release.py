@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from infra.cli.main import app
 from infra.cli.release import parse_budgets, parse_stages
-from models.canary import CanaryStage
-from models.registry import BundleStore
-from models.release_report import GuardReport, ReleaseReport
+from models.registry.canary import CanaryStage
+from models.registry.release_report import GuardReport, ReleaseReport
+from models.registry.store import BundleStore
 from services.errors import CanaryError, ConfigError, TailraceError
 from tests.unit.gateway.world import add_version, catalogue_of, publish
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from models.canary import Canary, CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import Canary, CanaryStage
+from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.items.live_items import Knowledge, LiveItems
 from services.items.snapshot import Positions, write_snapshot

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.bundle import Bundle
+from models.registry.bundle import Bundle
 from services.contracts.engine_load import EngineLoad
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import Filters

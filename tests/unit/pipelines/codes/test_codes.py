@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundle import Bundle, lists_version
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import Prompt
-from models.registry import BundleStore
+from models.registry.bundle import Bundle, lists_version
+from models.registry.store import BundleStore
 from pipelines.codes import quantizer
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
 from pipelines.codes.options import CodesOptions

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.bundle import Bundle
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
 from pipelines.evaluation.champion import MappedScorer, compare
 from pipelines.evaluation.held_out import HeldOut
 from tests.support.training.bundles import build_catalogue

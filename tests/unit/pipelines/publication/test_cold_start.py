@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
 from pipelines.publication.add_items import append_items
 from pipelines.publication.cold_start import publish_items, similar_by_text

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
 from pipelines.publication.live import describe_other, live_of, reference_of
 from pipelines.runner.stage import StageOutput

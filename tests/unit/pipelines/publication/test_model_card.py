@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import load_catalogue
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import publish

@@ -11,7 +11,7 @@ import torch
 from models.decoder.weights import load_decoder
 from models.files import file_sha256
 from models.prompt import Prompt
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.options import PrecomputeOptions
 from pipelines.publication.bundle import publish
 from pipelines.publication.precompute import BatchRanker, busiest_users, key, precompute, read_rows

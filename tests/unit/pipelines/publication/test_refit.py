@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 import torch
 
-from models.bundle import JUDGED, Bundle
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
-from models.registry import BundleStore
+from models.registry.bundle import JUDGED, Bundle
+from models.registry.store import BundleStore
 from models.student import read_student
 from pipelines.data.examples import REFIT, read_sequences
 from pipelines.evaluation.champion import compare

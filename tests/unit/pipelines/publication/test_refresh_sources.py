@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from models.registry import BundleStore
+from models.registry.store import BundleStore
 from pipelines.publication.refresh_sources import refresh_sources
 from tests.unit.pipelines.conftest import MADE_AT, Built
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.canary import Canary, CanaryStage
+from models.registry.canary import Canary, CanaryStage
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means
 from pipelines.release.counts import StageCounts

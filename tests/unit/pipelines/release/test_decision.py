@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.release.traffic import Traffic, looks
-from models.canary import Canary, CanaryStage
-from models.release_report import ReleaseReport
+from models.registry.canary import Canary, CanaryStage
+from models.registry.release_report import ReleaseReport
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means, Outcome, State
 from pipelines.release.counts import StageResults

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.canary import CanaryStage
-from models.registry import BundleStore
+from models.registry.canary import CanaryStage
+from models.registry.store import BundleStore
 from pipelines.release.judge import ReleaseJudge
 from pipelines.release.topics import Batch
 from services.observability.metrics import ReleaseMetrics

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn.utils import parametrize
 
-from models.bundle import lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import Prompt
-from models.registry import BundleStore
+from models.registry.bundle import lists_version
+from models.registry.store import BundleStore
 from models.student import read_student
 from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_of_distinct_texts, texts_of
 from pipelines.codes.options import CodesOptions

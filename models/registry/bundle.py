@@ -10,11 +10,11 @@ from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.documents import MAX_BYTES, decode
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
-from models.manifest import MANIFEST, ManifestReport, decode_manifest, parents_of
 from models.mixer import SOURCES, Mixer, mixer_of
+from models.registry.manifest import MANIFEST, ManifestReport, decode_manifest, parents_of
+from models.registry.trainings import Lineage, made_from
+from models.registry.withdrawals import SERVING
 from models.similar import SIMILAR, SimilarTable, load_similar
-from models.trainings import Lineage, made_from
-from models.withdrawals import SERVING
 
 JUDGED = "judged"
 """Folder of the model pair that the quality gate evaluated, within a bundle."""

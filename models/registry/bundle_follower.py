@@ -18,11 +18,11 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from models.bundle import Bundle
-from models.canary import Canary
 from models.errors import BundleCorrupt, BundleIncomplete
-from models.name_record import NameRecord
-from models.registry import BundleStore
+from models.registry.bundle import Bundle
+from models.registry.canary import Canary
+from models.registry.name_record import NameRecord
+from models.registry.store import BundleStore
 
 log = structlog.get_logger()
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from models.bundle import Bundle, answers_with
 from models.errors import BundleError
-from models.withdrawals import content_of
+from models.registry.bundle import Bundle, answers_with
+from models.registry.withdrawals import content_of
 
 Row = tuple[str, str, str, str]
 """The property, each bundle's value (a dash if missing), and the difference."""

@@ -17,13 +17,13 @@ No torch.
                                      above. Later warm starts and comparisons read only this folder
               report.json            the evaluation
               report.md              the same for readers, with the inputs of the bundle
-    names/<name>.json                models.name_record: live and previous version, history, withdrawn versions,
-                                     reference, canary
+    names/<name>.json                models.registry.name_record: live and previous version, history,
+                                     withdrawn versions, reference, canary
 
 A version appears whole or not at all. A name changes by compare-and-swap on the content that the writer has read, so of
 concurrent writers one wins and the others get an error; readers see the old record or the new record. A file is hashed
-on first access, so a process reads only the files it needs; promotion hashes all files. `models.storage` hides where
-the data is kept: a folder or an object store.
+on first access, so a process reads only the files it needs; promotion hashes all files. The package `storage` hides
+where the data is kept: a folder or an object store.
 """
 
 import json
@@ -38,16 +38,23 @@ from uuid import uuid4
 
 import structlog
 
-from models.bundle import Bundle, answers_with, hashes, open_bundle
-from models.canary import Canary, CanaryStage, check_stages
 from models.documents import is_version
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleWithdrawn, InvalidRequest
-from models.manifest import MANIFEST, decode_manifest
-from models.name_record import DEFAULT_NAME, NameRecord, PromotionCandidate, ReferenceVersion, check_name, decode_record
-from models.storage.folder import FolderStorage
-from models.storage.port import Storage
-from models.trainings import Lineage, Trainings
-from models.withdrawals import Withdrawal, content_of, refuse
+from models.registry.bundle import Bundle, answers_with, hashes, open_bundle
+from models.registry.canary import Canary, CanaryStage, check_stages
+from models.registry.manifest import MANIFEST, decode_manifest
+from models.registry.name_record import (
+    DEFAULT_NAME,
+    NameRecord,
+    PromotionCandidate,
+    ReferenceVersion,
+    check_name,
+    decode_record,
+)
+from models.registry.storage.folder import FolderStorage
+from models.registry.storage.port import Storage
+from models.registry.trainings import Lineage, Trainings
+from models.registry.withdrawals import Withdrawal, content_of, refuse
 
 log = structlog.get_logger()
 
@@ -92,7 +99,7 @@ class BundleStore:
         """Open the store that the settings name. Raises ConfigError or InvalidRequest."""
         if not places.bundle_store:
             return cls(places.bundle_root, name)
-        from models.storage.objects import ObjectStorage
+        from models.registry.storage.objects import ObjectStorage
 
         cache_bytes = int(places.bundle_cache_gib * 2**30)
         return cls(ObjectStorage(places.bundle_store, places.bundle_root, cache_bytes), name)
@@ -300,8 +307,8 @@ class BundleStore:
     ) -> Canary:
         """Release this version to a traffic fraction from `since_ms` (Unix ms), after verifying it.
 
-        See `models.canary`. Raises InvalidRequest for stages that `check_stages` rejects, CanaryError, BundleWithdrawn,
-        BundleNotFound, BundleCorrupt or BundleIncomplete.
+        See `models.registry.canary`. Raises InvalidRequest for stages that `check_stages` rejects, CanaryError,
+        BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         checked, live = check_stages(stages), self.live_version()
         candidate, at = self._candidate(version, live), _now()
@@ -346,8 +353,8 @@ class BundleStore:
     def prune(self, keep: int) -> list[str]:
         """Delete old versions, and leftovers of killed processes; return the deleted versions.
 
-        Kept are the newest `keep` trainings (see `models.trainings`) and, for each name, the live version, the canary,
-        the rollback target, the versions that these started from or add items to, and the reference. Versions are first
+        Kept are the newest `keep` trainings (see `trainings`) and, for each name, the live version, the canary, the
+        rollback target, the versions that these started from or add items to, and the reference. Versions are first
         hidden, then the names are read again: a version that was promoted meanwhile, or hidden by a killed process, is
         shown again if a name needs it, and its promoter checks for it again. Only one process prunes at a time, and no
         process publishes then. Raises StoreUnavailable, or BundleCorrupt if a name's record cannot be read; then

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from models.canary import Canary, StoredCanary
 from models.documents import Schema, Version, decode
 from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, CanaryError, InvalidRequest
-from models.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
+from models.registry.canary import Canary, StoredCanary
+from models.registry.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -35,13 +35,13 @@ from uuid import uuid4
 
 import structlog
 
-from models.bundle import REPORT, hashes, open_bundle
 from models.documents import MAX_BYTES, is_version
 from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
 from models.files import file_sha256, rename_durably, rename_if_absent
-from models.manifest import MANIFEST, decode_manifest
-from models.name_record import is_name
-from models.storage.port import Stored
+from models.registry.bundle import REPORT, hashes, open_bundle
+from models.registry.manifest import MANIFEST, decode_manifest
+from models.registry.name_record import is_name
+from models.registry.storage.port import Stored
 
 log = structlog.get_logger()
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from models.documents import is_version
 from models.files import rename_durably, rename_if_absent
-from models.name_record import DEFAULT_NAME, is_name
-from models.storage.port import Stored
+from models.registry.name_record import DEFAULT_NAME, is_name
+from models.registry.storage.port import Stored
 
 _REMOVED = ".removed"
 SCRATCH_KEPT_S = 24 * 3_600
