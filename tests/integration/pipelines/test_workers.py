@@ -143,7 +143,7 @@ def test_gradients_in_fewer_bytes_change_losses_little(
 @pytest.mark.parametrize(
     ("team", "option"),
     [
-        (replace(TWO, parallel="ddp", compression="bf16"), "--compression: DDP sends bf16 on GPUs alone"),
+        (replace(TWO, parallel="ddp", compression="bf16"), "--compression: DDP sends bf16 only on GPUs"),
         pytest.param(replace(TWO, workers=4, parallel="pp4"), "--parallel: pp4 leaves a stage", marks=pytest.mark.grid),
     ],
 )

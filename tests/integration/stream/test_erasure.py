@@ -313,14 +313,14 @@ def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     done = wait_for(
-        lambda: last if f"{NUM_BY_FILE} from everywhere" in (last := run_erase(rig, users, out)).stdout else None, 180.0
+        lambda: last if f"{NUM_BY_FILE} from all stores" in (last := run_erase(rig, users, out)).stdout else None, 180.0
     )
 
     assert resumed.returncode == 0, resumed.stderr
     assert f"{NUM_BY_FILE} users accepted ({num_before} before this run)" in resumed.stdout
     assert sorted(row["user_id"] for row in rows) == sorted(user_ids)
     assert (
-        f"{NUM_BY_FILE} users accepted ({NUM_BY_FILE} before this run)\n{NUM_BY_FILE} are gone from what requests read"
+        f"{NUM_BY_FILE} users accepted ({NUM_BY_FILE} before this run)\n{NUM_BY_FILE} are erased from the stores"
         in done.stdout
     )
     assert rig.rows(*user_ids[-50:], OTHER).keys() == {OTHER}
@@ -339,6 +339,6 @@ def test_a_file_of_users_with_what_is_no_id_erases_nobody(rig: Rig, tmp_path: Pa
 
     assert (long.returncode, foreign.returncode) == (1, 1)
     assert "--users: 'xxxxxxxx" in long.stderr
-    assert "nobody was erased" in long.stderr
-    assert "is no file of erasures" in foreign.stderr
+    assert "no user was erased" in long.stderr
+    assert "is not a file of erasures" in foreign.stderr
     assert out.read_text() == "user_id,item_id,event_time\n"
