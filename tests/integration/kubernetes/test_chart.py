@@ -202,7 +202,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
     assert [one["port"] for one in ports] == [6379, 6390, 9092, 9094]
     assert hosts == {"tailrace-rest": "shop.example", "tailrace-grpc": "grpc.shop.example"}
     edge = pod_of(things, "tailrace-edge").container("edge")
-    assert edge["args"][1] == "tailrace-ray.shop.svc.shop.example"
+    assert edge["args"][1] == "tailrace-ray.$(POD_NAMESPACE).svc.shop.example"
     head = pod_of(things, "tailrace-head").container("ray-head")
     assert "tailrace-standby.shop.svc.shop.example" in environment(things, head)["RAY_INGRESS_OPTIONS"]
 
@@ -227,11 +227,11 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things:
+def chosen(values: dict[str, Any], folder: Path, *options: str | Path, namespace: str = NAMESPACE) -> Things:
     """Return the objects of an install with these values."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    return templated(*options, "--values", file)
+    return templated(*options, "--values", file, namespace=namespace)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -239,7 +239,7 @@ def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things
 def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_path: Path) -> None:
     """Each referenced object, key, volume, port, image, namespace and selector is rendered or created by the page."""
     options = ("--values", CHART / f"values-{kind}.yaml") if kind else ()
-    things = chosen(CHOICES[choice], tmp_path, *options)
+    things = chosen(CHOICES[choice], tmp_path, *options, namespace="shop-staging")
 
     assert unresolved(things) == []
     assert {key: wrong for key, thing in by_name(things).items() if (wrong := complaints(thing, OLDEST))} == {}

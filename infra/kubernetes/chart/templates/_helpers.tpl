@@ -49,7 +49,7 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- $all := include "tailrace.settings-data" . | fromYaml }}
 {{- range $name, $value := .Values.settings }}
 {{- $is_whole := and (kindIs "float64" $value) (eq (toString $value) (toString (floor $value))) }}
-{{- $_ := set $all $name (ternary (int64 $value | toString) (toString $value) $is_whole) }}
+{{- $_ := set $all $name (ternary (int64 $value | toString) (tpl (toString $value) $) $is_whole) }}
 {{- end }}
 {{- toYaml $all -}}
 {{- end }}
