@@ -124,6 +124,15 @@ def test_lint_finds_nothing() -> None:
         ("callers.cidrs={everybody}", "callers.cidrs.0: Does not match pattern"),
         ("apiKeys.secret=", "apiKeys.secret: empty"),
         ("llm.replicas.max=40", "gateway.replicas.max: with 2 CPUs"),
+        ("redis.host=redis.shop:6379", "redis.host: Does not match pattern"),
+        ("kafka.bootstrap=kafka.shop", "kafka.bootstrap: Does not match pattern"),
+        ("traces.endpoint=http://collector", "traces.endpoint: Does not match pattern"),
+        ("bundles.store=minio:9000/bundles", "bundles.store: Does not match pattern"),
+        ("ingress.enabled=true,ingress.host=a.b,ingress.grpcHost=a.b", "ingress.grpcHost: the same as ingress.host"),
+        ("settings.TAILRACE_LOG_LEVEL=loud", "settings.TAILRACE_LOG_LEVEL"),
+        ("settings.TAILRACE_MAX_RUNNING=1.5", "settings.TAILRACE_MAX_RUNNING: Does not match pattern"),
+        ("settings.TAILRACE_MAX_RUNNING=0", "settings.TAILRACE_MAX_RUNNING: Must be"),
+        ("settings.TAILRACE_CONSOLE=maybe", "settings.TAILRACE_CONSOLE: Does not match pattern"),
         ("bundles.cacheGib=0", "bundles.cacheGib: Must be greater than or equal to 1"),
     ],
 )
@@ -300,6 +309,7 @@ def test_callers_networks_and_namespaces_are_admitted() -> None:
         ("traces.endpoint=http://a:4318", [4318, 6379, 9093]),
         ("settings.TAILRACE_TEXT_URL=https://text.example/v1", [443, 6379, 9093]),
         ("settings.TAILRACE_TEXT_URL=http://text:8001/v1", [6379, 8001, 9093]),
+        ("settings.TAILRACE_TEXT_URL=http://[fd00::1]/v1", [80, 6379, 9093]),
     ],
 )
 def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:
