@@ -166,7 +166,11 @@ def _trial_values(values: tuple[Value, ...], prod: list[Thing]) -> Thing:
             here = [] if value.type == "words" else None
         if here is not None and here != value.default_in(prod):
             differing[value.name] = here
-    added = {name: one for name, one in settings.items() if name not in known and name not in decided}
+    added = {
+        name: one.replace(".tailrace", ".{{ .Release.Namespace }}")
+        for name, one in settings.items()
+        if name not in known and name not in decided
+    }
     return nested({**differing, **_TRIAL, "settings": added})
 
 

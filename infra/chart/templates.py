@@ -71,7 +71,7 @@ _EXPRESSIONS: Mapping[str, str] = {
 }
 """Fields computed from values. The first match is taken."""
 
-_DOMAIN = re.compile(r"(?<=\.)tailrace\.svc\.cluster\.local\b")
+_DOMAIN = re.compile(r"(?<=\.svc\.)cluster\.local\b")
 _SERVE_LLM = re.compile(r"- name: llm\n +ray_actor_options:\n( +)num_cpus: .*\n")
 
 _CONDITIONS: Mapping[str, str] = {
@@ -88,12 +88,12 @@ _PARTS: Mapping[str, str] = {
     "tls": ".Values.tls.secret",
     "keys": ".Values.apiKeys.secret",
     "gcs-ca": ".Values.rayRedis.secret",
+    "RAY_REDIS_CA_CERT": ".Values.rayRedis.secret",
 }
-"""Values that volumes and mounts require, by name."""
+"""Values that volumes, mounts and variables require, by name."""
 
 _KEYS: Mapping[str, str] = {
     "RayService/tailrace/spec/rayClusterConfig/gcsFaultToleranceOptions/redisPassword": ".Values.rayRedis.secret",
-    "RayService/tailrace/spec/rayClusterConfig/headGroupSpec/template/spec/containers/0/env": ".Values.rayRedis.secret",
 }
 """Values that fields require."""
 
@@ -137,7 +137,7 @@ def _condition_of(item: Any) -> str | None:
         return None
     if item.get("secret", {}).get("name") == "tailrace-api-keys":
         return _PARTS["keys"]
-    return _PARTS.get(item.get("name", "")) if {"mountPath", "secret"} & item.keys() else None
+    return _PARTS.get(item.get("name", "")) if {"mountPath", "secret", "value"} & item.keys() else None
 
 
 def _optional(line: str) -> str:
@@ -225,7 +225,7 @@ class _Writer:
         if found := _SERVE_LLM.search(text):
             mark = self._mark("{{- if .Values.llm.gpu }}\nnum_gpus: 1\n{{- end }}")
             text = f"{text[: found.end()]}{found[1]}{mark}\n{text[found.end() :]}"
-        return _DOMAIN.sub(lambda _: self._mark("{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}"), text)
+        return _DOMAIN.sub(lambda _: self._mark("{{ .Values.clusterDomain }}"), text)
 
     def _expanded(self, line: str) -> str:
         """Return a line with its expressions; a line with only a mark becomes the expression's lines."""

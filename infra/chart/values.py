@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from models.storage.objects import SCHEMES
 from services.settings.settings import Settings
 
 Thing = dict[str, Any]
@@ -17,7 +18,6 @@ _NAME = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _QUANTITY = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|Ki|Mi|Gi|Ti)?$"}
 _QUANTITIES = {"type": "object", "additionalProperties": _QUANTITY}
 _TEXT = {"type": "string"}
-_SETTING = {"type": ["string", "number", "boolean"]}
 _PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 
 _TYPES: Mapping[str, Thing] = {
@@ -39,6 +39,10 @@ _TYPES: Mapping[str, Thing] = {
     "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "pull-policy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "service-type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "host": {"type": "string", "pattern": "^([^:/, ]+|[0-9a-fA-F]*(:[0-9a-fA-F.]*){2,})$"},
+    "brokers": {"type": "string", "pattern": "^[^, ]+:[0-9]+( *, *[^, ]+:[0-9]+)*$"},
+    "collector": {"type": "string", "pattern": "^(https?://[^/ ]+:[0-9]+/?)?$"},
+    "store": {"type": "string", "pattern": f"^(({'|'.join(SCHEMES)})://.+)?$"},
     "redis-address": {"type": "string", "pattern": "^rediss?://[^/ ]+:[0-9]+$"},
     "schedule": {"type": "string", "pattern": r"^\S+( \S+){4}$"},
     "bytes": {"type": "string", "pattern": "^[1-9][0-9]*(Mi|Gi|Ti|Pi)$"},
@@ -135,11 +139,29 @@ def nested(flat: Mapping[str, Any]) -> Thing:
 def schema_of(values: Iterable[Value], decided: Iterable[str]) -> Thing:
     """Return the JSON schema of values.yaml; `decided` are the settings that other values, or the chart, determine."""
     free = sorted({f"TAILRACE_{name.upper()}" for name in Settings.model_fields} - set(decided))
-    settings = {"type": "object", "additionalProperties": False, "properties": dict.fromkeys(free, _SETTING)}
+    fields = Settings.model_json_schema()["properties"]
+    properties = {name: _setting(fields[name.removeprefix("TAILRACE_").lower()]) for name in free}
+    settings = {"type": "object", "additionalProperties": False, "properties": properties}
     types = {**_TYPES, "settings": settings}
     leaves = {value.name: {"description": value.about, **types[value.type]} for value in values}
     about = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart tailrace"}
     return {**about, **_group(nested(leaves))}
+
+
+def _setting(field: Thing) -> Thing:
+    """Return the schema of a setting, whose value may also be given as text."""
+    first = field.get("anyOf", [field])[0]
+    if "enum" in first:
+        return {"enum": first["enum"]}
+    bounds = {key: first[key] for key in first if key in {"minimum", "maximum", "exclusiveMinimum"}}
+    match first["type"]:
+        case "integer":
+            return {"type": ["integer", "string"], "pattern": "^-?[0-9]+$", **bounds}
+        case "number":
+            return {"type": ["number", "string"], "pattern": r"^-?[0-9.]+(e[+-]?[0-9]+)?$", **bounds}
+        case "boolean":
+            return {"type": ["boolean", "string"], "pattern": "^(true|false|1|0)$"}
+    return {"type": ["string", "number", "boolean"]}
 
 
 def _group(tree: Thing) -> Thing:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.manifests import ROOT, Pod, Thing, find, matches, pods
+from tests.support.manifests import ROOT, Pod, Thing, environment, find, matches, pods, with_namespace
 
 _HOST = re.compile(r"(?<![\w.-])(tailrace-[a-z-]+?)(?:\.([a-z-]+)\.svc[\w.-]*)?(?::(\d+))?(?=$|[\s,/\"])")
 """Match a Service's name in an address, by the surrounding text."""
@@ -159,13 +159,13 @@ def _hosts(things: list[Thing]) -> Iterator[str]:
         word
         for pod in pods(things)
         for one in pod.containers()
-        for word in (*one.get("command", ()), *one.get("args", ()))
+        for word in (*one.get("command", ()), *one.get("args", ()), *environment(things, one).values())
     ]
     texts += [
         one["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
         for one in find(things, "RayService")
     ]
-    for text in texts:
+    for text in (with_namespace(things, one) for one in texts):
         for name, space, port in _HOST.findall(text):
             if name not in services:
                 yield f"Service {name} in {text!r}"

@@ -52,9 +52,11 @@ def parse(text: str) -> list[Thing]:
     return list(yaml.load_all(text, yaml.CSafeLoader))
 
 
-def with_component(overlay: str, component: str, folder: Path, *, is_inside: bool = False) -> list[Thing]:
+def with_component(
+    overlay: str, component: str, folder: Path, *, is_inside: bool = False, namespace: str = "tailrace"
+) -> list[Thing]:
     """Return an overlay's objects with a component on top, or named in its kustomization; `folder` is
-    an empty folder.
+    an empty folder, and `namespace` that of the kustomization on top.
     """
     if is_inside:
         shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("*.py"))
@@ -64,7 +66,8 @@ def with_component(overlay: str, component: str, folder: Path, *, is_inside: boo
         return parse(rendered_text(copy))
     names = KUBERNETES / "overlays" / overlay, KUBERNETES / "components" / component
     resource, upon = (os.path.relpath(name, folder.resolve()) for name in names)
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [resource], "components": [upon]}))
+    kustomization = {"namespace": namespace, "resources": [resource], "components": [upon]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return parse(rendered_text(folder.resolve()))
 
 
@@ -163,13 +166,20 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
 
 
 def environment(things: list[Thing], container: Thing) -> dict[str, str]:
-    """Return a container's variables as its process sees them; a field of the pod becomes `0`."""
+    """Return a container's variables as its process sees them; a field of the pod except its namespace becomes `0`."""
     given: dict[str, str] = {}
     for source in (one for one in container.get("envFrom", ()) if "configMapRef" in one):
         given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container.get("env", ()):
-        given[variable["name"]] = variable.get("value", "0")
+        is_namespace = variable.get("valueFrom", {}).get("fieldRef") == {"fieldPath": "metadata.namespace"}
+        text = "$(POD_NAMESPACE)" if is_namespace else variable.get("value", "0")
+        given[variable["name"]] = with_namespace(things, text)
     return given
+
+
+def with_namespace(things: list[Thing], text: str) -> str:
+    """Return a text of a pod with its namespace in the place of $(POD_NAMESPACE)."""
+    return text.replace("$(POD_NAMESPACE)", str(the(things, "RayService")["metadata"]["namespace"]))
 
 
 def settings_of(things: list[Thing], container: Thing) -> Settings:

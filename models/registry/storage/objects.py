@@ -45,7 +45,13 @@ from models.registry.storage.port import Stored
 
 log = structlog.get_logger()
 
-SCHEMES = ("s3", "gs", "az")
+_PERMISSIONS = {
+    "s3": "s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject and s3:DeleteObject on its objects",
+    "gs": "the role Storage Object User on the bucket",
+    "az": "the role Storage Blob Data Contributor on the container",
+}
+"""By a store's scheme: the permissions of a pipeline. Processes that only read need to list and get."""
+SCHEMES = tuple(_PERMISSIONS)
 _KEPT_S = 24 * 3_600
 """Age above which an unreferenced file cannot belong to a running publication."""
 _LOCK = "lock"
@@ -383,7 +389,13 @@ class ObjectStorage:
     @contextmanager
     def _asking(self, path: str) -> Iterator[None]:
         """Translate the store's failures into our errors; log once when it becomes unavailable and when it is back."""
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+        from obstore.exceptions import (
+            AlreadyExistsError,
+            BaseError,
+            PermissionDeniedError,
+            PreconditionError,
+            UnauthenticatedError,
+        )
 
         try:
             yield
@@ -399,7 +411,10 @@ class ObjectStorage:
             if not self._is_lost:
                 log.warning("bundle_store_lost", store=str(self), error=str(error))
             self._is_lost = True
-            raise StoreUnavailable(f"{self._url} cannot be used ({_reason(error)})") from error
+            why = _reason(error)
+            if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+                why = f"access refused, {why}; correct the credentials, or grant {_PERMISSIONS[self._url.partition('://')[0]]}"
+            raise StoreUnavailable(f"{self._url} cannot be used ({why})") from error
         if self._is_lost:
             log.info("bundle_store_back", store=str(self))
         self._is_lost = False

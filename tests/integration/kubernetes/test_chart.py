@@ -124,6 +124,15 @@ def test_lint_finds_nothing() -> None:
         ("callers.cidrs={everybody}", "callers.cidrs.0: Does not match pattern"),
         ("apiKeys.secret=", "apiKeys.secret: empty"),
         ("llm.replicas.max=40", "gateway.replicas.max: with 2 CPUs"),
+        ("redis.host=redis.shop:6379", "redis.host: Does not match pattern"),
+        ("kafka.bootstrap=kafka.shop", "kafka.bootstrap: Does not match pattern"),
+        ("traces.endpoint=http://collector", "traces.endpoint: Does not match pattern"),
+        ("bundles.store=minio:9000/bundles", "bundles.store: Does not match pattern"),
+        ("ingress.enabled=true,ingress.host=a.b,ingress.grpcHost=a.b", "ingress.grpcHost: the same as ingress.host"),
+        ("settings.TAILRACE_LOG_LEVEL=loud", "settings.TAILRACE_LOG_LEVEL"),
+        ("settings.TAILRACE_MAX_RUNNING=1.5", "settings.TAILRACE_MAX_RUNNING: Does not match pattern"),
+        ("settings.TAILRACE_MAX_RUNNING=0", "settings.TAILRACE_MAX_RUNNING: Must be"),
+        ("settings.TAILRACE_CONSOLE=maybe", "settings.TAILRACE_CONSOLE: Does not match pattern"),
         ("bundles.cacheGib=0", "bundles.cacheGib: Must be greater than or equal to 1"),
     ],
 )
@@ -202,7 +211,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
     assert [one["port"] for one in ports] == [6379, 6390, 9092, 9094]
     assert hosts == {"tailrace-rest": "shop.example", "tailrace-grpc": "grpc.shop.example"}
     edge = pod_of(things, "tailrace-edge").container("edge")
-    assert edge["args"][1] == "tailrace-ray.shop.svc.shop.example"
+    assert edge["args"][1] == "tailrace-ray.$(POD_NAMESPACE).svc.shop.example"
     head = pod_of(things, "tailrace-head").container("ray-head")
     assert "tailrace-standby.shop.svc.shop.example" in environment(things, head)["RAY_INGRESS_OPTIONS"]
 
@@ -227,11 +236,11 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things:
+def chosen(values: dict[str, Any], folder: Path, *options: str | Path, namespace: str = NAMESPACE) -> Things:
     """Return the objects of an install with these values."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    return templated(*options, "--values", file)
+    return templated(*options, "--values", file, namespace=namespace)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -239,7 +248,7 @@ def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things
 def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_path: Path) -> None:
     """Each referenced object, key, volume, port, image, namespace and selector is rendered or created by the page."""
     options = ("--values", CHART / f"values-{kind}.yaml") if kind else ()
-    things = chosen(CHOICES[choice], tmp_path, *options)
+    things = chosen(CHOICES[choice], tmp_path, *options, namespace="shop-staging")
 
     assert unresolved(things) == []
     assert {key: wrong for key, thing in by_name(things).items() if (wrong := complaints(thing, OLDEST))} == {}
@@ -300,6 +309,7 @@ def test_callers_networks_and_namespaces_are_admitted() -> None:
         ("traces.endpoint=http://a:4318", [4318, 6379, 9093]),
         ("settings.TAILRACE_TEXT_URL=https://text.example/v1", [443, 6379, 9093]),
         ("settings.TAILRACE_TEXT_URL=http://text:8001/v1", [6379, 8001, 9093]),
+        ("settings.TAILRACE_TEXT_URL=http://[fd00::1]/v1", [80, 6379, 9093]),
     ],
 )
 def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:

@@ -49,7 +49,7 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- $all := include "tailrace.settings-data" . | fromYaml }}
 {{- range $name, $value := .Values.settings }}
 {{- $is_whole := and (kindIs "float64" $value) (eq (toString $value) (toString (floor $value))) }}
-{{- $_ := set $all $name (ternary (int64 $value | toString) (toString $value) $is_whole) }}
+{{- $_ := set $all $name (ternary (int64 $value | toString) (tpl (toString $value) $) $is_whole) }}
 {{- end }}
 {{- toYaml $all -}}
 {{- end }}
@@ -70,7 +70,7 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- range list .Values.traces.endpoint .Values.settings.TAILRACE_TEXT_URL }}
 {{- if . }}
 {{- $host := (urlParse .).host }}
-{{- $ports = append $ports (ternary (splitList ":" $host | last | int) (ternary 443 80 (hasPrefix "https:" .)) (contains ":" $host)) }}
+{{- $ports = append $ports (ternary (splitList ":" $host | last | int) (ternary 443 80 (hasPrefix "https:" .)) (regexMatch ":[0-9]+$" $host)) }}
 {{- end }}
 {{- end }}
 {{- $sorted := list }}
@@ -115,5 +115,6 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- if gt (add (int .gateway.replicas.max) (mul 2 (int .llm.replicas.max)) | int) (int $cpus) }}{{ fail (printf "gateway.replicas.max: with 2 CPUs for each of llm.replicas.max more than the %d of gateway.pods.max and llm.pods.max; raise the pods or their resources.requests.cpu" $cpus) }}{{ end }}
 {{- if and (not .apiKeys.secret) (not .settings.TAILRACE_ALLOW_ANONYMOUS) }}{{ fail "apiKeys.secret: empty; name the Secret, or set settings.TAILRACE_ALLOW_ANONYMOUS" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.host) }}{{ fail "ingress.host: empty; name the host of REST, or set ingress.enabled to false" }}{{ end }}
+{{- if and .ingress.enabled (eq .ingress.host .ingress.grpcHost) }}{{ fail "ingress.grpcHost: the same as ingress.host, whose Ingress has every path; give gRPC a host of its own" }}{{ end }}
 {{- end }}
 {{- end }}

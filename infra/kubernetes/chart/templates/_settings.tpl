@@ -50,7 +50,6 @@ TAILRACE_TOPIC_PARTITIONS: {{ .Values.kafka.partitions | int | quote }}
 HOME: /tmp
 MALLOC_ARENA_MAX: '2'
 OMP_NUM_THREADS: '1'
-RAY_INGRESS_OPTIONS: --standby tailrace-standby.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }} 18001 19001
 RAY_ROTATION_BACKUP_COUNT: '1'
 RAY_ROTATION_MAX_BYTES: '20971520'
 RAY_SERVE_CONTROL_LOOP_INTERVAL_S: '0.3'

@@ -42,8 +42,9 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
 )
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_every_reference_of_a_component_resolves(upon: str, component: str, is_inside: bool, tmp_path: Path) -> None:
-    """References resolve with the component on top of an overlay, and inside an overlay."""
-    things = with_component(upon, component, tmp_path, is_inside=is_inside)
+    """References resolve with the component inside an overlay, and on top of one in a namespace of another name."""
+    namespace = "tailrace" if upon == "dev" else "staging"  # dev's settings name their namespace
+    things = with_component(upon, component, tmp_path, is_inside=is_inside, namespace=namespace)
 
     assert unresolved(things) == []
     assert {one["image"].split(":")[0] for pod in pods(things) for one in pod.containers()} >= {"tailrace"}

@@ -98,7 +98,7 @@ def test_ports_are_those_of_the_settings(things: Things) -> None:
         ports = the(things, "Service", f"tailrace-{service}")["spec"]["ports"]
         assert {**expected[name], "node-metrics": settings.metrics_port}.items() <= given.items()
         assert {port["targetPort"]: port["port"] for port in ports} == expected[name]
-    assert edge["args"][1::2] == [f"tailrace-{name}.tailrace.svc.cluster.local" for name in ("ray", "standby")]
+    assert edge["args"][1::2] == [f"tailrace-{name}.$(POD_NAMESPACE).svc.cluster.local" for name in ("ray", "standby")]
     assert serve["http_options"] == {"host": settings.inner_host, "port": inner[0]}
     assert serve["grpc_options"]["port"] == inner[1]
 
