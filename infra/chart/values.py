@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from models.storage.objects import SCHEMES
+from models.registry.storage.objects import SCHEMES
 from services.settings.settings import Settings
 
 Thing = dict[str, Any]
