@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +35,8 @@ class Log:
             place.mkdir(parents=True)
             for number in range(3):
                 pq.write_table(
-                    pa.Table.from_pylist([asdict(row) for row in rows[number::3]]), place / f"{number}.parquet"
+                    pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows[number::3]]),
+                    place / f"{number}.parquet",
                 )
         return places
 

@@ -94,11 +94,10 @@ def _benchmark(name: str, arguments: list[str]) -> list[str]:
     files = [*(ROOT / "benchmarks" / name).glob("*.py"), ROOT / f"benchmarks/{name}.py"]
     files += (ROOT / "benchmarks/load").glob("*.py")
     source = "".join(file.read_text() for file in files if file.exists())
-    return [
-        f"benchmarks.{name} has no {word}"
-        for word in arguments
-        if word.startswith("--") and word != "--help" and f'"{word.partition("=")[0]}"' not in source
-    ]
+    known = {"--help", *re.findall(r'"(--[\w-]+)"', source)}
+    known |= {f"--{field.replace('_', '-')}" for field in re.findall(r"^    (\w+): Annotated\[", source, re.MULTILINE)}
+    given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    return [f"benchmarks.{name} has no {option}" for option in given if option not in known]
 
 
 @cache

@@ -134,9 +134,10 @@ def test_every_act_leaves_one_line_without_a_secret(path: Path, tmp_path: Path) 
 
 
 def test_keys_need_no_more_than_a_few_small_packages(path: Path) -> None:
-    """`python -m infra.cli.keys` needs only typer, rich and pydantic-settings."""
+    """`python -m infra.cli.keys` needs only typer, rich, msgspec and pydantic-settings."""
     allowed = {"typer", "rich", "pydantic", "pydantic_core", "pydantic_settings", "annotated_doc", "annotated_types"}
-    allowed |= {"dotenv", "shellingham", "typing_extensions", "typing_inspection", "infra", "models", "services"}
+    allowed |= {"msgspec", "dotenv", "shellingham", "typing_extensions", "typing_inspection"}
+    allowed |= {"infra", "models", "services"}
     code = (
         "import runpy, sys\n"
         "sys.argv = ['keys', 'new', '--id', 'a', '--scope', 'recommend']\n"
