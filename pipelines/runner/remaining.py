@@ -5,7 +5,7 @@ from dataclasses import dataclass
 TRAINING = "training: "
 """The start of a line that reports an estimate."""
 _EVERY_S = 60.0
-_FITS = {"train": 1.0, "distill": 0.2, "refit": 1.0}
+_FITS = {"train": 1.0, "distill": 1.0, "refit": 0.9}
 """Durations of the stages that fit models, in durations of `train`, as measured on MovieLens-100k."""
 
 
@@ -31,14 +31,14 @@ class RemainingTime:
         """Return a line with the estimate after an epoch, at most once a minute; else ""."""
         if self._stage not in _FITS or not 0 < done < total or now_s - self._said_s < _EVERY_S:
             return ""
-        stage_s = (now_s - self._began_s) * total / done
-        train_s = self._train_s or stage_s / _FITS[self._stage]
+        spent_s = now_s - self._began_s
+        train_s = self._train_s or spent_s * total / done / _FITS[self._stage]
         stages = list(_FITS)
-        later_s = train_s * sum(_FITS[stage] for stage in stages[stages.index(self._stage) + 1 :])
+        in_all_s = train_s * sum(_FITS[stage] for stage in stages[stages.index(self._stage) :])
         is_first, self._said_s = self._said_s < 0, now_s
-        left_s = stage_s - (now_s - self._began_s) + later_s
-        words = "in all" if is_first else "left"
-        return f"{TRAINING}about {_minutes(left_s + (now_s - self._began_s if is_first else 0.0))} {words}"
+        return f"{TRAINING}about {_minutes(in_all_s if is_first else in_all_s - spent_s)} " + (
+            "in all" if is_first else "left"
+        )
 
 
 def _minutes(seconds: float) -> str:

@@ -19,7 +19,7 @@ def test_the_first_epoch_estimates_all_fits_and_later_epochs_what_is_left() -> N
     assert lines[1].startswith("training: about ")
     assert int(lines[1].split()[2]) * 60 > 2 * stage_s
     assert lines[1].endswith("in all")
-    assert lines[5] == "training: about 4 minutes left"
+    assert lines[5] == "training: about 3 minutes left"
 
 
 def test_a_stage_done_before_changes_nothing() -> None:
