@@ -20,7 +20,7 @@ UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-up: $(INSTALLED) ## start the whole stack here; trains on MovieLens-100k the first time
+up: $(INSTALLED) ## start the whole stack here; the first time it also trains on MovieLens-100k
 	@TAILRACE_LLM_ROUTING=$${TAILRACE_LLM_ROUTING:-always} exec $(BIN)/tailrace up
 
 down: $(INSTALLED) ## stop it, and remove leftover processes

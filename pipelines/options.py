@@ -72,6 +72,10 @@ class PipelineOptions(OwnTables):
             choices=tuple(SplitKind),
         ),
     ] = SplitKind.LEAVE_ONE_OUT
+    first_bundle: Annotated[
+        bool,
+        Option("If no bundle is live, publish a bundle of the ingested items, without models, before training."),
+    ] = False
     until: Annotated[str, Option("Stop after this stage.", choices=STAGE_NAMES)] = "publish"
     warm_start: Annotated[
         bool, Option("Start from the last full training's weights, with a quarter of the epochs.")

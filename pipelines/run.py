@@ -22,7 +22,7 @@ from pipelines.foreign import measure
 from pipelines.foreign.model import read_about
 from pipelines.options import PipelineOptions
 from pipelines.places import Places
-from pipelines.publication import model_card, refit
+from pipelines.publication import cold_start, model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageOutput
@@ -65,6 +65,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
                     bars.end(output)
                     if output.stage == "ingest":
                         _show_found(output.path, console)
+                        _publish_first(run, output.path, console)
         except StageFailed as error:
             _show(run, console)
             for step in error.advice:
@@ -93,6 +94,15 @@ def _show_found(ingested: Path, console: Console) -> None:
     found = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
     for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
+
+
+def _publish_first(run: ModelRun, ingested: Path, console: Console) -> None:
+    """Publish a bundle of the ingested items if the run may and no bundle is live; the run then replaces it."""
+    if not run.options.first_bundle or not run.publishes or run.live_version is not None:
+        return
+    first = cold_start.publish_ingested(run.store, ingested, run.options.data_name, datetime.now(UTC))
+    run.live_version = first.version
+    console.print(cold_start.describe(first), markup=False)
 
 
 def _show(run: ModelRun, console: Console) -> None:

@@ -175,14 +175,10 @@ def _report(settings: "Settings", done: "ImportResult", findings: "Findings") ->
 def _publish_first(settings: "Settings", table: "ItemTable") -> None:
     """Publish a bundle of these items, unless one is live."""
     from models.registry.store import BundleStore
-    from pipelines.publication.cold_start import publish_items
+    from pipelines.publication.cold_start import describe, publish_items
 
     store = BundleStore.of(settings, settings.first_name)
     if store.live_version() is not None:
         return
     bundle = publish_items(store, table, datetime.now(UTC), partial(out.print, markup=False))
-    out.print(
-        f"{bundle.version} is live with {bundle.manifest.get('num_items')} items and no models: "
-        "it answers popular and similar items",
-        markup=False,
-    )
+    out.print(describe(bundle), markup=False)

@@ -39,9 +39,9 @@ class UpOptions:
 
 
 def up(options: UpOptions, tables: TableArguments) -> None:
-    """Start the stack on this machine. Trains first when no bundle is published, unless items are given."""
+    """Start the stack on this machine. Without a bundle and items, it trains while popular items are answered."""
     from infra.local.commands import guide
-    from infra.local.commands.up import run_stack, start_in_background
+    from infra.local.commands.up import ANSWERING, run_stack, start_in_background
     from infra.local.servers.text import ready_text
     from models.registry.store import BundleStore
     from services.settings.settings import with_text
@@ -53,12 +53,14 @@ def up(options: UpOptions, tables: TableArguments) -> None:
     items = (options.items, *tables.words) if options.items else ()
     write_act(settings.state_dir, "up", "started", {})
     if options.detach:
-        start_in_background(settings, out.file, items)
+        start_in_background(settings, out.file, items, ANSWERING)
         return
 
     def when_ready(settings: "Settings") -> None:
         bundle, user_id = BundleStore.of(settings, settings.first_name).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
+        if not bundle.is_trained:
+            out.print("Popular and similar items are answered until a trained bundle is published.")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
         out.print(escape(guide.rest_call(settings, user_id)))
@@ -81,7 +83,8 @@ def status() -> None:
     """Show each part, its address and its health. Exit code 0 when all are healthy."""
     from rich.table import Table
 
-    from infra.local.commands.status import inspect_stack, readiness
+    from infra.local.commands.first_training import log_of
+    from infra.local.commands.status import inspect_stack, is_training, readiness
 
     settings = running_settings()
     parts = inspect_stack(settings)
@@ -102,7 +105,9 @@ def status() -> None:
     out.print(table)
     if (ready := readiness(settings)) not in {"", "ready"}:
         out.print(f"gateway: {ready}", markup=False)
-    if missing := _missing_for_training(settings):
+    if is_training(settings):
+        out.print(f"the first training runs; its log is {log_of(settings)}", markup=False)
+    elif missing := _missing_for_training(settings):
         out.print(missing, markup=False)
     raise typer.Exit(0 if all(part.is_healthy for part in parts) else 1)
 

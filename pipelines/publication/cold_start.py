@@ -39,17 +39,39 @@ def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: C
 
     Raises DataError naming the table, and BundleMoved if another bundle was promoted meanwhile.
     """
-    items, name = table.read_catalogue().sort("item_id"), table.table.name
+    items, name = table.read_catalogue(), table.table.name
     if items.height < 2:
         raise DataError("", f"{items.height} items of {name} can be used; give at least 2", "'i42'")
     for sentence in table.findings.sentences():
         report(sentence)
+    return _publish(store, items.with_columns(num_events=pl.lit(0)), Path(name).stem, now)
+
+
+def publish_ingested(store: BundleStore, ingested: Path, dataset: str, now: datetime) -> Bundle:
+    """Publish a bundle of the ingested items, popular by their events, and promote it, unless a version is live.
+
+    Raises BundleMoved if another bundle was promoted meanwhile.
+    """
+    counts = pl.scan_parquet(ingested / "events.parquet").group_by("item_id").agg(num_events=pl.len())
+    items = pl.scan_parquet(ingested / "items.parquet").join(counts, on="item_id", how="left")
+    return _publish(store, items.with_columns(pl.col("num_events").fill_null(0)).collect(), dataset, now)
+
+
+def describe(bundle: Bundle) -> str:
+    """Return a sentence: the live bundle of items, and what it answers."""
+    num_items = bundle.manifest.get("num_items")
+    return f"{bundle.version} is live with {num_items} items and no models: it answers popular and similar items"
+
+
+def _publish(store: BundleStore, items: pl.DataFrame, dataset: str, now: datetime) -> Bundle:
+    """Publish these items, with their `num_events`."""
+    items = items.sort("item_id")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         folder.mkdir()
         _catalogue_of(items).save(folder / "catalogue.parquet")
         similar_by_text(texts_of(items)).save(folder / SIMILAR)
-        about: dict[str, Any] = {"dataset": Path(name).stem, "num_items": items.height}
+        about: dict[str, Any] = {"dataset": dataset, "num_items": items.height}
         (folder / REPORT).write_text(json.dumps(about | {"metrics": {}}, indent=1))
         about |= {"model_name": store.name, "trained": False, "feature_service": SERVICE, "depth": 1, "repeats": False}
         return publish(store, folder, version_of(folder, now), about, seen=None)
@@ -90,5 +112,5 @@ def _catalogue_of(items: pl.DataFrame) -> Catalogue:
         categories=tuple(tuple(names) for names in items["categories"].to_list()),
         codes=np.arange(len(ids), dtype=np.int32).reshape(-1, 1),
         level_sizes=(len(ids),),
-        popularity=np.zeros(len(ids)),
+        popularity=items["num_events"].to_numpy().astype(np.float64),
     )

@@ -3,6 +3,7 @@
 Does not know what a stage does.
 """
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from pipelines.runner import stage
+from pipelines.runner.remaining import RemainingTime
 
 _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
 
@@ -31,6 +33,7 @@ class Bars:
             disable=not console.is_terminal,
         )
         self._bars: dict[str, TaskID] = {}
+        self._remaining = RemainingTime()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -42,14 +45,18 @@ class Bars:
     def begin(self, name: str) -> stage.Progress:
         """Show a stage as begun, and return the function that moves its bar."""
         bar = self._bars[name] = self._progress.add_task(name, total=None, words="")
+        self._remaining.begin(name, time.monotonic())
 
         def move(done: int, total: int, words: str) -> None:
             self._progress.update(bar, completed=done, total=total, words=words)
+            if line := self._remaining.line(done, total, time.monotonic()):
+                self._console.print(line, markup=False)
 
         return move
 
     def end(self, output: stage.StageOutput) -> None:
         """Show a stage as done."""
+        self._remaining.end(output.seconds)
         bar = self._bars[output.stage]
         self._progress.update(bar, completed=1, total=1)
         if output.skipped:

@@ -47,7 +47,8 @@ class Drills:
         self._path = path
         self._wall_clock = wall_clock
         self._until: Mapping[DrillTarget, float] = {}
-        self._following = PeriodicTask("drills", self.refresh, _POLL_S)
+        self._followed: tuple[int, int] | None = None
+        self._following = PeriodicTask("drills", self._refresh_if_changed, _POLL_S)
 
     def is_off(self, target: DrillTarget) -> bool:
         """Whether this dependency is switched off now. Costs one dict lookup while no drill runs."""
@@ -74,6 +75,17 @@ class Drills:
     async def refresh(self) -> None:
         """Read the file now."""
         self._until = await asyncio.to_thread(read_drills, self._path)
+
+    async def _refresh_if_changed(self) -> None:
+        """Read the file, in a thread, only if it was replaced."""
+        try:
+            about = self._path.stat()
+            found = about.st_mtime_ns, about.st_ino
+        except OSError:
+            found = None
+        if found != self._followed:
+            self._followed = found
+            await self.refresh()
 
     def _switch_locked(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
         """Read, change and replace the file under a lock shared by all processes."""

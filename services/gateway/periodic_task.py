@@ -19,15 +19,25 @@ log = structlog.get_logger()
 
 
 class PeriodicTask:
-    """Runs `work` every `every_s` seconds, first after one period or `at_once`. `name` labels its logs and metrics."""
+    """Runs `work` every `every_s` seconds, first after one period or `at_once`. `name` labels its logs and metrics.
+
+    With `when`, a period begins as soon as this event is set. The task clears it before the work.
+    """
 
     def __init__(
-        self, name: str, work: Callable[[], Awaitable[None]], every_s: float, *, at_once: bool = False
+        self,
+        name: str,
+        work: Callable[[], Awaitable[None]],
+        every_s: float,
+        *,
+        at_once: bool = False,
+        when: asyncio.Event | None = None,
     ) -> None:
         self._name = name
         self._work = work
         self._every_s = every_s
         self._at_once = at_once
+        self._when = when
         self._task: asyncio.Task[None] | None = None
         self._failed_with: str | None = None
 
@@ -45,7 +55,7 @@ class PeriodicTask:
 
     async def _run(self) -> None:
         if not self._at_once:
-            await asyncio.sleep(self._every_s)
+            await self._period()
         while True:
             try:
                 await self._work()
@@ -53,7 +63,14 @@ class PeriodicTask:
                 self._failed(error)
             else:
                 self._failed_with = None
-            await asyncio.sleep(self._every_s)
+            await self._period()
+
+    async def _period(self) -> None:
+        if self._when is not None:
+            await self._when.wait()
+        await asyncio.sleep(self._every_s)
+        if self._when is not None:
+            self._when.clear()
 
     def _failed(self, error: Exception) -> None:
         """Count each failure; log only the first of equal consecutive errors, since a period may be 0.2 s."""

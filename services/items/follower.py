@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 ITEMS_START_S = 15.0
 """How long a starting process waits for the next records if a broker answers; it reads about 20,000 per second."""
-_FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=300)
+_FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=500)
 _POLL_MS = 300
 _MAX_RECORDS = 500
 """Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""

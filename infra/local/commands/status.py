@@ -43,6 +43,12 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
     return [*parts, *text_health(settings)]
 
 
+def is_training(settings: Settings) -> bool:
+    """Return whether the first training of this state folder's stack runs."""
+    record = StackFile(settings.state_dir).read()
+    return record is not None and record.stage == "training"
+
+
 def readiness(settings: Settings) -> str:
     """Return the readiness that a gateway reports, with its degraded modes; "" without an answer."""
     status, body = http_answer(settings.inner_host, settings.inner_http_port, "/readyz")

@@ -1,4 +1,4 @@
-"""`tailrace up`: check the machine, start the stores, train if no bundle is published, start the rest, supervise.
+"""`tailrace up`: check the machine, start the stores and the first training if it is due, start the rest, supervise.
 
 All validation happens before anything starts. `--detach` runs the same in its own session.
 """
@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from infra.local.commands.first_training import FirstTraining, is_due, log_of
 from infra.local.edge.admin import ray_is_up
 from infra.local.edge.config import edge_folder
 from infra.local.parts import stack_parts
@@ -33,6 +34,8 @@ from services.observability.log_lines import MAX_LOG_BYTES
 from services.settings.settings import Settings, inherited_environment
 
 STORES = ("valkey", "broker", "metrics")
+ANSWERING = frozenset({"training", "ready", "untrained"})
+"""The stages of a stack that answers."""
 READY_WITHIN_S = 120.0
 POLL_S = 0.1
 
@@ -78,10 +81,15 @@ def _supervise(
 ) -> None:
     """Start the parts, and supervise them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
+    training = FirstTraining(supervisor, settings, report)
     try:
-        _start(supervisor, parts, settings, items)
+        _start(supervisor, parts, settings, items, training)
         when_ready(settings)
-        supervisor.enter("ready")  # `--detach` waits for this
+        supervisor.enter(training.stage)  # `--detach` waits for this
+        while training.stage == "training":
+            supervisor.tick()
+            if training.observe():
+                supervisor.enter(training.stage)
         supervisor.watch()
     except StopRequested:
         report("stopping")
@@ -90,13 +98,15 @@ def _supervise(
         remove_ray_home(settings.state_dir)
 
 
-def start_in_background(settings: Settings, out: IO[str], items: Sequence[str] = ()) -> None:
-    """Run `tailrace up` detached, with these items if any, copy its output to `out`, and return when it is ready.
+def start_in_background(
+    settings: Settings, out: IO[str], items: Sequence[str] = (), stages: Container[str] = ("ready",)
+) -> None:
+    """Run `tailrace up` detached, with these items if any, and wait as `until_ready`.
 
-    Raises EnvironmentFault if it ends first, or if a stack already runs.
+    Raises EnvironmentFault as `until_ready`, and if a stack already runs.
     """
     command = ("infra.cli.main", "up", *(("--items", *items) if items else ()))
-    until_ready(settings, spawn_stack(settings, command), out)
+    until_ready(settings, spawn_stack(settings, command), out, stages)
 
 
 def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -120,17 +130,24 @@ def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen
         )
 
 
-def until_ready(settings: Settings, child: "subprocess.Popen[bytes]", out: IO[str]) -> None:
-    """Copy a spawned stack's output to `out` until it is ready. Raises EnvironmentFault if it ends first."""
+def until_ready(
+    settings: Settings, child: "subprocess.Popen[bytes]", out: IO[str], stages: Container[str] = ("ready",)
+) -> None:
+    """Copy a spawned stack's output to `out` until one of these stages; by default, a first training must have ended.
+
+    Raises EnvironmentFault if the stack ends first, or if its first training fails.
+    """
     stack_file, log_path = StackFile(settings.state_dir), _log_path(settings)
     with log_path.open(errors="replace") as output:
         while child.poll() is None:
             record = stack_file.read()
-            is_ready = record is not None and record.supervisor_pid == child.pid and record.stage == "ready"
+            stage = record.stage if record is not None and record.supervisor_pid == child.pid else ""
             out.write(output.read())
             out.flush()
-            if is_ready:
+            if stage in stages:
                 return
+            if stage == "untrained":
+                raise EnvironmentFault(f"the first training failed; see {log_of(settings)}")
             time.sleep(POLL_S)
         out.write(output.read())
     raise EnvironmentFault(f"the stack did not start; its output is above and in {log_path}")
@@ -169,26 +186,25 @@ def with_environment(part: Part, environment: dict[str, str]) -> Part:
     return replace(part, environment={**part.environment, **environment})
 
 
-def pipeline_part(name: str) -> Part:
-    """Return the offline pipeline with its defaults, for a name of bundles."""
-    return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline", "--name", name))
-
-
 def items_part(items: Sequence[str]) -> Part:
     """Return the import of a shop's items, which become the first bundle without a live bundle."""
     command = (sys.executable, "-m", "infra.cli.main", "import", "items", *items, "--first-bundle")
     return Part(name="items", command=command)
 
 
-def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, items: Sequence[str]) -> None:
+def _start(
+    supervisor: Supervisor,
+    parts: tuple[Part, ...],
+    settings: Settings,
+    items: Sequence[str],
+    training: FirstTraining,
+) -> None:
     supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
     if items:
         supervisor.run_once(items_part(items))
-    if BundleStore.of(settings, settings.first_name).live_version() is None:
-        supervisor.enter("pipeline")
-        supervisor.run_once(pipeline_part(settings.first_name))
-        supervisor.enter("starting")
+    if is_due(BundleStore.of(settings, settings.first_name)):
+        training.begin()
     supervisor.bring_up(tuple(part for part in parts if part.name not in STORES))
     give_up_s = time.monotonic() + READY_WITHIN_S
     edge = edge_folder(settings.state_dir)

@@ -49,6 +49,8 @@ CONNECT_TIMEOUT = "60ms"
 """Also HAProxy's pause after a refused connection; the next server must still meet a deadline of 200 ms."""
 _ALWAYS_ROOM = 3
 """This many requests in flight are never a crowd, at any rate."""
+_LATE_FACTOR = 2
+"""After this multiple of a recommendation's deadline, and at least the default deadline, the edge answers itself."""
 _LEAST_DEADLINE_MS = 100
 """A shorter deadline leaves no time for a second node."""
 
@@ -71,6 +73,7 @@ NAMED = """    http-request set-var(txn.request_id) req.fhdr(x-request-id)
 """Rules that set the id of a request for these errors: the caller's, or a new id."""
 
 UNAVAILABLE = error_body("unavailable", "the gateway is unavailable")
+_LATE = error_body("deadline_exceeded", "the gateway: the deadline passed")
 _NOT_UTF8 = (  # separate patterns without repetition: matching needs no stack, however long the text
     r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
     r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"
@@ -214,8 +217,9 @@ class EdgePlan:
             retries=NODE_RETRIES if self._has_nodes else RETRIES,
             retryable=RETRYABLE,
             connect=CONNECT_TIMEOUT,
-            patience_rest=self._patience("rest"),
-            patience_grpc=self._patience("grpc"),
+            patience_rest=self._patience("rest") or self._time_limit("rest"),
+            patience_grpc=self._patience("grpc") or self._time_limit("grpc"),
+            late=_LATE,
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
             named=NAMED,
@@ -293,19 +297,11 @@ class EdgePlan:
         if not (self._has_nodes and self.node_patience_percent):
             return ""
         if door == "rest":
-            path, sent = "/v1/recommendations", "json_query('$.deadline_ms','int')"
             rationale, is_rationale = "json_query('$.rationale')", "-m str true"
         else:
-            path, sent = "/tailrace.v1.Recommender/Recommend", "ungrpc(7,int32)"
             rationale, is_rationale = "ungrpc(9,int32)", "-m int 1"
         return f"""    retry-on conn-failure empty-response response-timeout
-    http-request set-var(txn.deadline) int({self.default_deadline_ms})
-    http-request set-var(txn.sent) req.hdr(x-deadline-ms)
-    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
-    http-request set-var(txn.sent) req.body,{sent}
-    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
-    acl is_recommendation path {path}
-    acl is_short var(txn.deadline) -m int lt {_LEAST_DEADLINE_MS}
+{self._deadline(door)}    acl is_short var(txn.deadline) -m int lt {_LEAST_DEADLINE_MS}
     http-request set-var(txn.rationale) req.body,{rationale}
     acl is_rationale var(txn.rationale) {is_rationale}
     http-request set-var(txn.usual) sc0_http_req_rate,mul(txn.deadline),div(2000),add({_ALWAYS_ROOM})
@@ -314,6 +310,32 @@ class EdgePlan:
     acl has_others nbsrv({door}) ge 2
     http-request set-timeout server var(txn.patience) \
 if is_recommendation has_others !is_short !is_rationale !is_crowded
+"""
+
+    def _time_limit(self, door: str) -> str:
+        """Return the rules that end a recommendation that no gateway has answered long after its deadline.
+
+        A gateway without processor time reads requests seconds after they arrived; it still answers what it reads in
+        time, so the limit is far above the deadline.
+        """
+        return f"""{self._deadline(door)}    http-request set-var(txn.limit) var(txn.deadline),mul({_LATE_FACTOR})
+    http-request set-var(txn.limit) int({self.default_deadline_ms}) \
+if {{ var(txn.limit) -m int lt {self.default_deadline_ms} }}
+    http-request set-timeout server var(txn.limit) if is_recommendation
+"""
+
+    def _deadline(self, door: str) -> str:
+        """Return the rules that read a recommendation's deadline as the gateways do."""
+        if door == "rest":
+            path, sent = "/v1/recommendations", "json_query('$.deadline_ms','int')"
+        else:
+            path, sent = "/tailrace.v1.Recommender/Recommend", "ungrpc(7,int32)"
+        return f"""    http-request set-var(txn.deadline) int({self.default_deadline_ms})
+    http-request set-var(txn.sent) req.hdr(x-deadline-ms)
+    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
+    http-request set-var(txn.sent) req.body,{sent}
+    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
+    acl is_recommendation path {path}
 """
 
     def _tls(self, protocols: str) -> str:
@@ -390,6 +412,7 @@ defaults
     http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
     default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
+    http-error status 504 content-type application/json lf-string '{late}'
 
 backend {in_flight}
     # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals
@@ -422,11 +445,14 @@ hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit_grpc}
     {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
+    http-after-response set-status 200 if {{ status 504 }}
     default_backend grpc
 
 backend rest
 {not_twice}{patience_rest}{http_servers}
 
 backend grpc
+    http-error status 504 content-type application/grpc lf-string %[str()] hdr grpc-status 4 \
+hdr grpc-message "the gateway: the deadline passed"
 {not_twice}{patience_grpc}{grpc_servers}
 """

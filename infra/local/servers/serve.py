@@ -44,7 +44,7 @@ def _start_ray(settings: Settings) -> None:
 
     ray.init(
         address="local",
-        num_cpus=min(os.cpu_count() or 1, _num_processes(settings)),
+        num_cpus=0,  # no actor here claims a CPU, and Ray keeps an idle worker for each
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
@@ -54,16 +54,6 @@ def _start_ray(settings: Settings) -> None:
         },
         _temp_dir=str(ray_home(settings.state_dir)),
     )
-
-
-def _num_processes(settings: Settings) -> int:
-    """Return the number of Ray workers of this application: the controller, the proxy, and one per replica.
-
-    Ray prestarts one worker per CPU in `num_cpus`, and no replica here claims a CPU: on a host of 64 cores that would
-    be 64 idle processes, even in a container with room for six.
-    """
-    num_llms = settings.llm_replicas * len(settings.served_names)
-    return 2 + settings.gateway_replicas + num_llms + (settings.text_replicas if settings.text_path else 0)
 
 
 def _run_application(settings: Settings) -> None:

@@ -27,9 +27,10 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """The last recorded state of the stack. `stage` is starting, pipeline, ready, stopping, or store.
+    """The last recorded state of the stack. `stage` is starting, training, ready, untrained, stopping, or store.
 
-    In stage store, only the feature store of an offline command runs.
+    In stage training the stack answers while its first training runs; untrained: that training has failed. In stage
+    store, only the feature store of an offline command runs.
     """
 
     supervisor_pid: int

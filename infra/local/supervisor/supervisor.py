@@ -28,9 +28,10 @@ class StopRequested(BaseException):
 
 @dataclass(slots=True)
 class _Running:
-    """One part and its state; owned by the supervisor."""
+    """One part and its state; owned by the supervisor. `is_once`: the part ends by itself, and is not restarted."""
 
     part: Part
+    is_once: bool = False
     state: PartState = field(default_factory=PartState)
     keeper: subprocess.Popen[bytes] | None = None
     probed_s: float = float("-inf")
@@ -85,36 +86,40 @@ class Supervisor:
             self.tick()
             for running in waiting:
                 if running.state.num_failures >= MAX_FIRST_FAILURES:
-                    raise EnvironmentFault(self._why_down(running.part.name))
+                    raise EnvironmentFault(self.why_down(running.part.name))
 
     def run_once(self, part: Part) -> None:
         """Run a part that ends by itself, on this terminal. Raises EnvironmentFault if it fails."""
-        running = _Running(part)
-        running.keeper = self._spawn(part, own_log=False)
-        self._running[part.name] = running
-        try:
-            while running.is_alive:
-                self.tick(except_for=part.name)
-        except StopRequested:
-            self._stop_one(running)
-            raise
-        finally:
-            del self._running[part.name]
-        if code := running.keeper.wait():
+        self.begin(part, own_log=False)
+        while (code := self.ended(part.name)) is None:
+            self.tick()
+        if code:
             raise EnvironmentFault(f"{part.name} ended with code {code}; see the lines above")
+
+    def begin(self, part: Part, *, own_log: bool = True) -> None:
+        """Start a part that ends by itself, while other parts start and run."""
+        self._running[part.name] = _Running(part, is_once=True, keeper=self._spawn(part, own_log=own_log))
+
+    def ended(self, name: str) -> int | None:
+        """Return the exit code of a part that ends by itself, once; None while it runs."""
+        keeper = self._running[name].keeper
+        code = None if keeper is None else keeper.poll()
+        if code is not None:
+            del self._running[name]
+        return code
 
     def watch(self) -> None:
         """Supervise until StopRequested."""
         while True:
             self.tick()
 
-    def tick(self, except_for: str = "") -> None:
+    def tick(self) -> None:
         """Observe every part once, act, and pause shortly. Raises StopRequested."""
         if self._stop_requested():
             raise StopRequested
         before = self._phases()
         for running in list(self._running.values()):
-            if running.part.name != except_for:
+            if not running.is_once:
                 self._advance(running)
         if self._phases() != before:
             self._record()
@@ -216,7 +221,8 @@ class Supervisor:
         """Kill the leftovers of a dead part's keeper."""
         sweep(spared=frozenset(running.keeper.pid for running in self._running.values() if running.keeper))
 
-    def _why_down(self, name: str) -> str:
+    def why_down(self, name: str) -> str:
+        """Return the end of a part's log."""
         log = self._log_dir / f"{name}.log"
         lines = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
         return f"{name} does not start; the end of {log}:\n" + "\n".join(lines)

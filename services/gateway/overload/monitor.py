@@ -1,7 +1,8 @@
 """Measures the gateway's load (requests in flight, event-loop delay, CPU time), and admits requests by it.
 
 A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and
-requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic.
+requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic. At rest, which
+the next request ends, the timer samples twice a second, because each wake-up costs more than its sample.
 `admission.py` turns load into decisions; `edge_limit.py` computes how many requests the edge may let in at once.
 """
 
@@ -24,6 +25,7 @@ DOORS = ("rest", "grpc")
 """Each door has its own edge limit: gRPC reads calls more slowly, and REST's short waits would hide its queue."""
 RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
+_REST_EVERY_S, _REST_AFTER_S = 0.5, 2.0
 _EDGE_WAIT_LIFE_S = 0.3
 _MOST_WAIT_S = 0.1
 """Cap on the wait: on its own it sheds normal priority but refuses nobody. The edge refuses, and stops as soon as the
@@ -45,6 +47,8 @@ class LoadMonitor:
         self._num_in_flight = 0
         self._next_sample: asyncio.TimerHandle | None = None
         self._due_s = 0.0
+        self._judged_s = clock()
+        self._is_at_rest = False
         self._edge_waits: dict[str, tuple[float, float]] = {}
 
     async def start(self) -> None:
@@ -65,7 +69,11 @@ class LoadMonitor:
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
     def judge(self, priority: Priority) -> AdmissionDecision:
-        """Decide on an arriving request."""
+        """Decide on an arriving request, which ends a rest."""
+        self._judged_s = self._clock()
+        if self._is_at_rest and self._next_sample is not None:
+            self._next_sample.cancel()
+            self._schedule(self._judged_s)
         return self.admission.judge(priority, self._num_in_flight)
 
     def refusal(self, cause: str) -> Overloaded:
@@ -77,7 +85,9 @@ class LoadMonitor:
     def has_spare_capacity(self) -> bool:
         """Whether the strain is zero, the queue is empty, and a low-priority request would be admitted."""
         return (
-            self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is AdmissionDecision.ADMIT
+            self.admission.strain == 0
+            and self.queue.is_empty
+            and self.admission.judge(Priority.LOW, self._num_in_flight) is AdmissionDecision.ADMIT
         )
 
     @contextmanager
@@ -90,8 +100,11 @@ class LoadMonitor:
             self._num_in_flight -= 1
 
     def _schedule(self, now_s: float) -> None:
-        self._due_s = now_s + _SAMPLE_EVERY_S
-        self._next_sample = asyncio.get_running_loop().call_later(_SAMPLE_EVERY_S, self._sample)
+        is_busy = self._num_in_flight or self.admission.strain or now_s - self._judged_s < _REST_AFTER_S
+        self._is_at_rest = not is_busy
+        every_s = _REST_EVERY_S if self._is_at_rest else _SAMPLE_EVERY_S
+        self._due_s = now_s + every_s
+        self._next_sample = asyncio.get_running_loop().call_later(every_s, self._sample)
 
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain

@@ -6,6 +6,7 @@ does not accept are dropped and counted. Any replica can explain any request, si
 Redis: the port is below.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -74,9 +75,10 @@ class Explanations:
     def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
         self._store = store
         self._waiting: list[AnswerRecord | RefusalRecord] = []
+        self._has_waiting = asyncio.Event()
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_unavailable = False
-        self._flushing = PeriodicTask("explanations", self.flush, _FLUSH_EVERY_S)
+        self._flushing = PeriodicTask("explanations", self.flush, _FLUSH_EVERY_S, when=self._has_waiting)
 
     def answered(self, record: AnswerRecord) -> None:
         """Buffer an answer's record, or drop it if the buffer is full.
@@ -95,6 +97,7 @@ class Explanations:
             return
         if len(self._waiting) < num_places:
             self._waiting.append(record)
+            self._has_waiting.set()
         else:
             self._dropped.inc()
 

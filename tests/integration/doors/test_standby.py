@@ -14,6 +14,8 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
 from services.observability.node_metrics import node_registry
 from tests.support.gateway.edge_scene import STANDBY, EdgeScene
 from tests.support.gateway.named_doors import RAY
@@ -190,3 +192,23 @@ async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
     log = scene.folder / "edge.log"
     await until(lambda: "Server rest/ray is DOWN" in log.read_text())
     assert log.read_text().count("Server rest/ray is DOWN") == 1
+
+
+def test_a_recommendation_ends_although_the_gateway_that_took_it_has_no_processor_time(running: EdgeScene) -> None:
+    """The edge answers both doors itself, with the error of a missed deadline."""
+    frozen = running.children[RAY]
+    channel = grpc.insecure_channel(running.settings.grpc_address)
+    stub, request = api.RecommenderStub(channel), pb.RecommendRequest(deadline_ms=300)
+    stub.Recommend(request)  # an ingress that does not even accept a connection is passed over
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        calling = stub.Recommend.future(request, timeout=60)
+        answer = httpx.post(f"{running.url}/v1/recommendations", json={"deadline_ms": 300}, timeout=60)
+        error = calling.exception(60)
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+        channel.close()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert error.details() == "the gateway: the deadline passed"

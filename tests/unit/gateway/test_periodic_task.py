@@ -45,6 +45,27 @@ async def test_a_stop_cancels_running_work() -> None:
     assert cancelled.is_set()
 
 
+async def test_work_that_waits_for_an_event_runs_once_for_each() -> None:
+    """Without the event the task sleeps."""
+    wanted, num_runs = asyncio.Event(), 0
+
+    async def work() -> None:
+        """Count."""
+        nonlocal num_runs
+        num_runs += 1
+
+    task = PeriodicTask("test", work, 0.0, when=wanted)
+    task.start()
+    for expected in (1, 2):
+        wanted.set()
+        await until(lambda expected=expected: num_runs == expected)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    await task.stop()
+
+    assert num_runs == 2
+
+
 async def test_an_unexpected_error_is_logged_once_and_counted_and_the_task_goes_on(tmp_path: Path) -> None:
     """The first of equal failures is logged with its traceback, each is counted, and the task continues."""
     path = tmp_path / "numbers"

@@ -84,6 +84,31 @@ async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float,
     assert (monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT) is (0 in strains)
 
 
+async def test_at_rest_the_loop_is_sampled_rarely_until_a_request_arrives() -> None:
+    """The first request ends the rest at once."""
+    now_s = 0.0
+    gauge = Gauge("strain", "strain", registry=CollectorRegistry())
+    refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
+    monitor = LoadMonitor(Admission(AdmissionLimits(max_in_flight=4)), gauge, refused, clock=lambda: now_s)
+    loop = asyncio.get_running_loop()
+
+    def next_in_s() -> float:
+        assert monitor._next_sample is not None
+        return monitor._next_sample.when() - loop.time()
+
+    await monitor.start()
+    busy_s = next_in_s()
+    now_s = 60.0
+    await until(lambda: next_in_s() > 0.1)
+    _ = monitor.has_spare_capacity
+    resting_s = next_in_s()
+    monitor.judge(Priority.LOW)
+    woken_s = next_in_s()
+    await monitor.stop()
+
+    assert max(busy_s, woken_s) < 0.1 < resting_s
+
+
 def test_requests_in_flight_fill_the_places() -> None:
     """A request counts from start to end, also if it ends with an error."""
     monitor, *_ = monitor_on(0.0)

@@ -28,6 +28,7 @@ STATEMENTS = """
     folder = Path(sys.argv[1])
     logs, stack_file, said = folder / "logs", StackFile(folder), []
     logs.mkdir()
+    os.chdir(folder)
     stack_file.claim()
     part = Part(name="worker", command=("sleep", "1000"))
     one = Supervisor(
@@ -60,8 +61,18 @@ STATEMENTS = """
         (folder / "away").rename(logs)
         until("worker: healthy again")
         """,
+        """
+        one.begin(Part(name="training", command=("sh", "-c", "until test -e ended; do sleep 0.01; done; exit 3")))
+        os.kill(keeper, signal.SIGKILL)
+        until("worker: healthy again (restart 1)")
+        assert one.ended("training") is None
+        Path("ended").touch()
+        while (code := one.ended("training")) is None:
+            one.tick()
+        assert code == 3
+        """,
     ],
-    ids=["its record cannot be written", "its log cannot be opened"],
+    ids=["its record cannot be written", "its log cannot be opened", "another part ends by itself"],
 )
 def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None:
     """A dead part is restarted even if its record or log cannot be written, and all processes end on stop."""

@@ -9,7 +9,7 @@ import pytest
 from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
 from pipelines.publication.add_items import append_items
-from pipelines.publication.cold_start import publish_items, similar_by_text
+from pipelines.publication.cold_start import publish_ingested, publish_items, similar_by_text
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import StageOutput
 from pipelines.tables.files import Frame
@@ -46,6 +46,16 @@ def test_it_holds_the_items_and_for_each_the_nearest_by_text(store: BundleStore)
     assert not catalogue.popularity.any()
     assert [row[0] for row in similar.neighbours_VN.tolist()] == [1, 0, 3, 2]
     assert (bundle.manifest["dataset"], bundle.manifest["num_items"]) == ("items", 4)
+
+
+def test_ingested_items_are_popular_by_their_events(tmp_path: Path) -> None:
+    """Items without events count zero."""
+    items = ITEMS.with_columns(pl.col("categories").str.split("|"), text=pl.lit(""))
+    items.write_parquet(tmp_path / "items.parquet")
+    pl.DataFrame({"item_id": ["c", "a", "c"]}).write_parquet(tmp_path / "events.parquet")
+    catalogue = publish_ingested(BundleStore(tmp_path / "bundles"), tmp_path, "ml-100k", NOW).catalogue()
+
+    assert dict(zip(catalogue.item_ids, catalogue.popularity.tolist(), strict=True)) == {"a": 1, "b": 0, "c": 2, "d": 0}
 
 
 def test_its_models_are_missing_by_name(store: BundleStore) -> None:

@@ -1,0 +1,46 @@
+"""Estimates the duration of a run's fits from the epochs of the decoder. Pure: the clock is an argument."""
+
+from dataclasses import dataclass
+
+TRAINING = "training: "
+"""The start of a line that reports an estimate."""
+_EVERY_S = 60.0
+_FITS = {"train": 1.0, "distill": 1.0, "refit": 0.9}
+"""Durations of the stages that fit models, in durations of `train`, as measured on MovieLens-100k."""
+
+
+@dataclass(slots=True)
+class RemainingTime:
+    """The remaining time of all fits. It assumes that stages take the same multiples of each other on all data."""
+
+    _stage: str = ""
+    _began_s: float = 0.0
+    _said_s: float = float("-inf")
+    _train_s: float | None = None
+
+    def begin(self, stage: str, now_s: float) -> None:
+        """Note that a stage has begun."""
+        self._stage, self._began_s = stage, now_s
+
+    def end(self, seconds: float) -> None:
+        """Note that the stage has ended, after working for these seconds."""
+        if self._stage in _FITS and seconds:
+            self._train_s = seconds / _FITS[self._stage]
+
+    def line(self, done: int, total: int, now_s: float) -> str:
+        """Return a line with the estimate after an epoch, at most once a minute; else ""."""
+        if self._stage not in _FITS or not 0 < done < total or now_s - self._said_s < _EVERY_S:
+            return ""
+        spent_s = now_s - self._began_s
+        train_s = self._train_s or spent_s * total / done / _FITS[self._stage]
+        stages = list(_FITS)
+        in_all_s = train_s * sum(_FITS[stage] for stage in stages[stages.index(self._stage) :])
+        is_first, self._said_s = self._said_s < 0, now_s
+        return f"{TRAINING}about {_minutes(in_all_s if is_first else in_all_s - spent_s)} " + (
+            "in all" if is_first else "left"
+        )
+
+
+def _minutes(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} minute{'' if minutes == 1 else 's'}"
