@@ -31,7 +31,10 @@ def make_candidates(store: BundleStore) -> dict[str, str]:
 
 
 def publish_changed(store: BundleStore, live: Bundle, version: str, change: Change) -> None:
-    """Publish a copy of the live bundle with another student as this version."""
+    """Publish a copy of the live bundle with another student as this version.
+
+    A changed student serves without the mixer's sources, which may outvote it.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / version
         shutil.copytree(live.path, source)
@@ -40,7 +43,8 @@ def publish_changed(store: BundleStore, live: Bundle, version: str, change: Chan
         model.doc_string = version  # else two versions have equal content, and withdrawing one withdraws both
         change(model)
         onnx.save(model, source / _STUDENT)
-        about = {key: value for key, value in live.manifest.items() if key not in ("version", "files", "lists")}
+        left_out = {"version", "files", "lists"} | (set() if change is _as_it_is else {"mixer"})
+        about = {key: value for key, value in live.manifest.items() if key not in left_out}
         store.publish(source, version, json.loads(json.dumps(about)))
 
 
