@@ -66,6 +66,10 @@ RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S: '30'
 RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE: '1'
 RAY_SERVE_THROUGHPUT_OPTIMIZED: '1'
 RAY_USAGE_STATS_ENABLED: '0'
+RAY_enable_metrics_collection: '0'
+RAY_event_stats: '0'
+RAY_memory_monitor_refresh_ms: '1000'
+RAY_task_events_report_interval_ms: '0'
 RAY_worker_niceness: '0'
 TAILRACE_LOG_FILE: /var/lib/tailrace/logs/gateway.log
 {{- end }}

@@ -186,7 +186,7 @@ def test_a_negative_type_of_weight_0_leaves_the_examples_as_without_its_events(t
         write_events(table(events), folder, parse_event_roles(text))
         write_items(folder, "ABCDE")
         tokenize(folder, histories_from(folder), 1_000, folder)
-        found[name] = pl.read_parquet(folder / "examples.parquet").drop("idle_s")
+        found[name] = pl.read_parquet(folder / "examples.parquet").drop("idle_s", "label_us")
 
     assert found["weightless"].equals(found["without"])
     assert found["against"].drop("dislikes").equals(found["without"].drop("dislikes"))

@@ -53,7 +53,7 @@ def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> 
     write_onnx(decoder, tmp_path / "whole.onnx", is_int8=False)
     histories = [np.array([3, 4, 5, 3]), np.array([7])]
 
-    lists, num_tokens = OnnxVariant(tmp_path / "whole.onnx", CATALOGUE, (20, 5), repeats=False).rank(histories)
+    lists, num_tokens = OnnxVariant(tmp_path / "whole.onnx", CATALOGUE, Prompt(20, 5), repeats=False).rank(histories)
 
     for history, scores, listed in zip(
         histories, DecoderScorer(decoder, CATALOGUE, Prompt(20, 5))(histories), lists, strict=True
