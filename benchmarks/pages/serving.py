@@ -197,6 +197,14 @@ def _fault_rows(name: str) -> Iterator[str]:
     return table(("fault", "% answered", "% in time", "p99 ms", "recovered after s"), rows)
 
 
+def idle() -> Iterator[str]:
+    """Processor time without requests, by part."""
+    read = result("idle")
+    parts = sorted(read["cores"].items(), key=lambda part: -part[1])
+    shares = ", ".join(f"{name} {cores:.3f}" for name, cores in parts if cores >= 0.01)
+    yield f"Without requests the embedded stack uses {read['cores_in_all']:.2f} of a slow core: {shares}."
+
+
 def node_faults() -> Iterator[str]:
     """The worst values over all faults of a cluster of three nodes."""
     rows = result("faults-nodes")["rows"]

@@ -43,4 +43,4 @@ def measure(settings: Settings, seconds: float) -> dict[str, Any]:
     with used_by(find_groups(settings.state_dir)) as usage:
         time.sleep(seconds)
     cores = {name: round(cpu_s / usage.wall_s, 3) for name, cpu_s in sorted(usage.cpu_s.items())}
-    return about_run("serve-idle") | {"seconds": seconds, "cores": cores, "cores_in_all": round(sum(cores.values()), 3)}
+    return about_run("serve idle") | {"seconds": seconds, "cores": cores, "cores_in_all": round(sum(cores.values()), 3)}
