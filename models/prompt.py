@@ -77,11 +77,14 @@ class Prompt:
         kept = history[self.window(len(history))[0] :]
         if self.text is not None:
             return self._encoded(self.text, catalogue, kept)
-        codes = catalogue.tokens(kept)
-        if self.between:
-            depth = catalogue.depth
-            items = [codes[start : start + depth] for start in range(0, len(codes), depth)]
-            codes = [token for number, item in enumerate(items) for token in (*(self.between if number else ()), *item)]
+        codes, depth = catalogue.tokens(kept), catalogue.depth
+        if not self.between:
+            return [*self.head, *codes, *self.tail]
+        return self.joined([codes[start : start + depth] for start in range(0, len(codes), depth)])
+
+    def joined(self, items: Sequence[Sequence[int]]) -> list[int]:
+        """Return the prompt of items by their codes' tokens, oldest first."""
+        codes = [token for number, item in enumerate(items) for token in (*(self.between if number else ()), *item)]
         return [*self.head, *codes, *self.tail]
 
     def num_tokens(self, num_items: int, depth: int) -> int:

@@ -113,7 +113,7 @@ class Declared:
 
 
 def options_of(kind: type) -> Iterator[Declared]:
-    """Yield the options of a dataclass in order, including those of the dataclasses in its fields."""
+    """Yield the options of a dataclass in order, including options of dataclasses in its fields."""
     for field in fields(kind):
         if (option := _option(field)) is not None:
             yield Declared(field, option)

@@ -24,6 +24,7 @@ from pipelines.options import PipelineOptions
 from pipelines.places import Places
 from pipelines.publication import cold_start, model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
+from pipelines.runner.remaining import FITS
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageOutput
 from pipelines.scoring.mixed import describe_sources
@@ -58,7 +59,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
     with run_lock(places.stages_dir, console):
         run = ModelRun(options=options, places=places)
         try:
-            with _threads(options.num_threads), Bars(console) as bars:
+            with _threads(options.num_threads), Bars(console, planned_fits(run)) as bars:
                 if left := run.store.rolled_back():
                     console.print(f"{left.describe()}: {run.live_version} is live, and is compared with", markup=False)
                 for output in flow(run, bars):
@@ -77,6 +78,13 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         else:
             _show(run, console)
         return _report(run)
+
+
+def planned_fits(run: ModelRun) -> list[str]:
+    """Return the names of the stages that will fit models."""
+    names = [one.name for one in STAGES]
+    done = STAGES[: names.index(run.options.until) + 1]
+    return [one.name for one in done if one.name in FITS and one.is_in(run)]
 
 
 def flow(run: ModelRun, bars: Bars) -> Iterator[StageOutput]:

@@ -322,7 +322,7 @@ def _distill(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _sources(run: ModelRun, progress: Progress) -> StageOutput:
-    """Count the untrained sources of scores, and choose their weights beside each model on validation labels."""
+    """Count the untrained sources of scores, and choose their weights in each model's mix on validation labels."""
     judged, repeats = run.judged, run.size.repeats
 
     def make(out: Path) -> None:

@@ -102,7 +102,7 @@ def _options() -> argparse.Namespace:
 
 
 def _compared(options: argparse.Namespace) -> tuple[Case, ...]:
-    """Return the cases of all engines; those of imported recommenders only by name."""
+    """Return the cases of all engines; cases of imported recommenders are included only with --case."""
     return (*text_cases(), *(foreign_cases() if options.case else ()))
 
 

@@ -27,7 +27,7 @@ BENCHMARKS = {
     "train": "whether workers in any layout learn the same as one process, also after a crash",
     "gpu": "all checks that need a graphics card",
 }
-"""What a benchmark measures, by name."""
+"""Each benchmark's measurement, by name."""
 
 
 def bench(

@@ -170,5 +170,5 @@ def _show_once(key: str) -> None:
     typer.echo("this key is shown only once and not stored; callers send it as `authorization: Bearer KEY`", err=True)
 
 
-if __name__ == "__main__":  # needs only typer, rich and pydantic-settings
+if __name__ == "__main__":  # needs only typer, rich, msgspec and pydantic-settings
     keys_app()

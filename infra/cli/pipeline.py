@@ -131,7 +131,7 @@ def _with_histories(settings: "Settings", write: "Callable[[ReadHistories], int]
 
     if is_offline:
         return write(table_reader(base_table(settings.offline_log_dir)))
-    with feature_store(settings, lambda line: out.print(line, markup=False)) as running:
+    with feature_store(settings, print_line) as running:
         writer = FeatureWriter(Places.from_settings(running).feature_repo)
         num_added = write(writer.read_histories)
         writer.close()
@@ -182,7 +182,7 @@ def add_items(
         Path | None,
         typer.Argument(
             help="Items, as for `tailrace pipeline`; items of the bundle stay unchanged.",
-            show_default="those of the live catalogue",
+            show_default="new items of the live catalogue",
         ),
     ] = None,
     index: Annotated[

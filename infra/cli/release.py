@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from infra.cli.session import audited, out, user_name
+from infra.cli.session import audited, out, print_line, running_settings, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ def release(
 ) -> None:
     """Release a version to a traffic fraction. Canary analysis advances or ends it; without VERSION: show its state."""
     from models.registry.store import BundleStore
-    from services.settings.settings import load_settings
 
-    settings = load_settings()
+    settings = running_settings()
     store = BundleStore.of(settings, name)
     if version is None:
         _refuse_without_version(stages=stages, share=share, budget=budget, lists=lists, events=events, items=items)
@@ -159,7 +158,7 @@ def _begin(
     if with_lists:
         _make_lists(settings, version, tables)
     details = {"version": version, "stages": ",".join(f"{one.share:.4g}" for one in stages), **_if_named(store)}
-    with audited(settings.state_dir.absolute(), "release", **details):
+    with audited(settings.state_dir, "release", **details):
         store.release(version, stages, _lead_from_now(settings), by=user_name(), by_hand=by_hand, budgets=budgets)
 
 
@@ -178,14 +177,14 @@ def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, P
     from pipelines.refresh import refresh_lists
 
     options = PipelineOptions(events=tables[0], items=tables[1])
-    with feature_store(settings, lambda line: out.print(line, markup=False)) as running:
+    with feature_store(settings, print_line) as running:
         refresh_lists(options, Places.from_settings(running), out, (version,))
 
 
 def _go_on(settings: "Settings", store: "BundleStore") -> None:
     canary = _under_way(store)
     details = {"version": canary.version, "stage": str(canary.stage + 1), **_if_named(store)}
-    with audited(settings.state_dir.absolute(), "release-next", **details):
+    with audited(settings.state_dir, "release-next", **details):
         if canary.is_last_stage:
             store.promote(canary.version, by=user_name(), release=canary)
         else:
@@ -197,14 +196,14 @@ def _go_on(settings: "Settings", store: "BundleStore") -> None:
 def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
     canary = _under_way(store)
     details = {"version": canary.version, **({"reason": reason} if reason else {}), **_if_named(store)}
-    with audited(settings.state_dir.absolute(), "release-stop", **details):
+    with audited(settings.state_dir, "release-stop", **details):
         store.end_canary(canary.version, by=user_name(), note=reason, release=canary)
     out.print(f"the release of {canary.version} is stopped", markup=False)
 
 
 def _pause(settings: "Settings", store: "BundleStore") -> None:
     canary = _under_way(store)
-    with audited(settings.state_dir.absolute(), "release-by-hand", version=canary.version, **_if_named(store)):
+    with audited(settings.state_dir, "release-by-hand", version=canary.version, **_if_named(store)):
         store.pause_canary(canary.version, by=user_name(), release=canary)
 
 

@@ -1,6 +1,7 @@
 """The session of a command: its console, the settings of its stack, and its line in the audit file.
 
-The audit file of a state folder has one line of JSON per administrative command, including refused commands. The gateway's log audits calls to the API. The file is opened for appending and flushed at each line, so that concurrent
+The audit file of a state folder has one line of JSON per administrative command, including refused commands. The
+gateway's log audits calls to the API. The file is opened for appending and flushed at each line, so that concurrent
 commands do not mix. Anyone who can write to the folder can change the file: ship it elsewhere where that matters.
 """
 
@@ -65,10 +66,10 @@ def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) 
         "outcome": outcome,
         **details,
     }
-    with os.fdopen(_opened(state_dir), "w") as out:
-        out.write(json.dumps(line, ensure_ascii=False) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
+    with os.fdopen(_opened(state_dir), "w") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _opened(state_dir: Path) -> int:

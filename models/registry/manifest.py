@@ -131,7 +131,7 @@ def _mixer(mixer: "_Mixer") -> "_Mixer":
     for blends in mixer.blends.values():
         for blend in blends:
             if unknown := sorted(blend.weights.keys() - known):
-                raise ValueError(f"{unknown[0]!r:.100} has a weight but is no source")
+                raise ValueError(f"{unknown[0]!r:.100} has a weight but is not a source")
     return mixer
 
 

@@ -20,6 +20,9 @@ import polars as pl
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
+from models.catalogue import Catalogue
+from services.items.words import text_of
+
 _TEXTS = "item_texts.parquet"
 _NUM_WORDS = 1 << 14
 _RIDGE = 1.0
@@ -71,6 +74,11 @@ def texts_of(items: pl.DataFrame) -> list[str]:
         " ".join(("" if title == item_id else title, *categories, text if text and text != title else ""))
         for item_id, title, categories, text in rows
     ]
+
+
+def texts_in(catalogue: Catalogue) -> list[str]:
+    """Join title and categories of each item of a bundle, which has no other text of the items."""
+    return [text_of(*one) for one in zip(catalogue.titles, catalogue.item_ids, catalogue.categories, strict=True)]
 
 
 def save_texts(texts: Sequence[str], tokenized: Path) -> None:

@@ -5,7 +5,7 @@
                         weights (training weight of each item of a training row, 0 for excluded items; null: all 1),
                         counts (the weight of each item in popularity and similar items; null: all 1),
                         dislikes (of a training row, {item, place, weight}: the item to learn against, its position
-                        in the history, its weight; null if there are no dislikes),
+                        in the history, its weight; null without dislikes),
                         idle_s (seconds from the user's previous event to the target, null in training rows),
                         label_us (time of the target in Unix microseconds, null in training rows)
     split.json          the kind of the split, the cuts of global-time, and whether users repeat items
@@ -310,9 +310,9 @@ def _coded(
 def with_code(
     events: pl.DataFrame, items: pl.DataFrame, dislikes: pl.DataFrame, given: ItemCodeTable
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[str, int | float]]:
-    """Return the rows of items with a code, and the numbers of the others.
+    """Return the rows of items with a code, and counts of the excluded items.
 
-    Raises StageFailed if the others have more than 5 % of the events.
+    Raises StageFailed if excluded items have more than 5 % of the events.
     """
     has_code = pl.col("item_id").is_in(list(given.item_ids))
     kept = events.filter(has_code)

@@ -166,7 +166,7 @@ def _validated_gain(
 def _judged_gain(
     decoder: np.ndarray, student: np.ndarray, slices: Mapping[str, np.ndarray], is_judged: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Return the gain by slice on the judged labels; on all labels, none of which counts, if too few are judged."""
+    """Return the gain by slice on the judged labels; with too few of them, on all labels, which then do not count."""
     if is_judged.all() or is_judged.sum() < MIN_CASES:
         return gain_by_slice(decoder, student, slices)
     judged = {name: members[is_judged] for name, members in slices.items()}

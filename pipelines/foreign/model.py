@@ -159,7 +159,6 @@ def _write(options: ImportOptions, out: Path, say: Callable[[str], object]) -> d
         "prompt": prompt.record(),
         "search": search.record(),
         "num_parameters": num_parameters,
-        "num_examples": len(derived.histories),
         "measured": measured,
         "stride_given": template is not None and template.stride is not None,
     }

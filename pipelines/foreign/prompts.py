@@ -110,14 +110,9 @@ def derive(
     histories, labels = [], []
     for example, tokens, (found, _) in zip(examples, encoded, parts, strict=True):
         histories.append(_rows_of(codes, found, file, example.number))
-        _require_equal(_compiled(prompt, found), tokens, file, example.number)
+        _require_equal(prompt.joined(found), tokens, file, example.number)
         labels.append(_label_of(codes, tokenizer, example))
     return Derived(prompt=prompt, histories=tuple(histories), labels=tuple(labels), close=examples[0].close)
-
-
-def _compiled(prompt: Prompt, found: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    items = [token for number, code in enumerate(found) for token in (*(prompt.between if number else ()), *code)]
-    return (*prompt.head, *items, *prompt.tail)
 
 
 def _rows_of(codes: Codes, found: Sequence[tuple[int, ...]], file: str, number: int) -> np.ndarray:

@@ -31,7 +31,7 @@ class ModelOptions:
     parameters: Annotated[float | None, Option("Parameters of a model other than a decoder.")] = None
     flops: Annotated[float | None, Option("With --parameters: FLOPs of one sample's forward pass.")] = None
     activation_mb: Annotated[
-        float | None, Option("With --parameters: MB that one sample keeps for the backward pass.")
+        float | None, Option("With --parameters: MB that each sample keeps for the backward pass.")
     ] = None
     price_per_gpu_hour: Annotated[
         float | None, Option("Price of one GPU for an hour.", at_least=0, below=math.inf, fix="give 0 or more")

@@ -29,7 +29,7 @@ from models.registry.store import BundleStore
 from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import StudentModel, read_student, save_student
-from pipelines.codes.embedding import fit_text, texts_of
+from pipelines.codes.embedding import fit_text, texts_in, texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.foreign.index import read_index
 from pipelines.foreign.tokens import SIDS, codes_of_new
@@ -97,9 +97,8 @@ def append_items(
             "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
         )
     if not 0 < lift < float("inf") or ((kept is not None or needs_index) and lift != 1):
-        raise ConfigError(
-            f"--lift: {lift:g} {_NO_LIFT if kept is not None or needs_index else 'is no factor; give a number above 0'}"
-        )
+        problem = _NO_LIFT if kept is not None or needs_index else "is not a factor; give a number above 0"
+        raise ConfigError(f"--lift: {lift:g} {problem}")
     is_known = pl.col("item_id").is_in(list(live.item_ids()))
     new = items.filter(~is_known).sort("item_id")
     for sentence in (*table.findings.sentences(), *_known(items.filter(is_known))):
@@ -155,7 +154,7 @@ def _extend_tables(live: Bundle, folder: Path, student: StudentModel) -> None:
     sources = {} if mixer is None else mixer.sources
     for name, source in sources.items():
         if name == TEXT:
-            texts = [" ".join((title, *names)) for title, names in zip(now.titles, now.categories, strict=True)]
+            texts = texts_in(now)
             alike = nearest_of(new, fit_text(texts, TEXT_SIZE, seed=0).encode(texts), num)
             extended(source.table, places, num_items, alike, both_ways=True).save(folder / SOURCES / name)
         elif name != SIMILAR:

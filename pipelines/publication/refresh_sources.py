@@ -19,9 +19,10 @@ from models.registry.store import BundleStore
 from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import read_student
+from pipelines.codes.embedding import texts_in
 from pipelines.publication.bundle import publish, version_of
 from pipelines.similarity.co_visits import count_co_visits, count_transitions
-from pipelines.similarity.mix import Mix, Sources, table_of
+from pipelines.similarity.mix import Mix, Sources, table_of, with_texts
 from pipelines.similarity.sources import TRANSITIONS, as_table
 from pipelines.similarity.vectors import nearest
 
@@ -41,7 +42,8 @@ def refresh_sources(store: BundleStore, events: pl.DataFrame, now: datetime, *, 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
-        _write_tables(live, *sequences_of(events, live.catalogue()), folder)
+        catalogue = live.catalogue()
+        _write_tables(live, catalogue, *sequences_of(events, catalogue), folder)
         version = version_of(folder, now)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files", "lists"}}
         about["lineage"] = lineage_of_addition(live.manifest, live.version)
@@ -57,8 +59,10 @@ def sequences_of(events: pl.DataFrame, catalogue: Catalogue) -> tuple[list[np.nd
     return items, counts
 
 
-def _write_tables(live: Bundle, sequences: list[np.ndarray], counts: list[np.ndarray], folder: Path) -> None:
-    num_items = len(live.item_ids())
+def _write_tables(
+    live: Bundle, catalogue: Catalogue, sequences: list[np.ndarray], counts: list[np.ndarray], folder: Path
+) -> None:
+    num_items = len(catalogue.item_ids)
     num = num_neighbours(num_items)
     as_table(count_transitions(sequences, num_items, num, counts)).save(folder / SOURCES / TRANSITIONS)
     mixed = live.report().get("similar")
@@ -66,5 +70,6 @@ def _write_tables(live: Bundle, sequences: list[np.ndarray], counts: list[np.nda
         return
     rows_VD = read_student(live.student_weights_path).head_weight_VD.detach().numpy()
     num_events_V = np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *sequences]), minlength=num_items)
-    visits, vectors = count_co_visits(sequences, num_items, 2 * num, counts), nearest(rows_VD, 2 * num)
+    visits = count_co_visits(sequences, num_items, 2 * num, counts)
+    vectors = with_texts(nearest(rows_VD, 2 * num), catalogue.popularity, texts_in(catalogue))
     table_of(Sources(visits, vectors, num_events_V), Mix(**mixed["mix"])).save(folder / SIMILAR)

@@ -4,7 +4,7 @@ Does not know what a stage does.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from pipelines.runner import stage
-from pipelines.runner.remaining import RemainingTime
+from pipelines.runner.remaining import FITS, RemainingTime
 
 _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
 
@@ -22,7 +22,8 @@ _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unm
 class Bars:
     """A progress bar for each stage; without a terminal, a line for each stage. A context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, stages: Container[str] = tuple(FITS)) -> None:
+        """Show stages on this console, and estimate the time of the fits among these names."""
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description:<12}"),
@@ -33,7 +34,7 @@ class Bars:
             disable=not console.is_terminal,
         )
         self._bars: dict[str, TaskID] = {}
-        self._remaining = RemainingTime()
+        self._remaining = RemainingTime(stages)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -228,12 +228,12 @@ DOCS = Operation(
     is_described=False,
 )
 
+_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
 _COLOURS = {"colour": "red", "sizes": ["s", "m"], "price": 9.5, "new": True}
 
 
 def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id}", **more: Any) -> Operation:
-    schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
-    parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
+    parameter = Parameter(name="item_id", where="path", schema=_ID, description="The item's id")
     return Operation(
         name=name,
         method=method,
@@ -298,7 +298,6 @@ PUT_ITEMS = _operation(
     rpc=Rpc("PutItems", pb.PutItemsRequest, pb.PutItemsResponse),
 )
 
-_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
 _USER_ID = Parameter(name="user_id", where="path", schema=_ID, description="The user")
 
 

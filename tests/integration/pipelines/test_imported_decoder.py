@@ -38,8 +38,6 @@ from tests.support.foreign.recommenders import (
 from tests.support.servers import Server
 from tests.support.training.synthetic import raw_items
 
-NEW_SID = ["<a_1>", "<b_2>", "<c_3>"]
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Recommender:

@@ -31,7 +31,7 @@ class PrefixTrie(LogitsProcessor):
 def generate(
     model: Any, prompt: Sequence[int], sequences: Sequence[Sequence[int]], num_beams: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Return the codes, best first, with their scores. Beams that hold no code are left out."""
+    """Return the codes, best first, with their scores, without beams that hold no code."""
     length = len(sequences[0])
     model.generation_config = GenerationConfig()  # a base's sampling settings would fill absent ones
     found = model.generate(

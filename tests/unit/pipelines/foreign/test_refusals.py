@@ -110,7 +110,7 @@ def a_slow_tokenizer(one: Broken) -> None:
 
 
 def an_adapter_without_its_base(one: Broken) -> None:
-    """Name a base that is no folder."""
+    """Name a base that is not a folder."""
     (one.folder / "model.safetensors").unlink()
     (one.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
 
@@ -185,7 +185,7 @@ REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_an_import_is_refused_by_file_and_row(broken: Broken, name: str) -> None:
-    """The error names the file, the row and a fix; nothing is imported."""
+    """The error names the file, the row and a fix; no import is written."""
     break_it, file, row = REFUSALS[name]
     break_it(broken)
 

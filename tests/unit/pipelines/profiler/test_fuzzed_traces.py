@@ -180,4 +180,4 @@ def test_a_file_with_anything_in_it_is_judged_or_refused(tmp_path: Path, make) -
 def test_many_files_are_judged_or_refused(tmp_path: Path, make, request: pytest.FixtureRequest) -> None:
     """No undeclared exception in `--foreign-inputs` files (default: 3,000); each tenth is judged and printed too."""
     number = round(MAKERS[make] * (request.config.getoption("--foreign-inputs") or NUM_WHOLE))
-    run(make, range(1_000_000, 1_000_000 + number), tmp_path, judged=10)
+    assert run(make, range(1_000_000, 1_000_000 + number), tmp_path, judged=10) > 0

@@ -22,8 +22,16 @@ def test_the_first_epoch_estimates_all_fits_and_later_epochs_what_is_left() -> N
     assert lines[5] == "training: about 3 minutes left"
 
 
+def test_stages_that_the_run_leaves_out_take_no_time() -> None:
+    """With `--until train`, the estimate is the decoder's own time."""
+    remaining = RemainingTime(["ingest", "train"])
+    remaining.begin("train", 0.0)
+
+    assert remaining.line(1, 4, 60.0) == "training: about 4 minutes in all"
+
+
 def test_a_stage_done_before_changes_nothing() -> None:
-    """A skipped stage takes no time and says nothing about the others."""
+    """A skipped stage takes no time and does not change the estimates of other stages."""
     remaining = RemainingTime()
     remaining.begin("train", 0.0)
     remaining.end(0.0)

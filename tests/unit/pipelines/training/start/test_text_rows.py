@@ -306,7 +306,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
         torch.testing.assert_close(lifted[-1], 1.5 * plain[-1])
         assert torch.equal(lifted[:-1], plain[:-1])
     for lift in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=r"--lift: .* is no factor; give a number above 0"):
+        with pytest.raises(ConfigError, match=r"--lift: .* is not a factor; give a number above 0"):
             append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT, lift)
 
 
