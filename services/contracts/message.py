@@ -26,6 +26,7 @@ _MAX_NAME_CHARS = 256
 _SHOWN_CHARS = 40
 _MAX_CUSTOM = 6_000
 _SEND_ONE_OBJECT = "send one JSON object"
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _TOO_LARGE = ("Number out of range", "Integer value out of range")
 
 
@@ -95,15 +96,16 @@ def decode_object(body: bytes, whole: str = "body") -> dict[str, Any]:
 
 
 def decode_plain(body: bytes, whole: str = "body") -> Any:
-    """Read JSON text as plain values that `convert` checks later: also NaN, infinity and halves of surrogate pairs.
+    """Read JSON text as plain values that `convert` checks later: also NaN and infinity.
 
-    Raises InvalidRequest.
+    Half of a surrogate pair, which no answer could repeat, becomes a control character. Raises InvalidRequest.
     """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
-            return json.loads(body.decode())
+            text = json.dumps(json.loads(body.decode()), ensure_ascii=False)
+            return json.loads(_HALF_A_PAIR.sub(r"\\u0000", text))
         except (ValueError, RecursionError):
             raise _not_json(whole, error) from error
 

@@ -38,6 +38,8 @@ BAD_BODIES = [
     (RECOMMEND, b'{"user_id": "u", "exclude_item_ids": "50"}', "exclude_item_ids", "not an array; send an array"),
     (RECOMMEND, b'{"user_id": "u", "filters": 3}', "filters", "not an object; send an object"),
     (RECOMMEND, b'{"user_id": "\\ud800"}', "user_id", ""),
+    (RECOMMEND, b'{"user_id": "u", "\\ud800": 1}', "\x00", ""),
+    (EVENTS, b'{"events": [], "\\ud800": 1}', "\x00", ""),
     (EVENTS, b'{"user_id": "u",}', "body", "not JSON: JSON is malformed: trailing comma in object (byte 16)"),
     (EVENTS, b"7", "events", ""),
     (EVENTS, b'{"events": [], "more": 1}', "more", ""),
@@ -63,6 +65,16 @@ async def test_a_bad_body_is_a_422_that_names_the_field(
     assert words in f"{error['message']}; {error['fix']}"
     assert error["request_id"] == answer.headers["x-request-id"]
     assert "Traceback" not in answer.text
+
+
+async def test_half_a_surrogate_pair_costs_only_its_item(rest: RestClient, world: World) -> None:
+    """The outcome can be written although the id cannot be repeated, and the other item is accepted."""
+    answer = await rest.http.put("/v1/items", content=b'{"items": [{"item_id": "\\ud800"}, {"item_id": "a"}]}')
+
+    wrong, right = answer.json()["outcomes"]
+    assert (answer.status_code, answer.json()["accepted"], right["error"]) == (200, 1, None)
+    assert wrong["error"]["field"] == "items[0].item_id"
+    assert len(world.items.records) == 1
 
 
 CLAUSE = '{"key": "popularity", '
