@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from services.contracts.message import Id, InvalidField, Message
+from services.contracts.message import PRINTABLE, Id, InvalidField, Message
 
 MAX_REASON_CHARS = 500
-Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS, extra_json_schema={"pattern": PRINTABLE})]
 
 
 class Availability(Message, frozen=True):
@@ -86,10 +86,6 @@ class Rollback(Message, frozen=True):
     to: str | None = None
     reason: Reason = ""
 
-    def __post_init__(self) -> None:
-        """Check the reason. Raises InvalidField."""
-        check_reason(self.reason)
-
 
 class ReleaseStage(Message, frozen=True):
     """A traffic fraction and the time for which it lasts at least."""
@@ -118,13 +114,3 @@ class ReleaseStop(Message, frozen=True):
     seen: str
     withdraw: bool
     reason: Reason = ""
-
-    def __post_init__(self) -> None:
-        """Check the reason. Raises InvalidField."""
-        check_reason(self.reason)
-
-
-def check_reason(reason: str) -> None:
-    """Reject a reason of several lines. Raises InvalidField."""
-    if not (reason.isprintable() or not reason):
-        raise InvalidField("reason", "has control characters", f"write one line of at most {MAX_REASON_CHARS}")

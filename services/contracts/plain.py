@@ -70,13 +70,6 @@ def read_int(path: str, value: Any, least: int, most: int) -> int:
     return value
 
 
-def read_flag(path: str, value: Any) -> bool:
-    """Return a flag. Raises InvalidRequest."""
-    if not isinstance(value, bool):
-        raise InvalidRequest(path, "neither true nor false", "send true or false")
-    return value
-
-
 def required(path: str, fields: Mapping[str, Any], name: str) -> Any:
     """Return a required field. Raises InvalidRequest."""
     if name not in fields:

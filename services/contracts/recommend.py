@@ -24,7 +24,6 @@ DEFAULT_K = 10
 MAX_IDS_PER_FIELD = 2_000
 MAX_DEADLINE_MS = 60_000
 MAX_NEXT_CHARS = 1_024
-MAX_AVOID_SHOWN_S = 30 * 86_400
 PERIOD = "[1-9][0-9]{0,5}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-6][0-9]{2}h|([1-9]|[12][0-9]|30)d"
 """A period of at most 30 days, as a pattern."""
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}

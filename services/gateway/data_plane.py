@@ -112,7 +112,7 @@ class DataPlane:
         self.popular, self.similar, self.text = tiers.popular, tiers.similar, tiers.text
         self.explanations, self.text_report = records.explanations, records.text_report
         self._metrics, self._refusal_sinks = records.metrics, records.refusal_sinks
-        self.load, self.clock, self._wall_clock = load, clocks.monotonic, clocks.wall
+        self.load, self._wall_clock = load, clocks.wall
         self.reading, self.edge = LongWork("body"), EdgeWatch(load, clocks.monotonic, clocks.wall)
         self._lifecycle = Lifecycle(
             (

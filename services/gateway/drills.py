@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from models.files import Stamp, stamp_of
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyUnavailable
@@ -47,7 +48,7 @@ class Drills:
         self._path = path
         self._wall_clock = wall_clock
         self._until: Mapping[DrillTarget, float] = {}
-        self._followed: tuple[int, int] | None = None
+        self._followed: Stamp | None = None
         self._following = PeriodicTask("drills", self._refresh_if_changed, _POLL_S)
 
     def is_off(self, target: DrillTarget) -> bool:
@@ -78,13 +79,8 @@ class Drills:
 
     async def _refresh_if_changed(self) -> None:
         """Read the file, in a thread, only if it was replaced."""
-        try:
-            about = self._path.stat()
-            found = about.st_mtime_ns, about.st_ino
-        except OSError:
-            found = None
-        if found != self._followed:
-            self._followed = found
+        if (stamp := stamp_of(self._path)) != self._followed:
+            self._followed = stamp
             await self.refresh()
 
     def _switch_locked(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
