@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from services.contracts.events import Interaction, check_written_time
+from services.contracts.events import Interaction, check_written_time, decode_interaction
 from services.contracts.message import Answer, Id, Message, convert, decode_object, encode
 
 _DAY_MS = 86_400_000
@@ -162,8 +162,10 @@ def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms:
 
 def decode_record(value: bytes | None) -> Interaction | Erasure:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
+    if b"erasure_id" not in (value or b""):
+        return decode_interaction(value)
     fields = decode_object(value or b"", "value")
-    if "erasure_id" not in fields:
+    if "erasure_id" not in fields:  # a text of an interaction
         return convert(Interaction, fields)
     erasure = convert(Erasure, fields)
     check_written_time("accepted_time_ms", erasure.accepted_time_ms)

@@ -170,6 +170,9 @@ class ItemState(StatedItemBody, frozen=True, kw_only=True):
     attributes: Mapping[str, AttributeValue] = {}  # type: ignore[assignment]
     available: bool = True
 
+    def __post_init__(self) -> None:
+        """Check nothing: `item_from` checks what callers send, and other values are our own."""
+
     @property
     def key(self) -> bytes:
         """The record's key: the item id."""
