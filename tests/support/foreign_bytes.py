@@ -73,7 +73,7 @@ def json_of(names: Sequence[str], *documents: dict[str, Any]) -> Maker:
             return as_bytes(random)
         sent: Any = json.loads(json.dumps(random.choice(documents)))
         for _ in range(random.choice((1, 1, 2, 5))):
-            sent[random.choice(names)] = _odd(random, sent)
+            sent[random.choice((*names, "\ud800"))] = _odd(random, sent)
         if random.random() < 0.1:
             sent = random.choice((*ODD_VALUES, [sent], {"events": sent}, [sent] * 3))
         text = json.dumps(sent, ensure_ascii=random.random() < 0.5)
