@@ -9,9 +9,9 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, reduce
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -27,6 +27,8 @@ _SHOWN_CHARS = 40
 _MAX_CUSTOM = 6_000
 _SEND_ONE_OBJECT = "send one JSON object"
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+_ANY_KEY = "[...]"
+"""The decoder's step to a value of a map, which it does not name."""
 _TOO_LARGE = ("Number out of range", "Integer value out of range")
 
 
@@ -274,14 +276,15 @@ _KINDS = {
 
 def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, sent: Callable[[], Any]) -> InvalidField:
     """Return the error of the first wrong field; `whole` is the path of the message, `sent` returns plain values."""
-    message, path = _parts(str(error))
+    message, steps = _parts(str(error))
     cause = error.__cause__
-    if "[...]" in path:
-        path = _with_key(path, kind, sent())
+    if _ANY_KEY in steps:
+        steps = _with_key(steps, kind, sent())
+    path = reduce(join, (step[:_MAX_NAME_CHARS] for step in steps), "")
     if isinstance(cause, InvalidRequest):
         return InvalidField(join(path, cause.field or "") or whole, cause.problem, cause.fix or "")
     if unknown := _UNKNOWN.fullmatch(message):
-        return InvalidField(join(path, unknown[1][:_MAX_NAME_CHARS]), "unknown", _known_fields(kind, path))
+        return InvalidField(join(path, unknown[1][:_MAX_NAME_CHARS]), "unknown", _known_fields(kind, steps))
     if missing := _MISSING.fullmatch(message):
         return InvalidField(join(path, missing[1]), "missing", f"send {missing[1]}")
     if wrong := _WRONG_TYPE.fullmatch(message):
@@ -290,18 +293,21 @@ def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, se
             return InvalidField(whole, "not a JSON object", _SEND_ONE_OBJECT)
         return InvalidField(path or whole, f"not {wanted}", f"send {wanted}")
     if bound := _BOUND.fullmatch(message):
-        return InvalidField(path or whole, *_out_of_bounds(bound, _hint_at(kind, path), _value_at(sent(), path)))
+        hint, value = _hint_at(kind, steps), _value_at(sent(), steps)
+        if bound[1] == "str" and isinstance(value, Mapping):
+            hint, value = _wrong_name(hint, value)
+        return InvalidField(path or whole, *_out_of_bounds(bound, hint, value))
     return InvalidField(path or whole, message[:_MAX_NAME_CHARS], "send a value of the schema")
 
 
-def _parts(text: str) -> tuple[str, str]:
-    """Return the message and the path of a decoder's error."""
+def _parts(text: str) -> tuple[str, list[str]]:
+    """Return the message of a decoder's error, and its path as names of fields and indices such as `[0]`."""
     message, found, path = text.rpartition(" - at `")
     if not found:
-        return text, ""
+        return text, []
     key, is_key, inside = path.partition("` in `")
     path = inside if is_key and key == "key" else path
-    return message, path.removesuffix("`").removeprefix("$").removeprefix(".")
+    return message, re.findall(r"\[(?:\d+|\.\.\.)\]|[^.\[\]]+", path.removesuffix("`").removeprefix("$"))
 
 
 def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, str]:
@@ -335,23 +341,19 @@ def _metas(hint: Any) -> Iterator[Meta]:
             yield from _metas(one)
 
 
-def _steps(path: str) -> list[str]:
-    return re.findall(r"\[\d+\]|[^.\[\]]+", path)
-
-
-def _value_at(plain: Any, path: str) -> Any:
-    """Return the plain value at a path; None if a name in the path has dots or brackets."""
+def _value_at(plain: Any, steps: Sequence[str]) -> Any:
+    """Return the plain value at a path; None if the values have another form."""
     try:
-        for step in _steps(path):
-            plain = plain[int(step[1:-1])] if step.startswith("[") else plain[step]
+        for step in steps:
+            plain = plain[step] if isinstance(plain, Mapping) else plain[int(step[1:-1])]
     except (LookupError, TypeError, ValueError):
         return None
     return plain
 
 
-def _hint_at(kind: type[Message], path: str) -> Any:
+def _hint_at(kind: type[Message], steps: Sequence[str]) -> Any:
     hint: Any = kind
-    for step in _steps(path):
+    for step in steps:
         hint = _step(hint, step)
     return hint
 
@@ -377,22 +379,33 @@ def _leaves(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _known_fields(kind: type[Message], path: str) -> str:
+def _known_fields(kind: type[Message], steps: Sequence[str]) -> str:
     """Return a fix with the names of the fields at a path."""
-    for one in _leaves(_hint_at(kind, path)):
+    for one in _leaves(_hint_at(kind, steps)):
         if isinstance(one, type) and issubclass(one, Message):
             return f"the fields are {', '.join(sorted(_hints(one)))}"
     return "omit it"
 
 
-def _with_key(path: str, kind: type[Message], sent: Any) -> str:
-    """Return a path with the key of the map's value that is wrong."""
-    before, _, after = path.partition("[...]")
+def _wrong_name(hint: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the declared type of a map's names, and the first name beyond its bounds."""
+    kind = next(get_args(leaf)[0] for leaf in _leaves(hint) if get_origin(leaf) is dict)
+    for name in values:
+        try:
+            msgspec.convert(name, kind)
+        except msgspec.ValidationError:
+            return kind, name
+    return kind, ""
+
+
+def _with_key(steps: list[str], kind: type[Message], sent: Any) -> list[str]:
+    """Return a path with the key of the map's value that is wrong; the path of the map if none is found."""
+    before, after = steps[: steps.index(_ANY_KEY)], steps[steps.index(_ANY_KEY) + 1 :]
     values = _value_at(sent, before)
     for leaf in (one for one in _leaves(_hint_at(kind, before)) if get_origin(one) is dict):
         for name, value in values.items() if isinstance(values, Mapping) else ():
             try:
                 msgspec.convert(value, get_args(leaf)[1], dec_hook=_read_custom)
             except (msgspec.ValidationError, UnicodeEncodeError):
-                return f"{before}.{name[:_MAX_NAME_CHARS]}{after}"
+                return [*before, name, *after]
     return before

@@ -77,6 +77,26 @@ async def test_half_a_surrogate_pair_costs_only_its_item(rest: RestClient, world
     assert len(world.items.records) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "field", "fix"),
+    [
+        ("0.5", [""], "attributes.0.5[0]", "send 1 to 256"),
+        ("x[1].y", ["a", ""], "attributes.x[1].y[1]", "send 1 to 256"),
+        ("n" * 300, "a", "attributes", "send 1 to 64"),
+        ("", "a", "attributes", "send 1 to 64"),
+    ],
+)
+async def test_an_attribute_of_any_name_is_refused_by_it(
+    rest: RestClient, name: str, value: object, field: str, fix: str
+) -> None:
+    """Dots and brackets in a name do not hide what is wrong, and a wrong name is told from too many names."""
+    answer = await rest.http.put("/v1/items/a", json={"attributes": {name: value}})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["field"]) == (422, field)
+    assert error["fix"].startswith(fix)
+
+
 CLAUSE = '{"key": "popularity", '
 OF_NUMBERS = [
     ("POST", RECOMMEND, '{"user_id": "u", "k": %s}', "k"),
