@@ -20,6 +20,7 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, run_named, write_report
+from benchmarks.quality import fresh
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
@@ -95,13 +96,17 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
             ALONE, key, lambda out: train_alone(at["tokenize"], recipe.distill, out, saved, device, show)
         )
         bars.end(alone)
+        key = content_key({}, [at["sources"].name], [fresh])
+        refreshed = stages.run(
+            fresh.FRESH, key, lambda out: fresh.count_fresh(at["tokenize"], at["distill"], at["sources"], out)
+        )
     cases = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality").open("variants of decoder and student")
     return Run(
         seed=recipe.train.seed,
         split=options.split,
         evaluation=report.evaluation,
         ranks=read_ranks(at["evaluate"]),
-        variants=rank_variants(at["tokenize"], at["distill"], alone.path, cases),
+        variants=rank_variants(at["tokenize"], at["distill"], alone.path, refreshed.path, cases),
         earned=train_student.read_earned(at["distill"]),
         slices=read_slices(at["evaluate"]),
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.quality.fresh import FRESH
 from pipelines.evaluation.gain import gain_by_slice, histories_that_pay, served_as
 from pipelines.scoring.metrics import Ranks, gains, hit_rate, interval
 
@@ -139,6 +140,8 @@ def _mixer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             if all(other in run.ranks for run in runs):
                 pairs = [(run.served_ndcg(model), run.ndcg(other)) for run in runs]
                 yield {"model": f"mixed_{model}", "over": other} | _difference(pairs)
+    pairs = [(run.ndcg(FRESH), run.served_ndcg("student")) for run in runs]
+    yield {"model": FRESH, "over": "mixed_student"} | _difference(pairs)
 
 
 def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ graph           no training at all (graph.py)
 student_alone   a student without a decoder: its rows start at random, and it is trained on the labels
 distilled       the student trained on the decoder's targets, whether or not it serves
 student         the served student, here also with the opposite setting for seen items
+fresh_student   the served student mixed with sources whose counts follow events (fresh.py)
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.quality.fresh import FRESH, fresh_scorer
 from benchmarks.quality.graph import TransitionGraph
 from models.student import read_student
 from pipelines.codes.embedding import read_texts
@@ -32,15 +34,16 @@ def train_alone(
     fit_and_save(inputs, None, without_targets(options), out / f"{ALONE}.safetensors", checkpoints, show)
 
 
-def rank_variants(tokenized: Path, students: Path, alone: Path, cases: Cases) -> dict[str, Ranks]:
+def rank_variants(tokenized: Path, students: Path, alone: Path, fresh: Path, cases: Cases) -> dict[str, Ranks]:
     """Return the ranks of these labels by variant.
 
-    `students` is the folder of the stage `distill`, `alone` the folder of `train_alone`.
+    `students` is the folder of the stage `distill`, `alone` that of `train_alone`, `fresh` that of `count_fresh`.
     """
-    return {name: rank_labels(scorer, cases) for name, scorer in _scorers(tokenized, students, alone)}
+    return {name: rank_labels(scorer, cases) for name, scorer in _scorers(tokenized, students, alone, fresh)}
 
 
-def _scorers(tokenized: Path, students: Path, alone: Path) -> Iterator[tuple[str, Scorer]]:
+def _scorers(tokenized: Path, students: Path, alone: Path, fresh: Path) -> Iterator[tuple[str, Scorer]]:
+    yield FRESH, fresh_scorer(tokenized, students, fresh)
     yield GRAPH, TransitionGraph(read_sequences(tokenized), read_texts(tokenized))
     kept = students / f"{DISTILLED}.safetensors"
     student = students / f"{STUDENT}.safetensors"
