@@ -1,6 +1,7 @@
 """Tables of model quality: data sets, warm start, engines, simulated releases."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.pages.serving import in_time
 from benchmarks.pages.table import interval, optional, percent, result, table
@@ -13,7 +14,8 @@ _DATA = {
     ("quality-beauty", "leave-one-out"): "Beauty",
     ("quality-beauty-codes", "leave-one-out"): "Beauty, codes of depth 3",
 }
-_BASELINES = ("item_knn", "bigram", "popularity")
+_SERVED = ("decoder", "student", "mixed_student")
+_BASELINES = ("unlearned", "item_knn", "popularity")
 _VARIANTS = {
     "quality": "MovieLens-100k",
     "quality-yelp": "Yelp",
@@ -49,16 +51,20 @@ def readme() -> Iterator[str]:
 
 
 def quality() -> Iterator[str]:
-    """NDCG@10 as served by data set: decoder and student with intervals, and baselines."""
+    """NDCG@10 as served by data set: models with intervals, and baselines; a dash where a run has no such row."""
     rows = []
     for (name, split), data in _DATA.items():
         found = {row["model"]: row for row in result(name)["rows"] if row["split"] == split}
-        models = (
-            f"{found[model]['ndcg10']:.4f} ({found[model]['ci95'][0]:.4f} to {found[model]['ci95'][1]:.4f})"
-            for model in ("decoder", "student")
+        models = (_with_interval(found.get(model)) for model in _SERVED)
+        rows.append(
+            (data, *models, *(f"{found[model]['ndcg10']:.4f}" if model in found else "-" for model in _BASELINES))
         )
-        rows.append((data, *models, *(f"{found[model]['ndcg10']:.4f}" for model in _BASELINES)))
-    return table(("data", "decoder", "student", "item-kNN", "bigram", "popularity"), rows)
+    head = ("data", "decoder", "student", "student with sources", "sources only", "item-kNN", "popularity")
+    return table(head, rows)
+
+
+def _with_interval(row: dict[str, Any] | None) -> str:
+    return "-" if row is None else f"{row['ndcg10']:.4f} ({row['ci95'][0]:.4f} to {row['ci95'][1]:.4f})"
 
 
 def distillation() -> Iterator[str]:
