@@ -10,13 +10,14 @@ weighted sum, so that a factor of a rule has the same effect on it as on a model
     <bundle>/sources/<name>/    a table; the source `similar` reads the bundle's table of similar items instead
 
 The manifest's `mixer` lists the sources and, by model and history length, the weights that validation chose. A model
-without a row of its own serves its own scores.
+without a row of its own serves its own scores. `new_items` holds the factors that validation chose for items without
+events: no training label was such an item, so a model's probabilities for them are too low.
 
 Shape suffixes: V items, N neighbours of an item, L items of a history, R items named by all sources together.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,15 +73,31 @@ class Blend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NewItems:
+    """The items without events, and the factors of their scores by the model and by the sources."""
+
+    is_new_V: np.ndarray
+    model: float
+    sources: float
+
+    def scale(self, items: np.ndarray, scores: np.ndarray, factor: float) -> np.ndarray:
+        """Return the scores of these items, those of new items times a factor."""
+        scaled: np.ndarray = np.where(self.is_new_V[items], scores * np.float32(factor), scores)
+        return scaled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Added:
     """The sources' part of a mixed score: items (R,), with duplicates, and their scores (R,).
 
-    `model_weight` is the weight of the model's probabilities, 0 if the sources rank without it.
+    `model_weight` is the weight of the model's probabilities, 0 if the sources rank without it. `new` are the new
+    items, if their scores have factors.
     """
 
     items: np.ndarray
     scores: np.ndarray
     model_weight: float
+    new: NewItems | None = None
 
     def best(self, logits: np.ndarray, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `k` allowed items by the mix with a model's logits of all items, and their scores.
@@ -89,7 +106,10 @@ class Added:
         """
         sums: np.ndarray = np.bincount(self.items, self.scores, minlength=len(logits))
         if self.model_weight:
-            sums = sums + np.float32(self.model_weight) * softmax(logits)
+            own = np.float32(self.model_weight) * softmax(logits)
+            if self.new is not None:
+                own[self.new.is_new_V] *= np.float32(self.new.model)
+            sums = sums + own
         return best_of(np.arange(len(logits)), sums * allowed, k)
 
     def best_ranked(
@@ -99,20 +119,21 @@ class Added:
 
         `logs` (n,) are their log-probabilities; the model gives other items no probability.
         """
-        items, sums = summed(
-            np.concatenate([ranked, self.items]),
-            np.concatenate([self.model_weight * np.exp(logs), self.scores]),
-        )
+        own = self.model_weight * np.exp(logs)
+        if self.new is not None:
+            own = self.new.scale(ranked, own, self.new.model)
+        items, sums = summed(np.concatenate([ranked, self.items]), np.concatenate([own, self.scores]))
         kept = allowed[items]
         return best_of(items[kept], sums[kept], k)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixer:
-    """The sources of one bundle, and the blends of each of its models. Thread-safe for reading."""
+    """The sources of one bundle, and by model the blends and the new items. Thread-safe for reading."""
 
     sources: Mapping[str, Source]
     blends: Mapping[str, Sequence[Blend]]
+    new_items: Mapping[str, NewItems] = field(default_factory=dict)
 
     def blend(self, model: str, num_history: int) -> Blend | None:
         """Return the weights for this model and history length; None if the model's own scores serve."""
@@ -121,27 +142,35 @@ class Mixer:
                 return blend if blend.weights.keys() - {MODEL} else None
         return None
 
-    def added(self, model: str, history: Sequence[int]) -> Added | None:
+    def added(self, model: str, history: Sequence[int] | np.ndarray) -> Added | None:
         """Return the scores that the sources add to this model's; None if the model serves without them."""
         blend = self.blend(model, len(history))
-        return None if blend is None else self.read(history, blend)
+        return None if blend is None else self.read(history, blend, self.new_items.get(model))
 
-    def read(self, history: Sequence[int] | np.ndarray, blend: Blend) -> Added:
+    def read(self, history: Sequence[int] | np.ndarray, blend: Blend, new: NewItems | None = None) -> Added:
         """Return the weighted scores of all sources of a blend."""
-        read = [self.sources[name].read(history, weight) for name, weight in blend.weights.items() if name != MODEL]
+        read = [part for _, part in self._parts(history, blend, new)]
         items, scores = (np.concatenate([part[which] for part in read]) for which in (0, 1))
-        return Added(items, scores, blend.model_weight)
+        return Added(items, scores, blend.model_weight, new)
 
-    def contributions(self, history: Sequence[int], blend: Blend, items: Sequence[int]) -> list[dict[str, float]]:
+    def contributions(
+        self, model: str, history: Sequence[int], blend: Blend, items: Sequence[int]
+    ) -> list[dict[str, float]]:
         """Return the weighted score of each source for each of these items, without the model's part."""
         found: list[dict[str, float]] = [{} for _ in items]
+        for name, (named, scores) in self._parts(history, blend, self.new_items.get(model)):
+            for own, item in zip(found, items, strict=True):
+                if (of_item := named == item).any():
+                    own[name] = float(scores[of_item].sum())
+        return found
+
+    def _parts(
+        self, history: Sequence[int] | np.ndarray, blend: Blend, new: NewItems | None
+    ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
         for name, weight in blend.weights.items():
             if name != MODEL:
-                named, scores = self.sources[name].read(history, weight)
-                for own, item in zip(found, items, strict=True):
-                    if (of_item := named == item).any():
-                        own[name] = float(scores[of_item].sum())
-        return found
+                items, scores = self.sources[name].read(history, weight)
+                yield name, (items, scores if new is None else new.scale(items, scores, new.sources))
 
 
 def best_of(items: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,18 +212,37 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return probabilities
 
 
-def _blend_of(row: Mapping[str, Any]) -> Blend:
+def blend_of(row: Mapping[str, Any]) -> Blend:
+    """Read a blend from its row in a manifest."""
     first, last = row["history"]
     return Blend(first, last, row["weights"])
 
 
-def mixer_of(manifest: Mapping[str, Any], tables: Mapping[str, SimilarTable]) -> Mixer | None:
-    """Return the mixer that a manifest describes, with the tables of its sources by name; None without one."""
+def mixer_of(
+    manifest: Mapping[str, Any], tables: Mapping[str, SimilarTable], popularity: np.ndarray | None = None
+) -> Mixer | None:
+    """Return the mixer that a manifest describes, with the tables of its sources by name; None without one.
+
+    `popularity` (V,) counts the events of each item; None: no item is new.
+    """
     about = manifest.get("mixer")
     if about is None:
         return None
     sources = {
         name: Source(tables[name], reading["newest"], reading["decay"]) for name, reading in about["sources"].items()
     }
-    blends = {model: tuple(_blend_of(row) for row in rows) for model, rows in about["blends"].items()}
-    return Mixer(sources, blends)
+    blends = {model: tuple(blend_of(row) for row in rows) for model, rows in about["blends"].items()}
+    return Mixer(sources, blends, {} if popularity is None else _new_items(about.get("new_items", {}), popularity))
+
+
+def _new_items(about: Mapping[str, Any], popularity: np.ndarray) -> dict[str, NewItems]:
+    """Return the new items by model. Beyond the number of items in validation, factors shrink in proportion."""
+    is_new_V = popularity == 0
+    num = int(is_new_V.sum())
+    if not num:
+        return {}
+    found = {}
+    for model, row in about.items():
+        share = min(1.0, row["num_items"] / num)
+        found[model] = NewItems(is_new_V, *(1 + share * (row[name] - 1) for name in ("model", "sources")))
+    return found

@@ -425,7 +425,7 @@ def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
         run.judged.prompt,
         repeats=repeats,
         search=run.judged.search,
-        mixer=read_mixer(run.made["similar"].path, len(catalogue.item_ids)),
+        mixer=read_mixer(run.made["similar"].path, catalogue),
     )
     return store_lists(run.cache, run.options, run.places, run.made["ingest"], ranker, progress)
 

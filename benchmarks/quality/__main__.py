@@ -106,7 +106,7 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         split=options.split,
         evaluation=report.evaluation,
         ranks=read_ranks(at["evaluate"]),
-        variants=rank_variants(at["tokenize"], at["distill"], alone.path, refreshed.path, cases),
+        variants=rank_variants(at["tokenize"], at["distill"], alone.path, at["sources"], refreshed.path, cases),
         earned=train_student.read_earned(at["distill"]),
         slices=read_slices(at["evaluate"]),
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,

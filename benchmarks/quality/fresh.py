@@ -8,13 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from models.catalogue import load_catalogue
-from models.mixer import STUDENT
-from models.student import read_student
 from pipelines.data.examples import Split
-from pipelines.scoring.metrics import Scorer
-from pipelines.scoring.mixed import MixedScorer, probabilities_of, read_mixer
-from pipelines.scoring.student import StudentScorer
 from pipelines.similarity.sources import make_serving
 
 FRESH = "fresh_student"
@@ -37,10 +31,3 @@ def count_fresh(tokenized: Path, students: Path, sources: Path, out: Path) -> No
     rest = examples.filter(is_train & ~pl.col("user_id").is_in(seen["user_id"].to_list()))
     pl.concat([seen, rest]).write_parquet(followed / "examples.parquet")
     make_serving(sources, followed, students, out)
-
-
-def fresh_scorer(tokenized: Path, students: Path, fresh: Path) -> Scorer:
-    """Return the served student's scorer over the fresh sources; unmixed if its mix has no source."""
-    mixer = read_mixer(fresh, len(load_catalogue(tokenized / "catalogue.parquet").item_ids))
-    student = StudentScorer(read_student(students / "student.safetensors"))
-    return MixedScorer(mixer, STUDENT, probabilities_of(student)) if mixer.blends[STUDENT] else student

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quality.fresh import FRESH
+from benchmarks.quality.variants import UNRAISED
 from pipelines.evaluation.gain import gain_by_slice, histories_that_pay, served_as
 from pipelines.scoring.metrics import Ranks, gains, hit_rate, interval
 
@@ -57,11 +58,15 @@ class Run:
         """The decoder's time per request, by slice of history length."""
         return {row["slice"]: row["decoder_ms"] for row in self.evaluation["gain"] if "decoder_ms" in row}
 
+    def served_rank(self, model: str) -> np.ndarray:
+        """Return the rank of each user's label for the models of the evaluation or the variants."""
+        if model in self.ranks:
+            return self.ranks[model]
+        return self.variants[model].as_served(repeats=self.evaluation["repeats"])
+
     def ndcg(self, model: str) -> np.ndarray:
         """Return each user's NDCG@10 for the models of the evaluation or the variants."""
-        if model in self.ranks:
-            return gains(self.ranks[model], 10)
-        return gains(self.variants[model].as_served(repeats=self.evaluation["repeats"]), 10)
+        return gains(self.served_rank(model), 10)
 
     def served_ndcg(self, model: str) -> np.ndarray:
         """Return each user's NDCG@10 for a model as served: mixed with the sources, if it has a mix."""
@@ -99,6 +104,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         "rows": _rows,
         "distillation": _distillation,
         "mixer": _mixer,
+        "new_items": _new_items,
         "seen_items": _seen_items,
         "gain": _gain,
         "routing": _routing,
@@ -142,6 +148,21 @@ def _mixer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
                 yield {"model": f"mixed_{model}", "over": other} | _difference(pairs)
     pairs = [(run.ndcg(FRESH), run.served_ndcg("student")) for run in runs]
     yield {"model": FRESH, "over": "mixed_student"} | _difference(pairs)
+
+
+def _new_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield the recall of labels without training events among all items, and the other labels' difference in NDCG@10.
+
+    The difference is that of the served mix from the same mix without the factors of new items.
+    """
+    is_new = runs[0].slices.get("item new")
+    if is_new is None:
+        return
+    ranks = {name: np.array([run.served_rank(name)[is_new] for run in runs]) for name in ("student", UNRAISED)}
+    ranks["mixed_student"] = np.array([run.served_rank(served_as("student", run.ranks))[is_new] for run in runs])
+    pairs = [(run.served_ndcg("student")[~is_new], run.ndcg(UNRAISED)[~is_new]) for run in runs]
+    recall = {f"{name}_recall10": float((found <= 10).mean()) for name, found in ranks.items()}
+    yield {"num_cases": int(is_new.sum())} | recall | {"others": _difference(pairs)}
 
 
 def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:

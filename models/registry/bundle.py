@@ -109,8 +109,8 @@ class Bundle:
         """Read the similar items for a catalogue of this size; empty in bundles from before similar items existed."""
         return load_similar(self._verified(SIMILAR), num_items)
 
-    def mixer(self, num_items: int) -> Mixer | None:
-        """Read the mixer and the tables of its sources; None in a bundle without one.
+    def mixer(self, catalogue: Catalogue) -> Mixer | None:
+        """Read the mixer and the tables of its sources for this bundle's catalogue; None in a bundle without one.
 
         Raises BundleCorrupt, also for a source without a table.
         """
@@ -119,8 +119,8 @@ class Bundle:
             folder = SIMILAR if name == SIMILAR else f"{SOURCES}/{name}"
             if not any(listed.startswith(f"{folder}/") for listed in self.manifest["files"]):
                 raise BundleCorrupt(f"{self.path}: mixer.sources.{name}: no table in {folder}/")
-            tables[name] = load_similar(self._verified(folder), num_items)
-        return mixer_of(self.manifest, tables)
+            tables[name] = load_similar(self._verified(folder), len(catalogue.item_ids))
+        return mixer_of(self.manifest, tables, catalogue.popularity)
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""

@@ -125,6 +125,14 @@ class _Blend(Schema):
     weights: dict[str, Annotated[float, Field(ge=0, le=_MAX_WEIGHT)]]
 
 
+class _NewItems(Schema):
+    """Factors of the scores of items without events, chosen with `num_items` of them."""
+
+    model: Annotated[float, Field(ge=1, le=_MAX_WEIGHT)]
+    sources: Annotated[float, Field(ge=1, le=_MAX_WEIGHT)]
+    num_items: Annotated[int, Field(ge=1)]
+
+
 def _mixer(mixer: "_Mixer") -> "_Mixer":
     """Return the mixer. Raises ValueError if a weight is of a source that it does not list."""
     known = {MODEL, *mixer.sources}
@@ -138,6 +146,7 @@ def _mixer(mixer: "_Mixer") -> "_Mixer":
 class _Mixer(Schema):
     sources: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z_]{0,31}$")], _Reading]
     blends: dict[Literal["decoder", "student"], list[_Blend]]
+    new_items: dict[Literal["decoder", "student"], _NewItems] = Field(default_factory=dict)
 
 
 class Manifest(Schema):

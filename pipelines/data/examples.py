@@ -226,6 +226,18 @@ def sample_cases(cases: Cases, most: int) -> Cases:
     return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step], label_us)
 
 
+def cases_where(cases: Cases, is_in_N: np.ndarray) -> Cases:
+    """Return the cases of a mask (N,)."""
+    at = np.flatnonzero(is_in_N)
+    return Cases(
+        tuple(cases.user_ids[number] for number in at.tolist()),
+        tuple(cases.histories[number] for number in at.tolist()),
+        cases.targets[at],
+        cases.idle_s[at],
+        None if cases.label_us is None else cases.label_us[at],
+    )
+
+
 def _sequence(
     history: list[int],
     weights: list[float] | None,

@@ -227,7 +227,7 @@ def _scorers(trained: EvaluatedModels, catalogue: Catalogue, sources: Path) -> I
     yield "popularity", Popularity(sequences, num_items)
     yield "bigram", Bigram(sequences, num_items)
     yield "item_knn", ItemKnn(sequences, num_items)
-    mixer, about = read_mixer(sources, num_items), read_about(sources)
+    mixer, about = read_mixer(sources, catalogue), read_about(sources)
     yield "transitions", SourceScorer(mixer, {"transitions": 1.0}, num_items)
     yield "unlearned", SourceScorer(mixer, about["unlearned"], num_items)
     yield "twin", StudentScorer(read_student(trained.students_dir / "twin.safetensors").to(trained.device))

@@ -150,7 +150,7 @@ def _extend_tables(live: Bundle, folder: Path, student: StudentModel) -> None:
     num = max(num_neighbours(num_items), similar.neighbours_VN.shape[1])
     near = nearest_of(new, unit(student.head_weight_VD.detach().numpy()), num)
     extended(similar, places, num_items, near).save(folder / SIMILAR)
-    mixer = live.mixer(len(before.item_ids))
+    mixer = live.mixer(before)
     sources = {} if mixer is None else mixer.sources
     for name, source in sources.items():
         if name == TEXT:

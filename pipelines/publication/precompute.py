@@ -78,15 +78,16 @@ class BatchRanker:
 
 def ranker_of(live: Bundle) -> BatchRanker:
     """Return a ranker that ranks as a published bundle serves."""
+    catalogue = live.catalogue()
     return BatchRanker(
         live.decoder_dir,
-        live.catalogue(),
+        catalogue,
         lists_version(live.manifest, live.version),
         prompt_of(live.manifest, live.decoder_dir),
         repeats=learned_repeats(live.manifest),
         weight_kind=cast("WeightKind", live.weight_kind),
         search=search_of(live.manifest),
-        mixer=live.mixer(len(live.item_ids())),
+        mixer=live.mixer(catalogue),
     )
 
 

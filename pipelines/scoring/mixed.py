@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from models.catalogue import Catalogue
 from models.mixer import MODEL, NUM_NORMALISED, Blend, Mixer, mixer_of, softmax
 from models.similar import load_similar
 from models.student import MAX_SCORED_WHOLE
@@ -24,10 +25,11 @@ def read_about(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_mixer(folder: Path, num_items: int) -> Mixer:
+def read_mixer(folder: Path, catalogue: Catalogue) -> Mixer:
     """Read the mixer and the tables of such a folder."""
-    about = read_about(folder)
-    mixer = mixer_of(about, {name: load_similar(folder / name, num_items) for name in about["mixer"]["sources"]})
+    about, num_items = read_about(folder), len(catalogue.item_ids)
+    tables = {name: load_similar(folder / name, num_items) for name in about["mixer"]["sources"]}
+    mixer = mixer_of(about, tables, catalogue.popularity)
     assert mixer is not None
     return mixer
 
@@ -82,11 +84,12 @@ class MixedScorer:
         """Score histories -> (B, V): probabilities, or the sums of a blend."""
         scores_BV = self._probabilities(histories).astype(np.float64)
         for row, history in enumerate(histories):
-            blend = self._mixer.blend(self._model, len(history))
-            if blend is not None:
-                scores_BV[row] = blend.model_weight * scores_BV[row] + _sums(
-                    self._mixer, blend, history, len(scores_BV[row])
-                )
+            added = self._mixer.added(self._model, history)
+            if added is not None:
+                scores_BV[row] *= added.model_weight
+                if added.new is not None:
+                    scores_BV[row, added.new.is_new_V] *= added.new.model
+                scores_BV[row] += np.bincount(added.items, added.scores, minlength=scores_BV.shape[1])
         return scores_BV
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from models.catalogue import load_catalogue
-from models.mixer import DECODER, MODEL, Source
+from models.mixer import DECODER, MODEL, Mixer, Source, blend_of
 from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, read_texts
-from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, cases_where, read_cases, read_counts, read_sequences, sample_cases
 from pipelines.evaluation.gain import HISTORIES, MIN_CASES
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import Scorer, interval
@@ -29,6 +29,7 @@ from pipelines.similarity import mix
 from pipelines.similarity.blending import Candidates, Chosen, candidates_of, choose, choose_in_slice
 from pipelines.similarity.co_visits import Candidates as Neighbours
 from pipelines.similarity.co_visits import count_transitions
+from pipelines.similarity.new_items import choose_new_items
 from pipelines.similarity.vectors import nearest
 
 TRANSITIONS, TEXT = "transitions", "text"
@@ -62,6 +63,8 @@ def make_sources(
     names = tuple(sources)
     unlearned = Chosen(weights={TRANSITIONS: 1.0})
     blends: dict[str, list[dict[str, Any]]] = {}
+    new_items: dict[str, dict[str, float]] = {}
+    is_new_V = load_catalogue(tokenized / "catalogue.parquet").popularity == 0
     earned: dict[str, list[Any]] = {}
     for model, scorer in models.items():
         is_judged_N = np.ones(len(cases), bool) if judged is None or model != DECODER else judged(cases)
@@ -72,12 +75,16 @@ def make_sources(
         chosen = choose(candidates, names, has_model=True)
         blends[model] = _blends(candidates, names, chosen)
         earned[model] = list(chosen.earned)
+        mixer = Mixer(sources, {model: [blend_of(row) for row in blends[model]]})
+        if found := choose_new_items(cases_where(cases, is_judged_N), scorer, mixer, model, is_new_V, repeats=repeats):
+            new_items[model] = found
     if is_enough:
         unlearned = choose(candidates_of(cases, None, sources, repeats=repeats), names, has_model=False)
     about = {
         "mixer": {
             "sources": {name: {"newest": one.newest, "decay": one.decay} for name, one in sources.items()},
             "blends": blends,
+            "new_items": new_items,
         },
         "unlearned": dict(unlearned.weights),
         "earned": earned | {"unlearned": list(unlearned.earned)},

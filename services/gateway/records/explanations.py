@@ -188,11 +188,11 @@ def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> li
     """Return the first items of a tier that mixes sources, in the order of MixedItem's fields; empty for other tiers."""
     mixer, model, ranking = context.live.mixer, _MIXED_BY.get(tier), None if result is None else result.ranking
     blend = None if mixer is None or model is None else mixer.blend(model, len(context.history))
-    if mixer is None or blend is None or ranking is None:
+    if mixer is None or model is None or blend is None or ranking is None:
         return []
     items = ranking.indices[:_MAX_MIXED].tolist()
     scores = np.exp(ranking.scores[:_MAX_MIXED]).tolist()
-    parts = mixer.contributions(context.history, blend, items)
+    parts = mixer.contributions(model, context.history, blend, items)
     return [
         (context.live.items.item_id(item), score, {MODEL: max(0.0, score - sum(own.values())), **own})
         for item, score, own in zip(items, scores, parts, strict=True)

@@ -196,7 +196,7 @@ class LiveBundle:
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
         expressions = Expressions(items, lock=threading.Lock())
-        mixer = bundle.mixer(len(catalogue.item_ids)) if bundle.is_trained else None
+        mixer = bundle.mixer(catalogue) if bundle.is_trained else None
         live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, expressions, similar, mixer)
         _warm(live)
         for prepare in self._prepare:

@@ -46,7 +46,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
     ranks = {model: np.array([BY_NDCG[value] for value in values]) for model, values in ndcg.items()}
     ranks["twin"] = np.full(80, 11.0)
     variants = dict.fromkeys(("graph", "student_alone"), ranks["twin"])
-    variants |= dict.fromkeys(("distilled", "student", "fresh_student"), ranks["student"])
+    variants |= dict.fromkeys(("distilled", "student", "fresh_student", "unraised"), ranks["student"])
     about = {
         "evaluation": evaluation,
         "ranks": ranks,
@@ -74,7 +74,9 @@ def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
     assert [decoder[name] for name in others] == pytest.approx([0.25, 0.1, 0.05, 0.1 / np.sqrt(2), 1 / np.sqrt(2)])
     assert shown["global-time", "student"]["ndcg10"] == 1.0
     assert shown["global-time", "student"]["ndcg10_std"] is None
-    assert len(rows) == 2 * len({"decoder", "student", "graph", "student_alone", "distilled", "fresh_student"})
+    assert len(rows) == 2 * len(
+        {"decoder", "student", "graph", "student_alone", "distilled", "fresh_student", "unraised"}
+    )
 
 
 def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() -> None:

@@ -71,7 +71,7 @@ def test_contributions_sum_to_the_score(history: list[int], seed: int) -> None:
     blend = mixer.blends[STUDENT][0]
     items = list(range(NUM_ITEMS))
 
-    found = mixer.contributions(history, blend, items)
+    found = mixer.contributions(STUDENT, history, blend, items)
 
     slow, added = slow_sums(mixer, history, dict(blend.weights)), mixer.read(history, blend)
     sums = np.bincount(added.items, added.scores, minlength=NUM_ITEMS)

@@ -34,7 +34,7 @@ def test_fresh_counts_serve_with_the_same_weights(built: Built, tmp_path: Path) 
 
     child = refresh_sources(store, events_of(["i03", "i09"], ["i03", "i09"], ["i03", "unknown", "i05"]), MADE_AT)
 
-    catalogue, mixer = child.catalogue(), child.mixer(len(child.item_ids()))
+    catalogue, mixer = child.catalogue(), child.mixer(child.catalogue())
     assert store.live_version() == child.version != "v1"
     assert mixer is not None
     items, shares = mixer.sources["transitions"].read(catalogue.indices(["i03"]))
