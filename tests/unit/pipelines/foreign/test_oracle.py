@@ -15,7 +15,7 @@ from pipelines.foreign.examples import MINIONEREC_PIECES
 from pipelines.foreign.measure import code_lists, metrics_of
 from pipelines.foreign.model import ImportedModel, catalogue_of, import_model
 from pipelines.foreign.options import ImportOptions
-from tests.support.foreign.oracle import framework_metrics, generate
+from benchmarks.foreign.oracle import framework_metrics, generate
 from tests.support.foreign.recommenders import (
     FAMILIES,
     INSTRUCTION,

@@ -1,0 +1,1 @@
+"""An imported recommender against its framework's own decoding."""
