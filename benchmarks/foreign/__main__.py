@@ -145,7 +145,7 @@ class Compared:
             for text in texts
         ]
         equal = [
-            self._prompt.tokens(self.catalogue, history) == tokens
+            self._prompt.tokens(self.catalogue, history.tolist()) == tokens
             for history, tokens in zip(self.histories, expected, strict=True)
         ]
         return float(np.mean(equal))
@@ -161,18 +161,19 @@ class Compared:
 
     def framework_lists(self, search: Search) -> Lists:
         """Return the framework's lists, in fp32."""
-        model = AutoModelForCausalLM.from_pretrained(self._folder / "model", dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(self._folder / "model", dtype=torch.float32)
+        model.eval()
         items = range(len(self.catalogue.item_ids))
         sequences = sorted({(*self.catalogue.tokens([item]), *search.close) for item in items})
         return [
-            generate(model, self._prompt.tokens(self.catalogue, history), sequences, search.beam_width or _TOP)
+            generate(model, self._prompt.tokens(self.catalogue, history.tolist()), sequences, search.beam_width or _TOP)
             for history in track(self.histories, "transformers")
         ]
 
     def metrics(self, lists: Lists, num_close: int) -> dict[str, float]:
         """Return HR and NDCG by the framework's formula."""
         codes = [[code[: len(code) - num_close] for code, _ in found] for found in lists]
-        metrics = {}
+        metrics: dict[str, float] = {}
         for cutoff in CUTOFFS:
             hit_rate, ndcg = framework_metrics(codes, [tuple(label) for label in self._labels], cutoff)
             metrics |= {f"hr@{cutoff}": hit_rate, f"ndcg@{cutoff}": ndcg}

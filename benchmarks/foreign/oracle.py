@@ -33,7 +33,8 @@ def generate(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Return the codes, best first, with their scores, without beams that hold no code."""
     length = len(sequences[0])
-    model.generation_config = GenerationConfig()  # a base's sampling settings would fill absent ones
+    config: Any = GenerationConfig
+    model.generation_config = config()  # a base's sampling settings would fill absent ones
     found = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -31,6 +31,10 @@ from pipelines.codes.embedding import fit_encoder, texts_of
 from pipelines.foreign.examples import MINIONEREC_PIECES
 
 _LEVELS, _LEVEL_SIZE, _MAX_ITEMS, _EMBEDDING_SIZE = 3, 256, 10, 64
+_AUTO: Any = AutoModelForCausalLM
+_QWEN2: Any = Qwen2Config
+_FAST: Any = PreTrainedTokenizerFast
+"""Untyped by their package."""
 _EOS, _IGNORED = "<|endoftext|>", -100
 _BATCH, _LEARNING_RATE, _WARM_UP = 64, 3e-4, 0.05
 _SIZES = {
@@ -101,10 +105,10 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows((f"u{number}", str(list(row.history)), row.label) for number, row in enumerate(rows))
 
 
-def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> PreTrainedTokenizerFast:
+def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
     """Return the base's tokenizer, or a byte-level BPE over the prompts, with the SID tokens added."""
     if base is not None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(base)
     else:
         fast = Tokenizer(models.BPE())
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -114,7 +118,7 @@ def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> 
             vocab_size=2_000, special_tokens=[_EOS], initial_alphabet=alphabet, show_progress=False
         )
         fast.train_from_iterator((piece for row in rows[:1_000] for piece in row.pieces), trainer)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=_EOS, pad_token=_EOS)
+        tokenizer = _FAST(tokenizer_object=fast, eos_token=_EOS, pad_token=_EOS)
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=True) for name in names])
     return tokenizer
 
@@ -122,13 +126,13 @@ def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> 
 def _model(base: Path | None, vocab_size: int) -> Any:
     torch.manual_seed(0)
     if base is None:
-        return AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=vocab_size, **_SIZES), dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        return _AUTO.from_config(_QWEN2(vocab_size=vocab_size, **_SIZES), dtype=torch.float32)
+    model = _AUTO.from_pretrained(base, dtype=torch.float32)
     model.resize_token_embeddings(max(vocab_size, model.config.vocab_size))
     return model
 
 
-def _train(model: Any, tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row], epochs: int) -> float:
+def _train(model: Any, tokenizer: Any, rows: Sequence[Row], epochs: int) -> float:
     """Train by AdamW with a cosine schedule; return the mean loss of the last epoch."""
     encoded = [_encode(tokenizer, row) for row in rows]
     steps = epochs * math.ceil(len(rows) / _BATCH)
@@ -137,7 +141,7 @@ def _train(model: Any, tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row], 
     model.train()
     losses = []
     for batch in track(list(_batches(encoded, epochs)), "fine-tuning"):
-        loss = _loss(model, *batch)
+        loss: Any = _loss(model, *batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -155,7 +159,7 @@ def _rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, row: Row) -> tuple[list[int], int]:
+def _encode(tokenizer: Any, row: Row) -> tuple[list[int], int]:
     """Return the tokens of prompt and answer, and the number of prompt tokens."""
     prompt = [token for piece in row.pieces for token in tokenizer(piece).input_ids]
     return [*prompt, *tokenizer(f"{row.label}\n").input_ids, tokenizer.eos_token_id], len(prompt)

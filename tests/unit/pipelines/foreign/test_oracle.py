@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.foreign.oracle import framework_metrics, generate
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.search import Search
@@ -15,7 +16,6 @@ from pipelines.foreign.examples import MINIONEREC_PIECES
 from pipelines.foreign.measure import code_lists, metrics_of
 from pipelines.foreign.model import ImportedModel, catalogue_of, import_model
 from pipelines.foreign.options import ImportOptions
-from benchmarks.foreign.oracle import framework_metrics, generate
 from tests.support.foreign.recommenders import (
     FAMILIES,
     INSTRUCTION,
