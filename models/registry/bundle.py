@@ -15,6 +15,7 @@ from models.registry.manifest import MANIFEST, ManifestReport, decode_manifest, 
 from models.registry.trainings import Lineage, made_from
 from models.registry.withdrawals import SERVING
 from models.similar import SIMILAR, SimilarTable, load_similar
+from models.wishes.mixing import WISHES
 
 JUDGED = "judged"
 """Folder of the model pair that the quality gate evaluated, within a bundle."""
@@ -121,6 +122,12 @@ class Bundle:
                 raise BundleCorrupt(f"{self.path}: mixer.sources.{name}: no table in {folder}/")
             tables[name] = load_similar(self._verified(folder), len(catalogue.item_ids))
         return mixer_of(self.manifest, tables, catalogue.popularity)
+
+    @property
+    def wishes_dir(self) -> Path | None:
+        """The folder of the reader of wishes, verified; None in a bundle without one."""
+        has_reader = any(name.startswith(f"{WISHES}/") for name in self.manifest["files"])
+        return self._verified(WISHES) if has_reader else None
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""

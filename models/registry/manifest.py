@@ -149,6 +149,13 @@ class _Mixer(Schema):
     new_items: dict[Literal["decoder", "student"], _NewItems] = Field(default_factory=dict)
 
 
+class _Wishes(Schema):
+    """How a reader's scores are mixed with the tiers' (models/wishes/mixing.py)."""
+
+    weight: Annotated[float, Field(ge=0, le=_MAX_WEIGHT)] = 1.0
+    floor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+
 class Manifest(Schema):
     """The manifest fields that code reads. Only `files` is required: older bundles lack the other fields."""
 
@@ -169,6 +176,7 @@ class Manifest(Schema):
     llm_pays: list[tuple[Count, Count | None]] | None = None
     llm_price_ndcg_per_ms: Finite | None = None
     mixer: Annotated[_Mixer, AfterValidator(_mixer)] | None = None
+    wishes: _Wishes | None = None
     lists: _Lists | None = None
     serving: _Serving = _Serving()
     lineage: _Lineage = _Lineage()
