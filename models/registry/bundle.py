@@ -16,6 +16,7 @@ from models.registry.trainings import Lineage, made_from
 from models.registry.withdrawals import SERVING
 from models.similar import SIMILAR, SimilarTable, load_similar
 from models.wishes.mixing import WISHES
+from models.wishes.reader import Reader
 
 JUDGED = "judged"
 """Folder of the model pair that the quality gate evaluated, within a bundle."""
@@ -123,11 +124,9 @@ class Bundle:
             tables[name] = load_similar(self._verified(folder), len(catalogue.item_ids))
         return mixer_of(self.manifest, tables, catalogue.popularity)
 
-    @property
-    def wishes_dir(self) -> Path | None:
-        """The folder of the reader of wishes, verified; None in a bundle without one."""
-        has_reader = any(name.startswith(f"{WISHES}/") for name in self.manifest["files"])
-        return self._verified(WISHES) if has_reader else None
+    def wish_reader(self, catalogue: Catalogue) -> Reader:
+        """Return the reader of wishes for this bundle's catalogue. Raises BundleCorrupt."""
+        return Reader.load(self._verified(WISHES), catalogue, self.similar(len(catalogue.item_ids)))
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""

@@ -1,1 +1,1 @@
-"""Wishes: what a reader understands of a user's words, and its part in the ranking of items."""
+"""Reads wishes: short texts such as "an old comedy, nothing romantic" become scores and exclusions of items."""

@@ -1,9 +1,6 @@
-"""What a reader understood of a wish, and how well each item fits it. Numpy only; no torch.
+"""What a reader makes of a wish: words that it understood, scores of items, and items to exclude. Numpy only.
 
-A wish is a short text such as "an old comedy, nothing romantic". A reader finds the catalogue's own words in it, as
-terms: an attribute and a value. Confident terms limit the items; every other word only moves scores.
-
-Shape suffixes: V items, of the catalogue and then those that the reader has taken since.
+Shape suffix: V items of the catalogue, then the items that `Reader.with_items` added, in the order given.
 """
 
 import unicodedata
@@ -12,39 +9,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KEYWORDS = "keywords"
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A value of an attribute, as items have it; `categories` for a category."""
-
-    attribute: str
-    value: str
-
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """The terms of a wish in words, for people: required, excluded, and liked. `reader` names the reader."""
+    """What a wish asks for, in the catalogue's own words.
 
-    must: tuple[str, ...]
-    must_not: tuple[str, ...]
-    liked: tuple[str, ...]
-    reader: str
+    Args:
+        must: Wanted attribute values and dates.
+        must_not: Excluded values; only those that the wish states without doubt. Other dislikes lower scores.
+        liked: Titles of items that the wish names as examples.
+        reader: Parts of the reader that contributed: `keywords`, or `encoder` for keywords and encoder. Empty if
+            nothing was understood.
+    """
+
+    must: tuple[str, ...] = ()
+    must_not: tuple[str, ...] = ()
+    liked: tuple[str, ...] = ()
+    reader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A test of an attribute that no shown item may pass: any of these texts, or a year from `first` to `last`."""
+
+    attribute: str
+    values: tuple[str, ...] = ()
+    first: float | None = None
+    last: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A wish as read.
+    """A wish that was read.
 
-    `scores` (V,) float32 are log-probabilities of the items given the wish, or None if it says nothing of any item.
-    Items have each of the `required` terms and none of the `excluded` terms.
+    Args:
+        understood: What was understood, for the answer.
+        scores: (V,) float32, to be added to log-probabilities of a model; None if the wish prefers no item.
+        excluded: (V,) bool, the items that `understood.must_not` excludes; None if it is empty.
+        exclusions: The tests that `excluded` was computed from.
+        personal: Weight of the model's log-probabilities in the mix (mixing.py).
     """
 
     understood: Understood
-    scores: np.ndarray | None
-    required: tuple[Term, ...] = ()
-    excluded: tuple[Term, ...] = ()
+    scores: np.ndarray | None = None
+    excluded: np.ndarray | None = None
+    exclusions: tuple[Exclusion, ...] = ()
+    personal: float = 1.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the wish changes nothing."""
+        return self.scores is None and self.excluded is None
 
 
 def normalised(text: str) -> str:

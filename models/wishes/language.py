@@ -1,0 +1,49 @@
+"""The words of a language by which wishes are read, from a file of this folder."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+Phrase = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Words and phrases of requests; `english.toml` explains them.
+
+    `cues` maps phrases to a polarity's name, or to `skip`; `dates` maps `old`, `before` and so on to words.
+    """
+
+    stop: frozenset[str]
+    suffixes: tuple[str, ...]
+    articles: frozenset[str]
+    nameless: frozenset[str]
+    softeners: frozenset[str]
+    prefixes: frozenset[str]
+    contrast: frozenset[str]
+    restarts: frozenset[str]
+    pronouns: frozenset[str]
+    replacing: tuple[Phrase, ...]
+    contractions: Mapping[str, str]
+    cues: Mapping[Phrase, str]
+    longest_cue: int
+    dates: Mapping[str, tuple[str, ...]]
+
+
+@cache
+def english() -> Language:
+    """Return the English language."""
+    about = tomllib.loads(files("models.wishes").joinpath("english.toml").read_text(encoding="utf-8"))
+    cues = {tuple(phrase.split()): kind for kind, phrases in about["cues"].items() for phrase in phrases}
+    sets = ("stop", "articles", "nameless", "softeners", "prefixes", "contrast", "restarts", "pronouns")
+    return Language(
+        **{name: frozenset(about[name].split()) for name in sets},
+        suffixes=tuple(about["suffixes"].split()),
+        replacing=tuple(tuple(phrase.split()) for phrase in about["replacing"]),
+        contractions=about["contractions"],
+        cues=cues,
+        longest_cue=max(map(len, cues)),
+        dates={name: tuple(words.split()) for name, words in about["dates"].items()},
+    )

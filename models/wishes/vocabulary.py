@@ -1,0 +1,192 @@
+"""The words by which wishes name items: categories, title words, whole titles, years and popularity.
+
+All of them come from the items. A category is matched by its name, by a word that only its name has, by abbreviation
+("sci-fi" and "science fiction") and by the synonyms that training derived. Numpy only.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from models.wishes.dates import Dates, year_in_title
+from models.wishes.language import english
+from models.wishes.words import Token, is_stop, stem, stems, words_of
+
+_MAX_PHRASE = 6
+_SHORT = 4
+_OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
+"""Ages in years, before the newest item, from which an item begins to be old and is old; recent, and no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WishItem:
+    """The words of an item: as in a catalogue, with texts of attributes by name."""
+
+    item_id: str
+    title: str
+    categories: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A value that a wish names: an attribute's text, whose items are known."""
+
+    attribute: str
+    value: str
+
+
+class Vocabulary:
+    """The terms of a catalogue's items. Thread-safe for reading."""
+
+    def __init__(self, items: Sequence[WishItem], synonyms: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        """Index the items. `synonyms` maps a category to words that stand for it, with a certainty from 0 to 1."""
+        self.items = items
+        self.synonyms = synonyms or {}
+        self.years_V = np.array([year_in_title(item.title) for item in items], dtype=np.int32)
+        members: dict[Term, list[int]] = defaultdict(list)
+        for index, item in enumerate(items):
+            for attribute, values in (("categories", item.categories), *item.attributes.items()):
+                for value in values:
+                    members[Term(attribute, value)].append(index)
+        self.items_of = {term: np.array(indices) for term, indices in members.items() if _is_name(term.value)}
+        self._phrases = self._index_phrases()
+
+    def _index_phrases(self) -> dict[tuple[str, ...], tuple[Term, float]]:
+        """Return terms and certainties by the stems of their names, of single words, abbreviations and synonyms."""
+        found: dict[tuple[str, ...], tuple[Term, float]] = {}
+        names = {term: words_of(term.value) for term in self.items_of}
+        num_names = Counter(stem(word) for words in names.values() for word in set(words))
+        for term, words in names.items():
+            found.setdefault(stems(words), (term, 1.0))
+            if 1 < len(words) <= 3:
+                found.setdefault(("".join(words),), (term, 1.0))
+                for word in words:
+                    if num_names[stem(word)] == 1 and len(word) >= _SHORT and not is_stop(word):
+                        found.setdefault((stem(word),), (term, 1.0))
+        for value, synonyms in self.synonyms.items():
+            for word, certainty in synonyms.items():
+                found.setdefault(stems(words_of(word)), (Term("categories", value), certainty))
+        return {phrase: term for phrase, term in found.items() if phrase}
+
+    @cached_property
+    def _abbreviated(self) -> list[tuple[tuple[str, ...], Term]]:
+        names = ((words_of(term.value), term) for term in self.items_of)
+        return [(words, term) for words, term in names if len(words) == 2 and max(map(len, words)) < _SHORT]
+
+    @cached_property
+    def title_phrases(self) -> dict[tuple[str, ...], list[int]]:
+        """Items by the words of their titles, without the year, with and without an article."""
+        found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for index, item in enumerate(self.items):
+            for words in _forms_of_title(item.title):
+                if index not in found[words]:
+                    found[words].append(index)
+        return dict(found)
+
+    @cached_property
+    def _first_words(self) -> frozenset[str]:
+        return frozenset(words[0] for words in self.title_phrases)
+
+    @cached_property
+    def _longest_title(self) -> int:
+        return max(map(len, self.title_phrases), default=0)
+
+    @cached_property
+    def _words(self) -> dict[str, np.ndarray]:
+        """Items by the stem of each word of their titles and attributes."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, item in enumerate(self.items):
+            texts = (item.title, *(value for values in item.attributes.values() for value in values))
+            for word in {stem(word) for text in texts for word in words_of(text) if not is_stop(word)}:
+                found[word].append(index)
+        return {word: np.array(indices) for word, indices in found.items()}
+
+    def find_term(self, tokens: Sequence[Token], at: int) -> tuple[Term, float, int] | None:
+        """Return the term of the longest name at a token, its certainty, and the number of tokens."""
+        words = []
+        for token in tokens[at : at + _MAX_PHRASE]:
+            if not token.is_word:
+                break
+            words.append(token.text)
+        for length in range(len(words), 0, -1):
+            if length == 1 and is_stop(words[0]):
+                return None
+            if match := self._phrases.get(stems(words[:length])):
+                return *match, length
+            if length == 2 and (term := self._abbreviation(words[:2])):
+                return term, 1.0, 2
+        return None
+
+    def _abbreviation(self, words: Sequence[str]) -> Term | None:
+        for parts, term in self._abbreviated:
+            if all(word.startswith(part) for word, part in zip(words, parts, strict=True)):
+                return term
+        return None
+
+    def find_title(self, tokens: Sequence[Token], at: int) -> tuple[list[int], int] | None:
+        """Return the items whose title begins at a token, and the number of tokens; the longest title counts."""
+        if tokens[at].text not in self._first_words:
+            return None
+        words: list[str] = []
+        lengths: list[int] = []
+        for place in range(at, len(tokens)):
+            if tokens[place].is_word:
+                words.append(tokens[place].text)
+                lengths.append(place + 1 - at)
+            if len(words) >= self._longest_title or tokens[place].text == "\n":
+                break
+        for num in range(len(words), 0, -1):
+            if match := self.title_phrases.get(tuple(words[:num])):
+                return match, lengths[num - 1]
+        return None
+
+    def words_scores(self, words: Sequence[str]) -> np.ndarray | None:
+        """Return (V,) float32 from 0 to 1: the share of these words, by rarity, in each item's title and attributes."""
+        found = [items for word in words if not is_stop(word) and (items := self._words.get(stem(word))) is not None]
+        known = [(items, np.log(1 + len(self.items) / len(items))) for items in found]
+        if not known:
+            return None
+        scores_V = np.zeros(len(self.items), dtype=np.float32)
+        for items, rarity in known:
+            scores_V[items] += rarity
+        scores_V /= np.float32(sum(rarity for _, rarity in known))
+        return scores_V
+
+    def dates_scores(self, dates: Dates) -> np.ndarray:
+        """Return (V,) float32 from 0 to 1: how well each item's year fits; 0 for an item without a year."""
+        years_V = self.years_V
+        if not dates.relative:
+            fits_V = (years_V >= dates.first) & (years_V <= dates.last) & (years_V > 0)
+            return fits_V.astype(np.float32)
+        age_V = np.max(years_V, initial=0) - years_V.astype(np.float32)
+        begins, ends = _OLD_YEARS if dates.relative == "old" else _RECENT_YEARS
+        old_V = np.clip((age_V - begins) / (ends - begins), 0, 1)
+        scores_V: np.ndarray = np.where(years_V > 0, old_V if dates.relative == "old" else 1 - old_V, 0)
+        return scores_V.astype(np.float32)
+
+    def mask_of(self, term: Term) -> np.ndarray:
+        """Return the items (V,) bool with this value."""
+        mask = np.zeros(len(self.items), dtype=bool)
+        mask[self.items_of.get(term, [])] = True
+        return mask
+
+
+def _is_name(value: str) -> bool:
+    words = words_of(value)
+    return bool(words) and "".join(words) not in english().nameless
+
+
+def _forms_of_title(title: str) -> set[tuple[str, ...]]:
+    """Return the words of a title without its year and remarks in parentheses, its article first, last or absent."""
+    plain = title.split("(", maxsplit=1)[0].strip() or title
+    words = words_of(plain)
+    if len(words) > 1 and words[-1] in english().articles and "," in plain:
+        words = (words[-1], *words[:-1])
+    forms = {words}
+    if len(words) > 2 and words[0] in english().articles:
+        forms.add(words[1:])
+    return {form for form in forms if form}

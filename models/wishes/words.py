@@ -1,0 +1,83 @@
+"""Splits texts into words and punctuation, and reduces words to stems that related forms share."""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from models.wishes.language import english
+
+_APOSTROPHES = str.maketrans({0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2013: "-"})
+_TOKEN = re.compile(r"w/o\b|[^\W_]+(?:'[^\W_]+)*|[,.;:!?()\"\n/&]", re.IGNORECASE)
+_NOT = re.compile(r"(.*)n't$")
+_MIN_STEM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A word in lower case without accents, or a punctuation mark.
+
+    Args:
+        text: The word or mark.
+        is_word: Whether it is a word.
+        is_capital: Whether it began with a capital letter.
+        is_joined: Whether a hyphen joins it to the word before.
+    """
+
+    text: str
+    is_word: bool = True
+    is_capital: bool = False
+    is_joined: bool = False
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Split a text; contractions such as "don't" become two words."""
+    plain = unicodedata.normalize("NFKD", text.translate(_APOSTROPHES))
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    found: list[Token] = []
+    for match in _TOKEN.finditer(plain):
+        raw = match.group()
+        if not raw[0].isalnum():
+            found.append(Token(raw, is_word=False))
+            continue
+        is_joined = match.start() > 0 and plain[match.start() - 1] == "-"
+        found.extend(Token(word, True, raw[0].isupper(), is_joined) for word in _expanded(raw.casefold()))
+    return found
+
+
+def _expanded(word: str) -> list[str]:
+    if contracted := _NOT.match(word):
+        stump = {"ca": "can", "wo": "will"}.get(contracted.group(1), contracted.group(1))
+        return [stump, "not"] if stump else ["not"]
+    if (words := english().contractions.get(word)) is not None:
+        return words.split()
+    if word.endswith("'s"):
+        word = word[:-2] + ("s" if word[:-2].isdigit() else "")
+    return [part for part in word.split("'") if part]
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Return the words of a text, without punctuation."""
+    return tuple(token.text for token in tokens_of(text) if token.is_word)
+
+
+def is_stop(word: str) -> bool:
+    """Whether a word describes no item by itself."""
+    return word in english().stop
+
+
+def stem(word: str) -> str:
+    """Return a form that related words share: comedy, comedies and comedic, or romance and romantic."""
+    if not word.isalpha():
+        return word
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[: -2 if word.endswith(("xes", "ches", "shes", "sses", "zes")) else -1]
+    for suffix in english().suffixes:
+        if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM:
+            return word[: -len(suffix)]
+    return word
+
+
+def stems(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the stems of words."""
+    return tuple(stem(word) for word in words)

@@ -1,0 +1,145 @@
+"""Rules of reading a wish by the catalogue's own words and by clauses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import Catalogue
+from models.similar import SimilarTable
+from models.wishes.reader import Reader
+from models.wishes.vocabulary import Vocabulary, WishItem
+
+ITEMS = [
+    WishItem("1", "Night Train, The (1985)", ("Comedy", "Romance")),
+    WishItem("2", "Cold Harbour (1994)", ("Drama", "Sci-Fi")),
+    WishItem("3", "Paper Moons (1996)", ("Comedy",)),
+    WishItem("4", "Harbour Lights (1952)", ("Drama", "Film-Noir")),
+    WishItem("5", "Ghosts (1981)", ("Horror", "Comedy")),
+    WishItem("6", "Blue Canyon (1958)", ("Western",)),
+    WishItem("7", "untitled", ()),
+]
+READER = Reader(Vocabulary(ITEMS))
+
+
+def best(text: str, session: tuple[str, ...] = (), reader: Reader = READER) -> list[str]:
+    """Return the ids of the items that a wish raises above 0, best first."""
+    reading = reader.read(text, session)
+    scores = np.zeros(reader.num_items) if reading.scores is None else reading.scores
+    scores = scores if reading.excluded is None else np.where(reading.excluded, -np.inf, scores)
+    return [str(index + 1) for index in np.argsort(-scores, kind="stable") if scores[index] > 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "must", "must_not"),
+    [
+        ("an old comedy, nothing romantic", {"Comedy", "old"}, {"Romance"}),
+        ("no romance, drama or horror please", set(), {"Romance", "Drama", "Horror"}),
+        ("Not a comedy but a western.", {"Western"}, {"Comedy"}),
+        ("nothing but comedies", {"Comedy"}, set()),
+        ("anything but horror", set(), {"Horror"}),
+        ("instead of dramas, give me a western", {"Western"}, {"Drama"}),
+        ("I'm sick of dramas. Show me westerns", {"Western"}, {"Drama"}),
+        ("science fiction from the 90s", {"Sci-Fi", "1990s"}, set()),
+        ("noir, but I don't like westerns", {"Film-Noir"}, {"Western"}),
+        ("a horror-free, non-western comedy", {"Comedy"}, {"Horror", "Western"}),
+        ("not only comedies", set(), set()),
+        ("a comedy, I don't mind romance", {"Comedy", "Romance"}, set()),
+        ("a comedy that isn't too romantic", {"Comedy"}, set()),
+        ("comedies except anything from before 1983", {"Comedy"}, {"before 1983"}),
+        ("everything except films from the fifties", set(), {"1950s"}),
+    ],
+)
+def test_clauses_decide_what_is_wanted_and_what_is_excluded(text: str, must: set[str], must_not: set[str]) -> None:
+    """Negations reach to the end of their clause, over lists, and soft dislikes exclude nothing."""
+    understood = READER.read(text).understood
+    assert (set(understood.must), set(understood.must_not)) == (must, must_not)
+
+
+def test_an_exclusion_masks_its_items_and_states_its_test() -> None:
+    """Items of an excluded value score -inf, and the reading says which values and years are excluded."""
+    reading = READER.read("a comedy without horror, nothing from the 80s")
+    assert reading.excluded is not None
+    assert np.flatnonzero(reading.excluded).tolist() == [0, 4]
+    assert [(one.attribute, one.values, one.first, one.last) for one in reading.exclusions] == [
+        ("categories", ("Horror",), None, None),
+        ("year", (), 1980, 1989),
+    ]
+    assert best("a comedy without horror, nothing from the 80s") == ["3"]
+
+
+def test_an_exclusion_of_everything_excludes_nothing() -> None:
+    """A mask that would leave no item is dropped."""
+    assert READER.read("no films after 1900").excluded is None or not READER.read("no films after 1900").excluded.all()
+
+
+def test_items_with_all_wanted_values_come_first() -> None:
+    """A conjunction ranks items with every value above items with one."""
+    assert best("a romantic comedy")[0] == "1"
+    assert best("a comedy from the nineties")[0] == "3"
+
+
+def test_a_named_example_raises_similar_items_and_not_itself() -> None:
+    """The bundle's similar items decide; an example that is refused lowers them."""
+    neighbours = np.full((7, 1), -1, dtype=np.int32)
+    neighbours[0, 0] = 5
+    reader = Reader(Vocabulary(ITEMS), SimilarTable(neighbours, np.ones((7, 1), dtype=np.float16)))
+    reading = reader.read("something like The Night Train")
+    assert reading.understood.liked == ("Night Train, The (1985)",)
+    assert best("something like The Night Train", reader=reader)[0] == "6"
+    refused = reader.read("nothing like The Night Train").scores
+    assert refused is not None
+    assert refused[5] < 0
+
+
+def test_a_title_in_a_query_finds_its_item() -> None:
+    """Words of a title raise its item; the whole title raises it most."""
+    assert best("cold harbour")[0] == "2"
+    assert best("harbour lights 1952")[0] == "4"
+
+
+def test_the_newest_wish_of_a_conversation_wins() -> None:
+    """Earlier wishes stay in force unless a newer wish contradicts them."""
+    understood = READER.read("no comedy, something from the 50s", ("a comedy", "from the 90s"))
+    assert understood.understood.must_not == ("Comedy",)
+    assert understood.understood.must == ("1950s",)
+    assert best("nothing romantic", ("a comedy",))[0] == "3"
+    replaced = READER.read("actually a western instead", ("a comedy",)).understood
+    assert replaced.must == ("Western",)
+
+
+def test_new_items_follow_the_bundles_items_and_known_items_are_replaced() -> None:
+    """A live item is read like an item of the bundle, by its attributes too."""
+    new = WishItem("8", "Fresh Paint (1999)", ("Anime",), {"brand": ("Northwind",)})
+    reader = READER.with_items([new, WishItem("7", "Late Bloom (1993)", ("Drama",))])
+    assert reader.num_items == 8
+    assert best("anime", reader=reader) == ["8"]
+    assert best("something by northwind", reader=reader) == ["8"]
+    assert "7" in best("a drama", reader=reader)
+    assert READER.read("anime").is_empty
+
+
+def test_a_wish_without_known_words_is_empty() -> None:
+    """A reader that understood nothing says so."""
+    reading = READER.read("please recommend me a good movie")
+    assert reading.is_empty
+    assert reading.understood.reader == ""
+
+
+@given(st.text(max_size=500), st.lists(st.text(max_size=100), max_size=3))
+def test_any_text_is_read(text: str, session: list[str]) -> None:
+    """Every text gives finite scores of all items and a mask that leaves an item."""
+    reading = READER.read(text, session)
+    assert reading.scores is None or (reading.scores.shape == (7,) and np.isfinite(reading.scores).all())
+    assert reading.excluded is None or not reading.excluded.all()
+
+
+def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> None:
+    """`Reader.load` needs no files: titles and categories of the catalogue are enough."""
+    titles, categories = tuple(one.title for one in ITEMS), tuple(one.categories for one in ITEMS)
+    ids = tuple(one.item_id for one in ITEMS)
+    catalogue = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), np.ones(7))
+    reader = Reader.load(tmp_path / "wishes", catalogue)
+    assert best("a western", reader=reader) == ["6"]
