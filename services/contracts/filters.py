@@ -14,6 +14,8 @@ used for comparison and caching. Does not know which attributes exist.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -31,6 +33,7 @@ _TEXTS_A_TEST = 250
 MOST_COMPARED = 32
 """Up to this many numbers of one condition are compared in turn; more are searched, at about the same cost."""
 TESTS = ("eq", "in", "range", "exists")
+_DIGEST_BYTES = 16
 BRANCHES = ("must", "should", "must_not")
 BOUNDS = ("gte", "gt", "lte", "lt")
 
@@ -44,9 +47,13 @@ NOT_NULL = {"x-not-null": True}
 class Clause(Custom):
     """A Condition or an Expression."""
 
-    __slots__ = ()
     text: str
     num_tests: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The hash of the text, by which results for the clause are cached."""
+        return blake2b(self.text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
     @classmethod
     def read(cls, plain: Any) -> "Clause":
@@ -99,7 +106,7 @@ class Exists:
 Test = OneOf | Range | Exists
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Condition(Clause):
     """One test of one attribute."""
 
@@ -107,7 +114,7 @@ class Condition(Clause):
     test: Test = field(compare=False)
     text: str
 
-    @property
+    @cached_property
     def num_tests(self) -> int:  # type: ignore[override]
         """The cost in tests over every item: one, or one per number, and more for many texts."""
         if not isinstance(self.test, OneOf):
@@ -187,7 +194,7 @@ class ExpressionBody(Message, frozen=True):
         return Expression.of(self.must or (), self.should or (), self.must_not or ()) or None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expression(Clause):
     """All of `must` hold, at least one of `should` if there are any, none of `must_not`.
 

@@ -6,12 +6,13 @@ InvalidRequest with its path. Knows no transport.
 """
 
 import json
+import marshal
 import math
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -25,6 +26,9 @@ PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
 _MAX_NAME_CHARS = 256
 _SHOWN_CHARS = 40
 _MAX_CUSTOM = 6_000
+_MAX_KEPT, _MAX_KEPT_BYTES = 512, 2_048
+_NO_REFERENCES = 2
+"""The version of marshal that writes equal values alike."""
 _SEND_ONE_OBJECT = "send one JSON object"
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _ANY_KEY = "[...]"
@@ -186,6 +190,41 @@ class Custom:
     def forms(cls) -> tuple[type[Any], ...]:
         """Return the types that describe it in the JSON schema: a value has any of them."""
         raise NotImplementedError
+
+
+class Kept(Custom):
+    """The declared type of a field whose message many callers send alike: equal values are read once."""
+
+    __slots__ = ()
+
+    @classmethod
+    def message(cls) -> type[Message]:
+        """Return the message, a subclass of this class."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, plain: Any) -> Any:
+        """Return the message. Raises InvalidField."""
+        kind = cls.message()
+        if isinstance(plain, kind):
+            return plain
+        if not isinstance(plain, dict):
+            raise InvalidField("", "not an object", "send an object")
+        try:
+            sent = marshal.dumps(plain, _NO_REFERENCES)
+        except ValueError:  # nested too deep, or of other types than JSON's
+            return convert_part(kind, plain)
+        return convert_part(kind, plain) if len(sent) > _MAX_KEPT_BYTES else _read_sent(kind, sent)
+
+    @classmethod
+    def forms(cls) -> tuple[type[Any], ...]:
+        """Return the message."""
+        return (cls.message(),)
+
+
+@lru_cache(_MAX_KEPT)
+def _read_sent(kind: type[Message], sent: bytes) -> Message:
+    return convert_part(kind, marshal.loads(sent))  # noqa: S302 - our own bytes
 
 
 _num_custom: ContextVar[list[int]] = ContextVar("num_custom")

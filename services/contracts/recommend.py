@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from services.contracts.filters import Expression, ExpressionBody, check_size
-from services.contracts.message import Answer, Id, InvalidField, Message
-from services.contracts.rules import MAX_PLACES, NO_RULES, Rules
+from services.contracts.message import Answer, Id, InvalidField, Kept, Message
+from services.contracts.rules import MAX_PLACES, NO_RULES, Rules, SentRules
 from services.errors import InvalidRequest
 
 MAX_K = MAX_PLACES
@@ -97,7 +97,18 @@ class Rationale:
     sentence: str | None = None
 
 
-class Filters(ExpressionBody, frozen=True, kw_only=True, dict=True):
+class SentFilters(Kept):
+    """Filters in a body."""
+
+    __slots__ = ()
+
+    @classmethod
+    def message(cls) -> type[Message]:
+        """Return Filters."""
+        return Filters
+
+
+class Filters(ExpressionBody, SentFilters, frozen=True, kw_only=True, dict=True):
     """Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
 
     Null means no limit.
@@ -192,8 +203,8 @@ class RecommendBody(Message, frozen=True, kw_only=True):
             "absent: true unless the live bundle learned that users repeat items"
         ),
     ] = None
-    filters: Filters | None = None
-    rules: Annotated[Rules | None, Meta(description="How the ranking is reordered")] = None
+    filters: SentFilters | None = None
+    rules: Annotated[SentRules | None, Meta(description="How the ranking is reordered")] = None
     deadline_ms: Annotated[
         DeadlineMs | None,
         Meta(

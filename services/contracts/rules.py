@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from services.contracts.access import MAX_K
 from services.contracts.filters import Clause, check_size
-from services.contracts.message import Id, InvalidField, Message
+from services.contracts.message import Id, InvalidField, Kept, Message
 
 MAX_BOOSTS, MAX_PINS, MAX_BLOCKS, MAX_CAPS = 20, 20, 20, 5
 MAX_PLACES = MAX_K
@@ -59,7 +59,18 @@ class Freshness(Message, frozen=True):
     factor: Annotated[float, Meta(ge=1, le=MAX_FACTOR)]
 
 
-class Rules(Message, frozen=True, kw_only=True):
+class SentRules(Kept):
+    """Rules in a body."""
+
+    __slots__ = ()
+
+    @classmethod
+    def message(cls) -> type[Message]:
+        """Return Rules."""
+        return Rules
+
+
+class Rules(Message, SentRules, frozen=True, kw_only=True):
     """The rules of one request, which override the surface's rules; blocks are combined. Null: not set."""
 
     boosts: Annotated[tuple[Boost, ...], Meta(max_length=MAX_BOOSTS)] | None = None

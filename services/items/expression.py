@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ MAX_TESTS = 2_000
 """Maximum number of tests of one request or one batch, however few items there are."""
 FEW_TESTS, _FEW_CELLS = 32, 1_000_000
 """Below these limits, computing is faster than handing over to another thread."""
-_DIGEST_BYTES = 16
+_MAX_CHECKED = 4_096
 _ENTRY_BYTES, _COLUMN_BYTES = 600, 120
 """Sizes of a cached mask's key and record, and of its reference to a column."""
 _FEW_VALUES = MOST_COMPARED
@@ -122,6 +121,8 @@ class Expressions:
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self.num_bytes = 0
         """The size of the cached masks, including keys."""
+        self._checked: tuple[Tables, set[bytes]] = ({}, {}, {}), set()
+        """The clauses that passed `check` with these tables."""
         self._tables: Tables | None = None
         self._generation = 0
         self._lock = lock
@@ -136,8 +137,17 @@ class Expressions:
 
         Raises InvalidRequest naming the path.
         """
+        tables = _tables_of(self.columns)
+        if not _is_same(self._checked[0], tables):
+            self._checked = tables, set()
+        checked = self._checked[1]
+        if clause.digest in checked:
+            return
         for where, condition in conditions_of(clause, path):
             self._check(condition, where)
+        if len(checked) >= _MAX_CHECKED:
+            checked.clear()
+        checked.add(clause.digest)
 
     def check_attribute(self, name: str, path: str) -> tuple[Kind, ...]:
         """Return the kinds of value that an attribute has.
@@ -156,8 +166,8 @@ class Expressions:
 
         The mask is shared: do not write to it.
         """
-        key, num_named, columns = _key(clause), self._items.num_named, self.columns
-        tables = columns.texts, columns.numbers, columns.flags
+        key, num_named, columns = clause.digest, self._items.num_named, self.columns
+        tables = _tables_of(columns)
         found, generation = self._look_up(key, tables)
         if found is not None and found.is_current(generation, num_named):
             return found.mask
@@ -185,7 +195,7 @@ class Expressions:
         masks: dict[str, np.ndarray] = {}
         columns, num_named = self.columns, self._items.num_named
         for clause in clauses:
-            found, generation = self._look_up(_key(clause), (columns.texts, columns.numbers, columns.flags))
+            found, generation = self._look_up(clause.digest, _tables_of(columns))
             if found is None or not found.is_current(generation, num_named):
                 return None
             masks[clause.text] = found.mask
@@ -194,7 +204,7 @@ class Expressions:
     def _look_up(self, key: bytes, tables: Tables) -> tuple[_Kept | None, int]:
         """Return the cached mask, if any, and the generation of these tables."""
         with self._lock:
-            if self._tables is None or any(one is not other for one, other in zip(self._tables, tables, strict=True)):
+            if self._tables is None or not _is_same(self._tables, tables):
                 self._tables, self._generation = tables, self._generation + 1
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
@@ -299,8 +309,12 @@ class Compiled:
         return self.expressions.mask(clause) if found is None or len(found) < self.columns.num_items else found
 
 
-def _key(clause: Clause) -> bytes:
-    return blake2b(clause.text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+def _tables_of(columns: ItemColumns) -> Tables:
+    return columns.texts, columns.numbers, columns.flags
+
+
+def _is_same(one: Tables, other: Tables) -> bool:
+    return one[0] is other[0] and one[1] is other[1] and one[2] is other[2]
 
 
 def _columns_read(tables: Tables, clause: Clause) -> list[Column]:

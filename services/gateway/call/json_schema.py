@@ -70,7 +70,8 @@ def _message_schemas(messages: Iterable[type[Message]]) -> Schema:
             if not issubclass(kind, Custom):
                 raise NotImplementedError(kind)
             found.update(dict.fromkeys(one for one in kind.forms() if one is not dict))
-            return {"anyOf": [{"type": "object"} if one is dict else reference(one) for one in kind.forms()]}
+            forms = [{"type": "object"} if one is dict else reference(one) for one in kind.forms()]
+            return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
         _, components = msgspec.json.schema_components(tuple(forms), schema_hook=describe, ref_template=_REF + "{name}")
         if not found.keys() - forms.keys():

@@ -13,6 +13,5 @@ def decay(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
     """Return the candidates' factors (n,); None without impressions."""
     if rules.decay is None or not known.shown:
         return None
-    times_of = dict(zip(map(known.index, known.shown), known.shown.values(), strict=True))
-    times = (times_of.get(index, 0) for index in slate.indices.tolist())
-    return np.array([rules.decay ** min(_MAX_TIMES, one) if one else 1.0 for one in times])
+    factor_of = {known.index(item_id): rules.decay ** min(_MAX_TIMES, times) for item_id, times in known.shown.items()}
+    return np.array([factor_of.get(index, 1.0) for index in slate.indices.tolist()])

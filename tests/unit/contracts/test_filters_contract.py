@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.contracts.filters import all_of
 from services.contracts.message import Message, convert
-from services.contracts.recommend import Filters
+from services.contracts.recommend import Filters, RecommendBody
 from services.contracts.rules import NAMES, NO_RULES, Boost, Rules
 from services.errors import InvalidRequest
 
@@ -79,10 +79,36 @@ def test_any_json_is_read_or_refused(plain: Any) -> None:
         assert not isinstance(first, str) or first.startswith("f")
 
 
-def outcome_of(kind: type[Message], plain: Any) -> object:
+@given(JSON)
+def test_a_body_reads_filters_and_rules_as_they_are_read_alone(plain: Any) -> None:
+    """A body's filters and rules equal the message read by itself, at first and again, and so do their errors."""
+    for name, kind in (("filters", Filters), ("rules", Rules)):
+        alone = None if plain is None else outcome_of(kind, plain, name)
+        for _ in range(2):
+            body = outcome_of(RecommendBody, {"user_id": "u", name: plain}, "")
+            assert (getattr(body, name) if isinstance(body, RecommendBody) else body) == alone
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, "1", 0.0, -0.0, False, float("nan")])
+def test_values_that_python_holds_equal_are_read_apart(value: Any) -> None:
+    """A number, a flag and a text read earlier are never taken for each other, nor is NaN."""
+    for other in (1, 1.0, True, "1", 0, False):
+        convert(RecommendBody, {"user_id": "u", "filters": {"must": [{"key": "a", "eq": other}]}})
+    plain = {"must": [{"key": "a", "eq": value}]}
+
+    body = outcome_of(RecommendBody, {"user_id": "u", "filters": plain}, "")
+
+    if value != value:
+        assert body == "filters.must[0].eq"
+    else:
+        assert isinstance(body, RecommendBody)
+        assert repr(body.filters) == repr(convert(Filters, plain))
+
+
+def outcome_of(kind: type[Message], plain: Any, path: str = "f") -> object:
     """Return the parsed object, or the field of the error."""
     try:
-        return convert(kind, plain, "f")
+        return convert(kind, plain, path)
     except InvalidRequest as error:
         return error.field
 
