@@ -486,7 +486,9 @@ def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -
     """Run the stage `ingest` on the given tables and the live log."""
     log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
     erasures = ErasureLedger(places.offline_log_dir)
-    source = ingest.Source(options.events, options.items, log_files, places.event_roles, erasures, options.tables)
+    source = ingest.IngestSources(
+        options.events, options.items, log_files, places.event_roles, erasures, options.tables
+    )
     return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 

@@ -74,7 +74,7 @@ def compare(options: ForeignBenchmark) -> dict[str, Any]:
         max_measured=_TOP,
     )
     imported = import_model(arguments, folder)
-    compared = Compared(imported, folder)
+    compared = ListComparison(imported, folder)
     vocabulary = compared.lists(imported.search)
     theirs = compared.framework_lists(imported.search)
     variants = {
@@ -125,7 +125,7 @@ def agreement(ours: Lists, theirs: Lists) -> dict[str, Any]:
     }
 
 
-class Compared:
+class ListComparison:
     """The test rows of an imported recommender, ranked by us and by its framework."""
 
     def __init__(self, imported: ImportedModel, folder: Path) -> None:

@@ -37,7 +37,7 @@ _BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProfiledModel:
     """The shape of a decoder and the measured lengths."""
 
     shape: str
@@ -48,7 +48,7 @@ class Sizes:
     runs: int
 
 
-FULL, TINY = Sizes("qwen3-1.7b", 1_000, 256, 32, 512, 20), Sizes("tiny", 40, 8, 2, 16, 1)
+FULL, TINY = ProfiledModel("qwen3-1.7b", 1_000, 256, 32, 512, 20), ProfiledModel("tiny", 40, 8, 2, 16, 1)
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def attention_rows(
-    sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits
+    sizes: ProfiledModel, device: torch.device, dtype: torch.dtype, limits: MachineLimits
 ) -> list[dict[str, Any]]:
     """Time attention of one layer, ours and torch's: a prompt's chunk, a token of each text, a request's beams."""
     shape, context = SHAPES[sizes.shape], sizes.context
@@ -151,7 +151,7 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
 
 
 def step_rows(
-    sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, traces: Path
+    sizes: ProfiledModel, device: torch.device, dtype: torch.dtype, limits: MachineLimits, traces: Path
 ) -> tuple[list[dict[str, Any]], dict[str, RankProfile]]:
     """Time steps of texts and rankings, with their shares of the roofline; then record them again into folder `traces`.
 
@@ -178,7 +178,7 @@ def step_rows(
     return rows, profiles
 
 
-def _add(engine: Engine, name: str, sizes: Sizes, draw: np.random.Generator) -> None:
+def _add(engine: Engine, name: str, sizes: ProfiledModel, draw: np.random.Generator) -> None:
     """Add work that misses the prefix cache."""
     if name == "ranking":
         prompt = draw.integers(0, 100, sizes.context).tolist()

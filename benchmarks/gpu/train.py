@@ -45,7 +45,7 @@ _DESCENT = DescentOptions(learning_rate=1e-3, weight_decay=0.1, warm_up=0.5, ave
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TrainedModel:
     """A decoder's shape, the rows of a step and their tokens, the micro-batches of a step, and the number of steps."""
 
     shape: str
@@ -55,7 +55,7 @@ class Sizes:
     steps: int
 
 
-FULL, TINY = Sizes("smollm2-135m", 16, 1_024, 2, 10), Sizes("tiny", 4, 32, 2, 2)
+FULL, TINY = TrainedModel("smollm2-135m", 16, 1_024, 2, 10), TrainedModel("tiny", 4, 32, 2, 2)
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         print(f"  memory: {describe_memory(row['memory'])}", flush=True)
 
 
-def _row(sizes: Sizes, device: torch.device, recompute: str) -> dict[str, Any]:
+def _row(sizes: TrainedModel, device: torch.device, recompute: str) -> dict[str, Any]:
     fitted, decoder, mesh = _trained(sizes, device, recompute)
     speed = speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, device, mesh)
     memory = memory_of(fitted, decoder.config, mesh, device, sizes.rows * sizes.length, sizes.parts)
@@ -99,7 +99,7 @@ def _row(sizes: Sizes, device: torch.device, recompute: str) -> dict[str, Any]:
     }
 
 
-def _trained(sizes: Sizes, device: torch.device, recompute: str) -> tuple[Fitted, Decoder, Mesh]:
+def _trained(sizes: TrainedModel, device: torch.device, recompute: str) -> tuple[Fitted, Decoder, Mesh]:
     """Fit a decoder with fresh weights for these steps, in bf16 under fp32 weights."""
     decoder = random_decoder(sizes.shape, torch.float32, device)
     num_items = decoder.config.vocab_size - NUM_SPECIAL_TOKENS

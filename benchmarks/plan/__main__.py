@@ -33,7 +33,7 @@ from benchmarks.plan.fit import (
     shortest_interval,
     without_device,
 )
-from benchmarks.plan.runs import Run, predict, read_runs
+from benchmarks.plan.runs import PublishedRun, predict, read_runs
 from pipelines.planner.step_time import FITTED, Constants, Group, fitted
 from services.errors import ConfigError
 
@@ -67,7 +67,7 @@ def main() -> None:
     write_report(options.json, about_run("plan") | report)
 
 
-def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
+def judge(runs: Sequence[PublishedRun], constants: Constants) -> dict[str, Any]:
     """Return prediction errors on these runs, in points of MFU, and the interval's coverage of measured values."""
     predictions = [predict(run, constants) for run in runs]
     measured = np.array([run.mfu for run in runs])
@@ -83,7 +83,7 @@ def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
     }
 
 
-def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
+def random_halves(runs: Sequence[PublishedRun]) -> dict[str, Any]:
     """Return errors and coverage on one half of the runs after a fit to the other half, over several random halves."""
     rng, found = np.random.default_rng(0), []
     for _ in range(_NUM_HALVES):
@@ -108,7 +108,7 @@ def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, dict[str, Any]]:
+def coverage_by_group(runs: Sequence[PublishedRun], share_of_halves: float) -> dict[str, dict[str, Any]]:
     """Return by group how many runs lie in an interval from other halves, sources or chips, and the stored interval.
 
     The stored interval is in percent of throughput.
@@ -130,7 +130,7 @@ def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, 
     }
 
 
-def without_each(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def without_each(runs: Sequence[PublishedRun]) -> Iterator[dict[str, Any]]:
     """Evaluate each GPU type with constants from all other types, with the stored interval."""
     stored = fitted()
     for name in sorted({run.device.name for run in runs}):
@@ -150,7 +150,7 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _write_constants(runs: Sequence[Run]) -> None:
+def _write_constants(runs: Sequence[PublishedRun]) -> None:
     found = {
         "source": _SOURCE,
         "command": "python -m benchmarks.plan --runs CSV --fit",

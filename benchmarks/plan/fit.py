@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.plan.cited_runs import CITED_RUNS, CitedRun, predict_cited
-from benchmarks.plan.runs import Run, predict
+from benchmarks.plan.runs import PublishedRun, predict
 from pipelines.planner.step_time import Constants, Group
 
 COVERAGE = 0.95
@@ -30,7 +30,7 @@ _OUTLIER = 0.05
 """Above this difference of logarithms, a run counts linearly instead of quadratically."""
 
 
-def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
+def fit(runs: Sequence[PublishedRun], start: Constants | None = None) -> Constants:
     """Return the constants fitted to these runs, without intervals; the remaining constants are `start`'s."""
     chips = sorted({run.device.chip for run in runs})
     names = [*chips, *_START]
@@ -69,7 +69,7 @@ def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
     return changed(found.x)
 
 
-def fit_with_intervals(runs: Sequence[Run], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:
+def fit_with_intervals(runs: Sequence[PublishedRun], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:
     """Return the constants with an interval for each group: fitted runs, and cited runs by unseen sources and chips."""
     constants = fit_parallel(fit(runs), cited)
     data = shortest_interval(log_errors(runs, constants), COVERAGE)
@@ -92,7 +92,9 @@ def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[st
     return errors
 
 
-def errors_by_chip(constants: Constants, runs: Sequence[Run], cited: Sequence[CitedRun]) -> dict[str, list[float]]:
+def errors_by_chip(
+    constants: Constants, runs: Sequence[PublishedRun], cited: Sequence[CitedRun]
+) -> dict[str, list[float]]:
     """Return the errors on unseen chips and models: cited runs, and quantiles per fitted chip by a fit to the rest."""
     errors: dict[str, list[float]] = {}
     for run in cited:
@@ -115,12 +117,12 @@ def share_left_out(errors: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean(inside))
 
 
-def without_device(runs: Sequence[Run], name: str) -> Constants:
+def without_device(runs: Sequence[PublishedRun], name: str) -> Constants:
     """Return the constants from the runs on all other devices."""
     return fit([run for run in runs if run.device.name != name])
 
 
-def log_errors(runs: Sequence[Run], constants: Constants) -> list[float]:
+def log_errors(runs: Sequence[PublishedRun], constants: Constants) -> list[float]:
     """Return the logarithm of measured over predicted MFU."""
     return [math.log(run.mfu / predict(run, constants).mfu) for run in runs]
 

@@ -61,7 +61,7 @@ _CHECKPOINTING = "Activation Checkpointing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One published run. `mfu` is in percent."""
 
     line: int
@@ -115,7 +115,7 @@ class Predicted:
     high: float
 
 
-def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
+def read_runs(path: Path) -> tuple[list[PublishedRun], list[BadRow]]:
     """Read a file. Unusable rows come back with the reason. Raises ConfigError for a file without the columns."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -139,7 +139,7 @@ def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
     return runs, bad
 
 
-def predict(run: Run, constants: Constants | None = None) -> Predicted:
+def predict(run: PublishedRun, constants: Constants | None = None) -> Predicted:
     """Return the planner's MFU for a run, counted as on the page. Gradients are communicated in bf16 there."""
     gpus, gathers = Gpus(run.device, run.num_gpus), max(run.gathers, 1)
     step = step_time(
@@ -148,7 +148,7 @@ def predict(run: Run, constants: Constants | None = None) -> Predicted:
     return Predicted(*(published_mfu(run, seconds) for seconds in (step.total_s, step.high_s, step.low_s)))
 
 
-def published_mfu(run: Run, seconds: float) -> float:
+def published_mfu(run: PublishedRun, seconds: float) -> float:
     """Return the MFU in percent of a step of this duration."""
     shape = run.shape
     per_token = 6 * run.num_parameters + 12 * shape.num_layers * shape.hidden_size * run.length
@@ -156,14 +156,14 @@ def published_mfu(run: Run, seconds: float) -> float:
     return 100 * flops / (seconds * run.num_gpus * run.device.flops_per_s[run.dtype])
 
 
-def _run_of(line: int, row: Row) -> Run:
+def _run_of(line: int, row: Row) -> PublishedRun:
     """Read one row. Raises ValueError naming the column."""
     device, precision = _device(row, "GPU"), row["Precision"].lower().replace("-", "_")
     dtype = _one_of(row, "Precision", _DTYPES, precision.rpartition("_")[2])
     if dtype not in device.flops_per_s:
         raise ValueError(f"Precision: {device.name} has no products in {dtype}")
     num_parameters, length = _count(row, "NumParams"), _count(row, "SeqLen (T)")
-    return Run(
+    return PublishedRun(
         line=line,
         model=row["Model"],
         shape=_shape_of(row["Model"], num_parameters, length),

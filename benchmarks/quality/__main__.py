@@ -23,7 +23,7 @@ from benchmarks.load.command import about_run, at_least_one, exit_on_errors, rep
 from benchmarks.quality import fresh
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from benchmarks.quality.summary import Run, summarise
+from benchmarks.quality.summary import QualityRun, summarise
 from benchmarks.quality.variants import ALONE, rank_variants, train_alone
 from infra.local.store import feature_store
 from models.catalogue import load_catalogue
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
+def measure(options: PipelineOptions, places: Places, console: Console) -> QualityRun:
     """Run the pipeline up to its evaluation, train and rank its variants. Raises the pipeline's errors."""
     report = run_pipeline(replace(options, until="evaluate"), places, console)
     assert report.evaluation is not None
@@ -101,7 +101,7 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
             fresh.FRESH, key, lambda out: fresh.count_fresh(at["tokenize"], at["distill"], at["sources"], out)
         )
     cases = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality").open("variants of decoder and student")
-    return Run(
+    return QualityRun(
         seed=recipe.train.seed,
         split=options.split,
         evaluation=report.evaluation,

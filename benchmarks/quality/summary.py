@@ -33,7 +33,7 @@ _METRICS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class QualityRun:
     """One training and its evaluation. Arrays have a value per test user, in equal order for all seeds of a split."""
 
     seed: int
@@ -96,7 +96,7 @@ class Run:
         return by_user
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+def summarise(runs: Sequence[QualityRun]) -> dict[str, Any]:
     """Return the content of the results file without its header. All runs use the same data set."""
     splits = {split: [run for run in runs if run.split == split] for split in dict.fromkeys(run.split for run in runs)}
     evaluation = runs[0].evaluation
@@ -122,7 +122,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _rows(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     for model in dict.fromkeys((*runs[0].evaluation["metrics"], *runs[0].variants)):
         of_seeds = {name: [run.metric(model, key) for run in runs] for name, key in _METRICS.items()}
         means = {name: fmean(values) for name, values in of_seeds.items()}
@@ -132,14 +132,14 @@ def _rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"model": model, **means, "ci95": ci95, **spreads, **num}
 
 
-def _distillation(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _distillation(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     """Yield gains: distilled student over one without targets, or targets and rows; served student over the graph."""
     pairs = [("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")]
     for model, other in pairs:
         yield {"model": model, "over": other} | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
 
 
-def _mixer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _mixer(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     """Yield the gain of each model as served over the model without sources, and over the sources without a model."""
     for model in ("student", "decoder"):
         for other in (model, "unlearned"):
@@ -150,7 +150,7 @@ def _mixer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     yield {"model": FRESH, "over": "mixed_student"} | _difference(pairs)
 
 
-def _new_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _new_items(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     """Yield the recall of labels without training events among all items, and the other labels' difference in NDCG@10.
 
     The difference is that of the served mix from the same mix without the factors of new items.
@@ -165,7 +165,7 @@ def _new_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     yield {"num_cases": int(is_new.sum())} | recall | {"others": _difference(pairs)}
 
 
-def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _seen_items(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     """Yield the served student's gain over the same weights with the opposite setting for seen items."""
     both = []
     for run in runs:
@@ -192,13 +192,13 @@ def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float |
     }
 
 
-def _gain(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _gain(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     of_seeds = [{row["slice"]: row["llm_minus_student"] for row in run.evaluation["gain"]} for run in runs]
     for row in gain_by_slice(_served(runs, "decoder"), _served(runs, "student"), runs[0].slices):
         yield row | {"llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
 
 
-def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _routing(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     """Yield the gain and cost of each policy, by each seed's own gain table, averaged over seeds and users."""
     llm_SN, student_SN = (np.array([run.served_ndcg(model) for run in runs]) for model in ("decoder", "student"))
     ms_SN, routed_SN = np.array([run.ms_by_user() for run in runs]), np.array([run.is_routed() for run in runs])
@@ -211,7 +211,7 @@ def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"policy": policy, "ndcg10": ndcg} | cost | {"llm_share": share}
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _about(run: QualityRun) -> dict[str, Any]:
     """Return the recorded fields of each run."""
     names = ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")
     return {
@@ -226,14 +226,14 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
-def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:
+def _by_user(runs: Sequence[QualityRun], model: str) -> np.ndarray:
     if model.startswith("mixed_"):
         return _served(runs, model.removeprefix("mixed_"))
     mean: np.ndarray = np.mean([run.ndcg(model) for run in runs], axis=0)
     return mean
 
 
-def _served(runs: Sequence[Run], model: str) -> np.ndarray:
+def _served(runs: Sequence[QualityRun], model: str) -> np.ndarray:
     mean: np.ndarray = np.mean([run.served_ndcg(model) for run in runs], axis=0)
     return mean
 

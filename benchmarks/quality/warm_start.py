@@ -63,7 +63,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class WarmStartRun:
     """The three trainings of one seed and one fraction of new events."""
 
     new_share: float
@@ -111,7 +111,7 @@ def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
     return Trained(ndcg=ndcg, cpu_s=cpu_s_of(folder))
 
 
-def summarise(runs: list[Run]) -> dict[str, Any]:
+def summarise(runs: list[WarmStartRun]) -> dict[str, Any]:
     """Return `rows` by fraction, model and split, and `times` by fraction and model, over all seeds."""
     rows, times = [], []
     for new_share in dict.fromkeys(run.new_share for run in runs):
@@ -138,7 +138,7 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
     return {"num_seeds": len({run.seed for run in runs}), "rows": rows, "times": times}
 
 
-def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[Run]:
+def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[WarmStartRun]:
     """Yield the trainings of each seed and fraction; a seed's full training is run and evaluated once."""
     before = {share: state / f"without-{share}" for share in _NEW_SHARES}
     for share, folder in before.items():
@@ -156,7 +156,7 @@ def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Co
             live = trained(earlier, f"live-{share}-{seed}")
             start = WarmStart(state / f"live-{share}-{seed}", "live")
             warm = trained(tokenized, f"warm-{share}-{seed}", start)
-            yield Run(new_share=share, seed=seed, live=live, whole=whole, warm=warm)
+            yield WarmStartRun(new_share=share, seed=seed, live=live, whole=whole, warm=warm)
 
 
 def _tokenize(options: argparse.Namespace, console: Console) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ from benchmarks.load.command import about_run, above_zero, report_parser, run_na
 from benchmarks.load.own_stack import stack_for
 from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
-from benchmarks.release.load import Audience
+from benchmarks.release.load import SimulatedUsers
 from infra.local.supervisor.ports import of_running_stack
 from models.registry.store import BundleStore
 from services.settings.settings import Settings, load_settings
@@ -53,7 +53,7 @@ async def _on_stack(
         RestClient(settings.http_host, settings.http_port) as rest,
         GrpcClient(settings.grpc_address) as rpc,
     ):
-        audience = Audience(rest, rpc, [str(number) for number in range(1, _NUM_USERS + 1)], items)
+        audience = SimulatedUsers(rest, rpc, [str(number) for number in range(1, _NUM_USERS + 1)], items)
         await audience.run(rate, 5.0)
         for case in CASES:
             if only in ("", case.name):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.table import show
-from benchmarks.release.load import REFUSED, Audience
+from benchmarks.release.load import REFUSED, SimulatedUsers
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from services.settings.settings import Settings
@@ -21,7 +21,7 @@ _AWAY_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ReleaseCase:
     """A release: its name in the report, version, stage duration, budgets, and whether users click."""
 
     name: str
@@ -32,15 +32,15 @@ class Case:
 
 
 CASES = (
-    Case(name="worse latency", candidate="slow", hold_s=600),
-    Case(name="1 % of calls fail", candidate="failing", hold_s=600),
-    Case(name="20 % fewer clicks", candidate="fewer-clicks", hold_s=900, liking=0.8, has_clicks=True),
-    Case(name="equal", candidate="equal", hold_s=120),
+    ReleaseCase(name="worse latency", candidate="slow", hold_s=600),
+    ReleaseCase(name="1 % of calls fail", candidate="failing", hold_s=600),
+    ReleaseCase(name="20 % fewer clicks", candidate="fewer-clicks", hold_s=900, liking=0.8, has_clicks=True),
+    ReleaseCase(name="equal", candidate="equal", hold_s=120),
 )
 
 
 async def run_case(
-    case: Case, version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
+    case: ReleaseCase, version: str, store: BundleStore, settings: Settings, audience: SimulatedUsers, rate: float
 ) -> dict[str, Any]:
     """Begin the release, keep the load up until it has ended, and return its outcome."""
     audience.liking, audience.has_clicks = {version: case.liking}, case.has_clicks
@@ -65,7 +65,7 @@ async def run_case(
 
 
 async def run_moves(
-    version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
+    version: str, store: BundleStore, settings: Settings, audience: SimulatedUsers, rate: float
 ) -> dict[str, Any]:
     """Promote, roll back, and make the store of names unavailable during a release, under load."""
     audience.liking, audience.has_clicks = {}, False
@@ -115,7 +115,7 @@ def _ended(store: BundleStore) -> bool:
     return store.record().canary is None
 
 
-async def _under_load(audience: Audience, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
+async def _under_load(audience: SimulatedUsers, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
     """Keep the load up, in slices of some seconds, until it is over plus one slice."""
     audience.lost = Counter()
     started_s, over_s = time.monotonic(), None

@@ -18,7 +18,7 @@ _K = 10
 
 
 @dataclass
-class Audience:
+class SimulatedUsers:
     """The users, the items they look at, and `liking`: the factor on clicks by version."""
 
     rest: RestClient

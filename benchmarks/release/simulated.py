@@ -15,20 +15,20 @@ from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
-from benchmarks.release.traffic import GUARDS, Traffic, looks
+from benchmarks.release.traffic import GUARDS, SimulatedTraffic, looks
 from models.registry.canary import Canary, CanaryStage
 from pipelines.experiments.verdict import Counts, Means, Outcome, verdict
 from pipelines.release.counts import StageResults
 from pipelines.release.guards import judge, mismatch
 
 Found = TypeVar("Found")
-_DAY = Traffic(rate=1, minutes=1_440, num_users=5_000)
-_RELEASE = Traffic(rate=10, minutes=0, num_users=20_000)
+_DAY = SimulatedTraffic(rate=1, minutes=1_440, num_users=5_000)
+_RELEASE = SimulatedTraffic(rate=10, minutes=0, num_users=20_000)
 _STAGES = (CanaryStage(0.01, 600), CanaryStage(0.05, 1_800), CanaryStage(0.25, 3_600))
 """The usual stages, with a look every minute."""
-_HALF_HOUR = Traffic(rate=50, minutes=30)
+_HALF_HOUR = SimulatedTraffic(rate=50, minutes=30)
 _LIMIT_S = 600
-WORSE: Mapping[str, Traffic] = {
+WORSE: Mapping[str, SimulatedTraffic] = {
     "20 % fewer clicks": replace(_HALF_HOUR, click_factor=0.8),
     "latency 20 % longer": replace(_HALF_HOUR, latency_factor=1.2),
     "1 % of calls fail": replace(_HALF_HOUR, added_errors=0.01),
@@ -55,7 +55,7 @@ def main() -> None:
     write_report(options.json, report)
 
 
-def found_after_s(traffic: Traffic, seed: int) -> tuple[int, str] | None:
+def found_after_s(traffic: SimulatedTraffic, seed: int) -> tuple[int, str] | None:
     """Return the seconds until the candidate was found worse, and the reason; None if it never was."""
     for minute, counts in enumerate(looks(traffic, seed), 1):
         found = verdict(GUARDS, counts, share=traffic.share, elapsed_s=60 * minute)

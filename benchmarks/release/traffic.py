@@ -29,7 +29,7 @@ _TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class SimulatedTraffic:
     """The traffic, and the candidate's effect on it.
 
     Args:
@@ -53,7 +53,7 @@ class Traffic:
     added_errors: float = 0.0
 
 
-def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
+def looks(traffic: SimulatedTraffic, seed: int) -> Iterator[Counts]:
     """Yield the cumulative counts after each minute, for `GUARDS` and for the guards of a release."""
     draw = np.random.default_rng(seed)
     num, users = int(draw.poisson(traffic.rate * 60 * traffic.minutes)), traffic.num_users

@@ -47,7 +47,7 @@ _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StreamLoad:
     """The configuration of a point. `is_counted`: events are sent when popularity is counted, not at once."""
 
     num_items: int = 10_000
@@ -59,9 +59,9 @@ class Case:
 def main(axis: str, size: int, seconds: float = _SECONDS) -> None:
     """Run one point."""
     case = {
-        "catalogue": Case(num_items=size, num_logged=size),
-        "workers": Case(num_workers=size),
-        "history": Case(num_logged=size, is_counted=False),
+        "catalogue": StreamLoad(num_items=size, num_logged=size),
+        "workers": StreamLoad(num_workers=size),
+        "history": StreamLoad(num_logged=size, is_counted=False),
     }[axis]
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder), topic_partitions=_PARTITIONS, log_level="warning")
@@ -78,7 +78,7 @@ def main(axis: str, size: int, seconds: float = _SECONDS) -> None:
 
 
 def _measure(
-    settings: Settings, client: Redis, case: Case, item_ids: Sequence[str], seconds: float
+    settings: Settings, client: Redis, case: StreamLoad, item_ids: Sequence[str], seconds: float
 ) -> dict[str, float]:
     notes = settings.state_dir / "notes"
     notes.mkdir()

@@ -128,7 +128,7 @@ def _compare(
     aa: int,
 ) -> dict[str, Any]:
     from pipelines.experiments.lists import read_lists
-    from pipelines.experiments.report import ReportOptions, a_a
+    from pipelines.experiments.report import ExperimentReportOptions, a_a
     from pipelines.experiments.report import report as compare
 
     if not 0 < effect < 1:
@@ -137,7 +137,7 @@ def _compare(
     if aa:
         names = lists.variants
         return {"a_a": a_a(lists, control or ("control" if "control" in names else names[0]), aa, 0, effect)}
-    return compare(lists, ReportOptions(control=control, shares=shares, segments=segments, effect=effect))
+    return compare(lists, ExperimentReportOptions(control=control, shares=shares, segments=segments, effect=effect))
 
 
 def _estimate(table: Path, policy: Path, reward: str, surface: str | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ _LIVE_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class IngestSources:
     """Sources of events and items: table files, ml-100k if both are None, and files of the live log.
 
     Without an events file, the live log holds all events. `roles` are the roles of event types.
@@ -95,7 +95,7 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
     return tuple(sorted(files, key=arrival))
 
 
-def key(source: Source) -> str:
+def key(source: IngestSources) -> str:
     """Return the content key of this source: the files' hashes, and the live events however files divide them."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
@@ -107,7 +107,7 @@ def key(source: Source) -> str:
     )
 
 
-def ingest(source: Source, cache_dir: Path, out: Path) -> None:
+def ingest(source: IngestSources, cache_dir: Path, out: Path) -> None:
     """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
     item_table, event_table = open_tables(source, cache_dir)
     items = item_table.read_catalogue()
@@ -205,7 +205,7 @@ def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def count_for_training(source: Source, item_ids: Sequence[str]) -> tuple[int, int, int]:
+def count_for_training(source: IngestSources, item_ids: Sequence[str]) -> tuple[int, int, int]:
     """Return the live log's number of positive events of these items, number of their users, and missing events.
 
     The last is how many more events a single user needs for training.
@@ -231,7 +231,7 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
         raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 
-def open_tables(source: Source, cache_dir: Path) -> tuple[ItemTable, EventTable | None]:
+def open_tables(source: IngestSources, cache_dir: Path) -> tuple[ItemTable, EventTable | None]:
     """Open the tables of items and of recorded events, if any. Raises DataError, ConfigError or EnvironmentFault."""
     options = source.tables
     if source.items is None:
@@ -271,12 +271,12 @@ def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFram
     return typed.filter(pl.col("reason").is_null()).drop("reason"), unusable.cast(pl.String)
 
 
-def _tombstones(source: Source) -> Iterator[Tombstone]:
+def _tombstones(source: IngestSources) -> Iterator[Tombstone]:
     ledger = source.erasures
     return (one for partition in ledger.partitions for one in ledger.tombstones(partition)) if ledger else iter(())
 
 
-def _live_events(source: Source) -> tuple[pl.DataFrame, list[Path]]:
+def _live_events(source: IngestSources) -> tuple[pl.DataFrame, list[Path]]:
     """Return the log events not covered by an erasure, and the unreadable files."""
     raw, unreadable = [pl.DataFrame(schema=_LIVE_TYPES)], []
     for path in source.live_log:

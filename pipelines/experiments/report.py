@@ -58,7 +58,7 @@ def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
+class ExperimentReportOptions:
     """Options of a comparison.
 
     Args:
@@ -74,7 +74,7 @@ class ReportOptions:
     effect: float = EFFECT
 
 
-def report(lists: Lists, options: ReportOptions) -> dict[str, Any]:
+def report(lists: Lists, options: ExperimentReportOptions) -> dict[str, Any]:
     """Return the report as plain values: {control, days, variants, differences, segments, mismatch, notes}.
 
     Raises:
@@ -118,7 +118,11 @@ def _variant(lists: Lists, name: str, sums: Mapping[str, Sequence[Mapping[str, U
 
 
 def _difference(
-    sums: Mapping[str, Sequence[Mapping[str, UserSums]]], metric: str, name: str, control: str, options: ReportOptions
+    sums: Mapping[str, Sequence[Mapping[str, UserSums]]],
+    metric: str,
+    name: str,
+    control: str,
+    options: ExperimentReportOptions,
 ) -> dict[str, Any]:
     """Return the last look, the p-value of all looks together, and the interval of each day."""
     looks = [
@@ -134,7 +138,9 @@ def _difference(
     return {"metric": metric, "variant": name, **asdict(last), **relative, "p_value": least, "by_day": daily}
 
 
-def _segments(lists: Lists, others: Sequence[str], control: str, options: ReportOptions) -> list[dict[str, Any]]:
+def _segments(
+    lists: Lists, others: Sequence[str], control: str, options: ExperimentReportOptions
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for column in options.segments:
         for (value,), part in lists.users.group_by(column, maintain_order=True):

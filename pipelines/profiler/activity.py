@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.profiler.events import Kind, Trace, TraceEvent
+from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
 from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
 from pipelines.profiler.names import (
     is_communication,
@@ -88,8 +88,8 @@ def activity_of(trace: Trace, device: int | None = None) -> Activity:
 
 
 def _of_gpu(trace: Trace, device: int | None) -> Activity:
-    events = [one for one in trace.of(Kind.KERNEL, Kind.COPY) if device is None or one.device == device]
-    kernels = [one for one in events if one.kind is Kind.KERNEL]
+    events = [one for one in trace.of(ActivityKind.KERNEL, ActivityKind.COPY) if device is None or one.device == device]
+    kernels = [one for one in events if one.kind is ActivityKind.KERNEL]
     collectives = [one for one in kernels if is_communication(one.name)]
     others = [one for one in kernels if not is_communication(one.name)]
     bound = bounds_of(trace, others)
@@ -100,14 +100,14 @@ def _of_gpu(trace: Trace, device: int | None) -> Activity:
         "memory": union(of[Bound.MEMORY], of[Bound.UNKNOWN]),
         "dispatch": NONE,
         "communication": _union(collectives),
-        "copy": _union(one for one in events if one.kind is Kind.COPY),
+        "copy": _union(one for one in events if one.kind is ActivityKind.COPY),
     }
     unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
-    return _with_gaps(trace, span, sets, trace.of(Kind.OPERATION, Kind.RUNTIME), unknown)
+    return _with_gaps(trace, span, sets, trace.of(ActivityKind.OPERATION, ActivityKind.RUNTIME), unknown)
 
 
 def _of_cpu(trace: Trace) -> Activity:
-    recorded = trace.of(Kind.OPERATION, Kind.RANGE)
+    recorded = trace.of(ActivityKind.OPERATION, ActivityKind.RANGE)
     loading = _loading(trace)
     collectives = [one for one in recorded if is_communication(one.name)]
     work = own_times(trace)
@@ -136,13 +136,13 @@ def _of_cpu(trace: Trace) -> Activity:
     }
     span = (min(one.start_us for one in recorded), max(one.end_us for one in recorded))
     unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
-    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is Kind.OPERATION], unknown)
+    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is ActivityKind.OPERATION], unknown)
 
 
 def _loading(trace: Trace) -> dict[Thread, Intervals]:
     """Return each thread's intervals within a loader's range."""
     by_thread: dict[Thread, list[TraceEvent]] = defaultdict(list)
-    for event in trace.of(Kind.RANGE, Kind.OPERATION):
+    for event in trace.of(ActivityKind.RANGE, ActivityKind.OPERATION):
         if is_input(event.name):
             by_thread[event.thread].append(event)
     return {thread: _union(events) for thread, events in by_thread.items()}
@@ -170,7 +170,7 @@ def _tiny(work: Sequence[tuple[TraceEvent, list[tuple[float, float]]]]) -> set[t
 def own_times(trace: Trace) -> list[tuple[TraceEvent, list[tuple[float, float]]]]:
     """Return the CPU operations that do work themselves, each with the pieces of its time outside its callees."""
     threads: dict[object, list[TraceEvent]] = defaultdict(list)
-    for event in trace.of(Kind.OPERATION, Kind.RANGE):
+    for event in trace.of(ActivityKind.OPERATION, ActivityKind.RANGE):
         threads[event.thread].append(event)
     found = []
     for events in threads.values():
@@ -259,7 +259,7 @@ class _Host:
         self._frames = _frames_by_thread(trace)
         self._recorded = _union(recorded)
         self._is_of_gpu = trace.is_of_gpu
-        leaves = sorted((one for one in recorded if one.kind is Kind.OPERATION), key=lambda one: one.start_us)
+        leaves = sorted((one for one in recorded if one.kind is ActivityKind.OPERATION), key=lambda one: one.start_us)
         self._starts = np.array([one.start_us for one in leaves])
         self._leaves = leaves
 
@@ -292,7 +292,7 @@ class _Host:
 
 def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
     frames: dict[Thread, list[TraceEvent]] = defaultdict(list)
-    for event in trace.of(Kind.PYTHON):
+    for event in trace.of(ActivityKind.PYTHON):
         frames[event.thread].append(event)
     return {thread: _Covering(events) for thread, events in frames.items()}
 

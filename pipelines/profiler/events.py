@@ -15,7 +15,7 @@ OUR_METADATA = "tailrace"
 """The key under which `record` notes its measurements in a trace, and the prefix of ranges around compiled code."""
 
 
-class Kind(StrEnum):
+class ActivityKind(StrEnum):
     """The kind of an event. KERNEL and COPY (copies and fills) run on a device, the others on the host."""
 
     KERNEL = "kernel"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class TraceEvent:
     """One event; `thread` is its host thread or the device's stream."""
 
-    kind: Kind
+    kind: ActivityKind
     name: str
     start_us: float
     end_us: float
@@ -57,7 +57,7 @@ class TraceEvent:
     @property
     def is_on_device(self) -> bool:
         """Whether a GPU did this work."""
-        return self.kind in {Kind.KERNEL, Kind.COPY}
+        return self.kind in {ActivityKind.KERNEL, ActivityKind.COPY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Trace:
         """Whether a GPU did any of the work."""
         return any(event.is_on_device for event in self.events)
 
-    def of(self, *kinds: Kind) -> list[TraceEvent]:
+    def of(self, *kinds: ActivityKind) -> list[TraceEvent]:
         """Return the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 

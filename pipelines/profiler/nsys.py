@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import InvalidRequest
-from pipelines.profiler.events import FIELD, Kind, Trace, TraceEvent, number_of, placed, skipped_notes, text_of
+from pipelines.profiler.events import FIELD, ActivityKind, Trace, TraceEvent, number_of, placed, skipped_notes, text_of
 
 _PROCESS_OF_THREAD = ~0xFFFFFF
 """nsys puts the thread into the lowest 24 bits of `globalTid`; the rest is the process, as in `globalPid`."""
 _DEVICE_TABLES = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": Kind.KERNEL,
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": Kind.KERNEL,
-    "CUPTI_ACTIVITY_KIND_MEMCPY": Kind.COPY,
-    "CUPTI_ACTIVITY_KIND_MEMSET": Kind.COPY,
+    "CUPTI_ACTIVITY_KIND_KERNEL": ActivityKind.KERNEL,
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ActivityKind.KERNEL,
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ActivityKind.COPY,
+    "CUPTI_ACTIVITY_KIND_MEMSET": ActivityKind.COPY,
 }
-_HOST_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME": Kind.RUNTIME, "NVTX_EVENTS": Kind.RANGE}
+_HOST_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME": ActivityKind.RUNTIME, "NVTX_EVENTS": ActivityKind.RANGE}
 _NEEDED = ("start", "end")
 _NAMES = ("text", "demangledName", "shortName", "nameId", "textId")
 _COLUMNS = (*_NEEDED, *_NAMES, "deviceId", "streamId", "globalPid", "globalTid", "correlationId", "copyKind")
@@ -58,7 +58,9 @@ def read_nsys(path: Path) -> list[Trace]:
                             FIELD, f"{table} of {path} has more than {most:,} rows", "record fewer steps"
                         )
                     process, event = _event(table, kind, row, strings)
-                    skipped["a time is missing or a duration is negative"] += event is None and kind is not Kind.RANGE
+                    skipped["a time is missing or a duration is negative"] += (
+                        event is None and kind is not ActivityKind.RANGE
+                    )
                     if event is not None:
                         by_process.setdefault(process, []).append(event)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged names in its errors
@@ -129,7 +131,7 @@ def _required(wanted: tuple[str, ...]) -> tuple[str, ...]:
     return _NEEDED if wanted is _COLUMNS else wanted
 
 
-def _event(table: str, kind: Kind, row: Row, strings: Mapping[Any, Any]) -> tuple[int, TraceEvent | None]:
+def _event(table: str, kind: ActivityKind, row: Row, strings: Mapping[Any, Any]) -> tuple[int, TraceEvent | None]:
     on_device = table in _DEVICE_TABLES
     process = (
         _whole(row, "globalPid") if on_device and "globalPid" in row else _whole(row, "globalTid") & _PROCESS_OF_THREAD
@@ -144,8 +146,8 @@ def _event(table: str, kind: Kind, row: Row, strings: Mapping[Any, Any]) -> tupl
         args["device"] = thread[0]
     else:
         thread = (process, _whole(row, "globalTid"))
-    if kind is Kind.RANGE and name.startswith("aten::"):  # torch.autograd.profiler.emit_nvtx
-        kind, name = Kind.OPERATION, name.partition(",")[0]
+    if kind is ActivityKind.RANGE and name.startswith("aten::"):  # torch.autograd.profiler.emit_nvtx
+        kind, name = ActivityKind.OPERATION, name.partition(",")[0]
     return process, TraceEvent(kind, name, start_us, end_us, thread, args)
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.planner.devices import device_of_driver
-from pipelines.profiler.events import Kind, Trace, TraceEvent
+from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
 from pipelines.profiler.kernels import KernelBound, dtype_in, work_of
 from pipelines.profiler.names import is_communication, is_compiled, is_product_operation
 
@@ -137,7 +137,7 @@ _BOUNDS = {KernelBound.PRODUCT: Bound.COMPUTE, KernelBound.MEMORY: Bound.MEMORY,
 
 def _work(event: TraceEvent, source: TraceEvent) -> KernelBound:
     """Return the kind of work by the kernel's name, else by the operation that launched it."""
-    if event.kind is Kind.COPY:
+    if event.kind is ActivityKind.COPY:
         return KernelBound.MEMORY
     named = work_of(event.name) if event.is_on_device else KernelBound.UNKNOWN
     if named is not KernelBound.UNKNOWN or source.is_on_device or is_compiled(source.name):
@@ -229,15 +229,15 @@ class _Launchers:
     """
 
     def __init__(self, trace: Trace) -> None:
-        operations = trace.of(Kind.OPERATION) if trace.is_of_gpu else []
+        operations = trace.of(ActivityKind.OPERATION) if trace.is_of_gpu else []
         self._by_id = {_number_of(one, "External id"): one for one in operations}
         self._by_correlation: dict[int | None, TraceEvent] = {}
         stacks: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
-        for event in trace.of(Kind.OPERATION, Kind.RUNTIME) if operations else []:
+        for event in trace.of(ActivityKind.OPERATION, ActivityKind.RUNTIME) if operations else []:
             stack = stacks[event.thread]
             while stack and stack[-1].end_us < event.end_us:
                 stack.pop()
-            if event.kind is Kind.OPERATION:
+            if event.kind is ActivityKind.OPERATION:
                 stack.append(event)
             elif stack:
                 self._by_correlation[_number_of(event, "correlation")] = stack[-1]

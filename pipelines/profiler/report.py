@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.profiler.activity import Activity, activity_of, own_times
-from pipelines.profiler.events import Kind, Trace, TraceEvent
+from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
 from pipelines.profiler.names import is_communication, is_launch
 from pipelines.profiler.operations import OperationCost, dtype_of, dtype_of_products, limits_of, most_expensive
 from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
@@ -86,7 +86,7 @@ def profile_of(trace: Trace) -> RankProfile:
         span_us=parts.span_us,
         recorded_us=max(one.end_us for one in trace.events),
         unknown=activity.unknown_us / span_us,
-        lacks_kernels=not trace.is_of_gpu and any(is_launch(one.name) for one in trace.of(Kind.RUNTIME)),
+        lacks_kernels=not trace.is_of_gpu and any(is_launch(one.name) for one in trace.of(ActivityKind.RUNTIME)),
         half="fp16" if any(_WITHOUT_BF16.search(name) for name in trace.device_names.values()) else "bf16",
         copies=_direction(trace),
     )
@@ -140,7 +140,7 @@ def operation_line(one: OperationCost) -> str:
 
 def _work(trace: Trace) -> list[tuple[TraceEvent, float]]:
     if trace.is_of_gpu:
-        return [(one, one.duration_us) for one in trace.of(Kind.KERNEL, Kind.COPY)]
+        return [(one, one.duration_us) for one in trace.of(ActivityKind.KERNEL, ActivityKind.COPY)]
     own = [(one, sum(end_us - start_us for start_us, end_us in pieces)) for one, pieces in own_times(trace)]
     return own
 
@@ -148,15 +148,17 @@ def _work(trace: Trace) -> list[tuple[TraceEvent, float]]:
 def _dtype(trace: Trace, operations: Sequence[OperationCost]) -> str | None:
     """Return the dtype of a device's products, or of a CPU's most expensive operation; None if unknown."""
     if trace.is_of_gpu:
-        return dtype_of_products(trace, [one for one in trace.of(Kind.KERNEL) if not is_communication(one.name)])
+        return dtype_of_products(
+            trace, [one for one in trace.of(ActivityKind.KERNEL) if not is_communication(one.name)]
+        )
     name = operations[0].name if operations else ""
-    return next((dtype_of(one) for one in trace.of(Kind.OPERATION) if one.name == name), None)
+    return next((dtype_of(one) for one in trace.of(ActivityKind.OPERATION) if one.name == name), None)
 
 
 def _direction(trace: Trace) -> str:
     """Return the direction of most of the copies' time, `fill` for fills, and "" without copies."""
     times: Counter[str] = Counter()
-    for one in trace.of(Kind.COPY):
+    for one in trace.of(ActivityKind.COPY):
         found = _DIRECTION.search(one.name)
         times[found[0] if found else "fill" if "memset" in one.name.lower() else ""] += int(1_000 * one.duration_us)
     return times.most_common(1)[0][0] if times else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.profiler.events import Kind, Trace
+from pipelines.profiler.events import ActivityKind, Trace
 from pipelines.profiler.intervals import Intervals
 
 Thread = tuple[Any, Any]
@@ -20,12 +20,12 @@ class Threads:
     """The launching threads of one trace."""
 
     def __init__(self, trace: Trace) -> None:
-        calls = {one.correlation: one.thread for one in trace.of(Kind.RUNTIME) if one.correlation is not None}
+        calls = {one.correlation: one.thread for one in trace.of(ActivityKind.RUNTIME) if one.correlation is not None}
         if trace.is_of_gpu:
-            work = trace.of(Kind.KERNEL, Kind.COPY)
+            work = trace.of(ActivityKind.KERNEL, ActivityKind.COPY)
             found = [None if one.correlation is None else calls.get(one.correlation) for one in work]
         else:
-            work = trace.of(Kind.OPERATION)
+            work = trace.of(ActivityKind.OPERATION)
             found = [one.thread for one in work]
         self._usual = Counter(one for one in found if one is not None) or _busiest(trace)
         self._main = self._usual.most_common(1)[0][0] if self._usual else ("", "")
@@ -47,7 +47,7 @@ class Threads:
 
 def _busiest(trace: Trace) -> Counter[Thread]:
     """Count the events of each thread, of the first kind that is recorded."""
-    for kind in (Kind.RUNTIME, Kind.OPERATION, Kind.RANGE, Kind.PYTHON):
+    for kind in (ActivityKind.RUNTIME, ActivityKind.OPERATION, ActivityKind.RANGE, ActivityKind.PYTHON):
         events = trace.of(kind)
         if events:
             return Counter(one.thread for one in events)

@@ -20,7 +20,7 @@ from models.errors import InvalidRequest
 from pipelines.profiler.events import (
     FIELD,
     OUR_METADATA,
-    Kind,
+    ActivityKind,
     MeasuredLimits,
     Trace,
     TraceEvent,
@@ -43,30 +43,30 @@ _MAX_DIGITS = 40
 
 
 _KINDS = {
-    "kernel": Kind.KERNEL,
-    "concurrent_kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.COPY,
-    "gpu_memset": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "memset": Kind.COPY,
-    "cpu_op": Kind.OPERATION,
-    "operator": Kind.OPERATION,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "runtime": Kind.RUNTIME,
-    "user_annotation": Kind.RANGE,
-    "trace": Kind.RANGE,
-    "python_function": Kind.PYTHON,
+    "kernel": ActivityKind.KERNEL,
+    "concurrent_kernel": ActivityKind.KERNEL,
+    "gpu_memcpy": ActivityKind.COPY,
+    "gpu_memset": ActivityKind.COPY,
+    "memcpy": ActivityKind.COPY,
+    "memset": ActivityKind.COPY,
+    "cpu_op": ActivityKind.OPERATION,
+    "operator": ActivityKind.OPERATION,
+    "cuda_runtime": ActivityKind.RUNTIME,
+    "cuda_driver": ActivityKind.RUNTIME,
+    "hip_runtime": ActivityKind.RUNTIME,
+    "xpu_runtime": ActivityKind.RUNTIME,
+    "mtia_runtime": ActivityKind.RUNTIME,
+    "privateuse1_runtime": ActivityKind.RUNTIME,
+    "runtime": ActivityKind.RUNTIME,
+    "user_annotation": ActivityKind.RANGE,
+    "trace": ActivityKind.RANGE,
+    "python_function": ActivityKind.PYTHON,
 }
 """By Kineto's category in lower case, including older names.
 
 `trace` is the profiler's own time. `gpu_user_annotation` and `cuda_sync` are not work of a device.
 """
-_KINDS_BY_PROCESS = {"CPU functions": Kind.OPERATION, "CUDA functions": Kind.KERNEL}
+_KINDS_BY_PROCESS = {"CPU functions": ActivityKind.OPERATION, "CUDA functions": ActivityKind.KERNEL}
 """For traces of torch.autograd.profiler without Kineto, which have no categories."""
 _RANGE_NAMES = re.compile(r"ProfilerStep|enumerate\(DataLoader\)|Optimizer\.|## ")
 """Prefixes of ranges that older versions record as operations."""
@@ -96,7 +96,7 @@ def _read(path: Path) -> list[Trace]:
         raise InvalidRequest(FIELD, f"{path} is empty", "record it again, and export it after the profiler has ended")
     traces = read_nsys(path) if head == _SQLITE else [_read_json(path, is_gzip=head.startswith(_GZIP))]
     for trace in traces:
-        if not any(event.is_on_device or event.kind is Kind.OPERATION for event in trace.events):
+        if not any(event.is_on_device or event.kind is ActivityKind.OPERATION for event in trace.events):
             raise InvalidRequest(
                 FIELD,
                 f"{path} holds neither a device's activity nor an operation of torch",
@@ -227,12 +227,12 @@ def _measured(noted: Any) -> MeasuredLimits | None:
     return MeasuredLimits(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
 
 
-def _kind_of(one: Mapping[str, Any]) -> Kind | None:
+def _kind_of(one: Mapping[str, Any]) -> ActivityKind | None:
     name = text_of(one.get("name", ""))
     kind = _KINDS.get(str(one["cat"]).lower()) if "cat" in one else _KINDS_BY_PROCESS.get(str(one.get("pid")))
-    if kind is Kind.OPERATION and _RANGE_NAMES.match(name):
-        return Kind.RANGE
-    return Kind.OPERATION if kind is Kind.RANGE and name.startswith(f"{OUR_METADATA}::") else kind
+    if kind is ActivityKind.OPERATION and _RANGE_NAMES.match(name):
+        return ActivityKind.RANGE
+    return ActivityKind.OPERATION if kind is ActivityKind.RANGE and name.startswith(f"{OUR_METADATA}::") else kind
 
 
 def _lane(one: Mapping[str, Any]) -> tuple[str, str]:

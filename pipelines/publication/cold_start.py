@@ -93,7 +93,7 @@ def similar_by_text(texts: list[str]) -> SimilarTable:
 
 def describe_missing(bundle: Bundle, places: Places) -> str:
     """Return what the live log still lacks for a first training, or that it has enough events."""
-    source = ingest.Source(None, None, ingest.live_log_files(places.offline_log_dir), places.event_roles)
+    source = ingest.IngestSources(None, None, ingest.live_log_files(places.offline_log_dir), places.event_roles)
     num_events, num_users, num_missing = ingest.count_for_training(source, bundle.item_ids())
     seen = (
         f"{bundle.version} has no models yet; the live log has {num_events} positive events of {num_users} users on "

@@ -18,8 +18,8 @@ _PAIRS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Candidates of each item, -1 for none, and their proximity. Both are (V, C)."""
+class Neighbours:
+    """Neighbours of each item, -1 for none, and their proximity. Both are (V, C)."""
 
     items_VC: np.ndarray
     figures_VC: np.ndarray
@@ -27,7 +27,7 @@ class Candidates:
 
 def count_co_visits(
     sequences: Sequence[np.ndarray], num_items: int, num_candidates: int, weights: Sequence[np.ndarray] | None = None
-) -> Candidates:
+) -> Neighbours:
     """Return each item's most frequent companions, by their counts over the fourth root of the companion's events.
 
     The root keeps a rare companion visible among frequent ones.
@@ -46,7 +46,7 @@ def count_co_visits(
 
 def count_transitions(
     sequences: Sequence[np.ndarray], num_items: int, num_candidates: int, weights: Sequence[np.ndarray] | None = None
-) -> Candidates:
+) -> Neighbours:
     """Return each item's most frequent followers within five events, as fractions of all its followers.
 
     An item may follow itself. Arguments as for `count_co_visits`.
@@ -84,7 +84,7 @@ def _flat(sequences: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None)
     return _Events(items_E, owners_E, weights_E)
 
 
-def _most_frequent(events: _Events, discounts_V: np.ndarray, num_candidates: int, kind: _Pairs) -> Candidates:
+def _most_frequent(events: _Events, discounts_V: np.ndarray, num_candidates: int, kind: _Pairs) -> Neighbours:
     """Return each item's partners with the highest counts over the partner's discount, best first, and their counts."""
     num_items = len(discounts_V)
     found_VC = np.full((num_items, num_candidates), NONE, dtype=np.int32)
@@ -103,7 +103,7 @@ def _most_frequent(events: _Events, discounts_V: np.ndarray, num_candidates: int
         kept = places_P < num_candidates
         found_VC[items_P[kept], places_P[kept]] = others_P[kept]
         figures_VC[items_P[kept], places_P[kept]] = values_P[kept]
-    return Candidates(found_VC, figures_VC)
+    return Neighbours(found_VC, figures_VC)
 
 
 def _ranges(counts_V: np.ndarray, reach: int) -> Iterator[tuple[int, int]]:

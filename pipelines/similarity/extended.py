@@ -3,11 +3,11 @@
 import numpy as np
 
 from models.similar import NONE, SimilarTable
-from pipelines.similarity.co_visits import Candidates
+from pipelines.similarity.co_visits import Neighbours
 
 
 def extended(
-    old: SimilarTable, places: np.ndarray, num_items: int, new: Candidates | None = None, *, both_ways: bool = False
+    old: SimilarTable, places: np.ndarray, num_items: int, new: Neighbours | None = None, *, both_ways: bool = False
 ) -> SimilarTable:
     """Return the table over the larger catalogue.
 

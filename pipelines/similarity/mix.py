@@ -25,7 +25,7 @@ from pipelines.codes.embedding import fit_text, read_texts
 from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval
-from pipelines.similarity.co_visits import Candidates, count_co_visits
+from pipelines.similarity.co_visits import Neighbours, count_co_visits
 from pipelines.similarity.vectors import nearest, nearest_of, unit
 
 ABOUT = "similar.json"
@@ -53,8 +53,8 @@ class Mix:
 class Sources:
     """Inputs of the mix: candidates from co-visits and from vectors, and each item's number of training events (V,)."""
 
-    visits: Candidates
-    vectors: Candidates
+    visits: Neighbours
+    vectors: Neighbours
     num_events_V: np.ndarray
 
 
@@ -83,7 +83,7 @@ def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silen
     return Sources(visits, vectors, catalogue.popularity)
 
 
-def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[str]) -> Candidates:
+def with_texts(vectors: Neighbours, num_events_V: np.ndarray, texts: Sequence[str]) -> Neighbours:
     """Return the candidates; unused items get the nearest texts, because their rows have learned nothing."""
     unused = np.flatnonzero(num_events_V == 0)
     if not len(unused) or not any(texts):
@@ -94,10 +94,10 @@ def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[st
         by_text = nearest_of(unused, text_VT, num_candidates)
     else:
         found = nearest(text_VT, num_candidates)
-        by_text = Candidates(found.items_VC[unused], found.figures_VC[unused])
+        by_text = Neighbours(found.items_VC[unused], found.figures_VC[unused])
     items_VC, figures_VC = vectors.items_VC.copy(), vectors.figures_VC.copy()
     items_VC[unused], figures_VC[unused] = by_text.items_VC, by_text.figures_VC
-    return Candidates(items_VC, figures_VC)
+    return Neighbours(items_VC, figures_VC)
 
 
 def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:

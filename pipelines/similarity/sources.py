@@ -27,8 +27,7 @@ from pipelines.scoring.metrics import Scorer, interval
 from pipelines.scoring.mixed import ABOUT
 from pipelines.similarity import mix
 from pipelines.similarity.blending import Candidates, Chosen, candidates_of, choose, choose_in_slice
-from pipelines.similarity.co_visits import Candidates as Neighbours
-from pipelines.similarity.co_visits import count_transitions
+from pipelines.similarity.co_visits import Neighbours, count_transitions
 from pipelines.similarity.new_items import choose_new_items
 from pipelines.similarity.vectors import nearest
 

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from models.similar import NONE
 from pipelines.runner.stage import Progress, silent
-from pipelines.similarity.co_visits import Candidates
+from pipelines.similarity.co_visits import Neighbours
 
 _MOST_COMPARED_WHOLE = 20_000
 _IN_CLUSTER, _SAMPLED_IN_CLUSTER, _CLUSTERS_SEARCHED = 128, 20, 24
@@ -25,7 +25,7 @@ def unit(vectors_VD: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = silent) -> Candidates:
+def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = silent) -> Neighbours:
     """Return the items with the highest cosine for each item, best first."""
     unit_VD, num_items = unit(vectors_VD), len(vectors_VD)
     if num_items <= _MOST_COMPARED_WHOLE:
@@ -34,7 +34,7 @@ def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = si
         return _nearest_in_clusters(unit_VD, num_candidates, progress)
 
 
-def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
+def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Neighbours:
     """Return the nearest of all items for some of them, by exact comparison. Vectors have length 1."""
     size = max(1, min(_CHUNK, _COSINES_AT_ONCE // max(1, len(unit_VD))))
     found = [
@@ -42,13 +42,13 @@ def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) ->
         for first in range(0, len(asked_Q), size)
     ]
     empty = np.zeros((0, num_candidates))
-    return Candidates(
+    return Neighbours(
         np.concatenate([empty.astype(np.int32), *(one.items_VC for one in found)]),
         np.concatenate([empty.astype(np.float32), *(one.figures_VC for one in found)]),
     )
 
 
-def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Progress) -> Candidates:
+def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Progress) -> Neighbours:
     from sklearn.cluster import KMeans  # slow to import
     from sklearn.exceptions import ConvergenceWarning
 
@@ -79,10 +79,10 @@ def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Pro
             best = _best(asked, compared, unit_VD, num_candidates)
             items_VC[asked], figures_VC[asked] = best.items_VC, best.figures_VC
         progress(cluster + 1, num_clusters, "item vectors")
-    return Candidates(items_VC, figures_VC)
+    return Neighbours(items_VC, figures_VC)
 
 
-def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
+def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Neighbours:
     """Return the best compared items of each query with a cosine above 0, without the query itself; ties by index."""
     cosines = unit_VD[asked_Q] @ unit_VD[compared].T
     cosines[asked_Q[:, None] == compared] = -1.0
@@ -95,7 +95,7 @@ def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_ca
     top, found = np.take_along_axis(top, order, 1), np.take_along_axis(found, order, 1)
     items_QC[:, :num] = np.where(found > 0, compared[top], NONE)
     figures_QC[:, :num] = np.maximum(found, 0)
-    return Candidates(items_QC, figures_QC)
+    return Neighbours(items_QC, figures_QC)
 
 
 def _distances(rows_QD: np.ndarray, centroids_GD: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ class ErasedUser(Message, frozen=True):
     user_id: Id
 
 
-class Drills(Message, frozen=True):
+class DrillFields(Message, frozen=True):
     """Dependencies to switch off or on; absent: unchanged."""
 
     llm: Literal["off", "on"] | UnsetType = UNSET

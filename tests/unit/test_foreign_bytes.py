@@ -43,7 +43,7 @@ from models.similar import SimilarTable
 from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
-from services.contracts.console import Drills, SurfaceFields
+from services.contracts.console import DrillFields, SurfaceFields
 from services.contracts.explanation import whose
 from services.contracts.items import decode_item, item_from
 from services.contracts.message import convert, decode_object
@@ -594,7 +594,7 @@ PARSERS = {
     ),
     "OpenAI completion": Parser(lambda body: parse_completion(body, CONTEXT), of_json(COMPLETION)),
     "OpenAI chat": Parser(lambda body: parse_chat(body, CONTEXT), of_json(CHAT)),
-    "drills": Parser(lambda body: message.decode(Drills, body), of_json({"llm": "off", "features": "on"})),
+    "drills": Parser(lambda body: message.decode(DrillFields, body), of_json({"llm": "off", "features": "on"})),
     "event row": Parser(stream_row, of_json(EVENT, ERASURE)),
     "impression row": Parser(impression_row, of_json(IMPRESSION)),
     "item record": Parser(item_record, of_json(ITEM)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from tailrace_client.calls import (
     Assigned,
-    Batch,
+    BatchAnswers,
     ErasureReceipt,
     Explanation,
     Item,
@@ -26,8 +26,8 @@ def _recommendation(body: Mapping[str, Any], num_attempts: int) -> Recommendatio
     return Recommendation(items=items, num_attempts=num_attempts, **known)
 
 
-def _batch(body: Mapping[str, Any], num_attempts: int) -> Batch:
-    return Batch(tuple(_entry(one, num_attempts) for one in body["answers"]), num_attempts)
+def _batch(body: Mapping[str, Any], num_attempts: int) -> BatchAnswers:
+    return BatchAnswers(tuple(_entry(one, num_attempts) for one in body["answers"]), num_attempts)
 
 
 def _entry(one: Mapping[str, Any], num_attempts: int) -> Recommendation | TailraceError:
@@ -88,7 +88,7 @@ def _items_put(body: Mapping[str, Any], num_attempts: int) -> ItemsPut:
 
 READERS: Mapping[type, Callable[[Any, int], Any]] = {
     Recommendation: _recommendation,
-    Batch: _batch,
+    BatchAnswers: _batch,
     Recorded: _recorded,
     Assigned: _assigned,
     Explanation: _explanation,

@@ -137,7 +137,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchAnswers:
     """The answers to several requests in order: each a recommendation, or the error of that request."""
 
     answers: tuple[Recommendation | TailraceError, ...]
@@ -164,7 +164,7 @@ _KINDS = {
 A = TypeVar(
     "A",
     Recommendation,
-    Batch,
+    BatchAnswers,
     Assigned,
     Recorded,
     Explanation,
@@ -217,7 +217,7 @@ _ITEM = "/v1/items/{item_id}"
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[A]):
+class ClientCall(Generic[A]):
     """One call: its answer's type, its REST operation, its gRPC method if any, and its fields.
 
     `in_path` are the parameters of the path by name. `rest_only` are further fields of a body, or the parameters of a
@@ -238,10 +238,14 @@ class Call(Generic[A]):
 
     def with_deadline(self, deadline_ms: int) -> dict[str, Any]:
         """Return the fields of one attempt; only recommendations take a deadline."""
-        return {**self.fields, "deadline_ms": deadline_ms} if self.answer in (Recommendation, Batch) else self.fields
+        return (
+            {**self.fields, "deadline_ms": deadline_ms}
+            if self.answer in (Recommendation, BatchAnswers)
+            else self.fields
+        )
 
 
-def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
+def recommend_call(user_id: str | None, options: RecommendOptions) -> ClientCall[Recommendation]:
     """Build the call. Raises TypeError for an unknown option, TailraceError for a wrong value and an empty filter.
 
     A gRPC message cannot distinguish an empty filter from an absent filter, so the server would apply no filter.
@@ -260,10 +264,10 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
     if (within := fields.pop("avoid_shown_within", None)) is not None:
         fields["avoid_shown"] = {"within": within}
     fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}
-    return Call(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
+    return ClientCall(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
 
 
-def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOptions) -> Call[Batch]:
+def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOptions) -> ClientCall[BatchAnswers]:
     """Build the call for several requests: user ids, or options with a `user_id`; `options` apply to all.
 
     Raises as `recommend_call` does.
@@ -279,10 +283,12 @@ def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOp
         entries.append(recommend_call(user_id, {**options, **own}).fields)
     headers = {"x-batch-size": str(len(entries))}
     path, fields = "/v1/recommendations:batch", {"requests": entries}
-    return Call(Batch, "POST", path, "RecommendBatch", fields, headers=headers)
+    return ClientCall(BatchAnswers, "POST", path, "RecommendBatch", fields, headers=headers)
 
 
-def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
+def similar_call(
+    item_ids: str | Sequence[str], user_id: str | None, options: RecommendOptions
+) -> ClientCall[Recommendation]:
     """Build the call for one item or the items of a cart. Raises as `recommend_call` does."""
     first, *others = checked_texts("item_ids", [item_ids] if isinstance(item_ids, str) else item_ids) or [""]
     call, path = recommend_call(user_id, options), "/v1/items/{item_id}/similar"
@@ -291,7 +297,9 @@ def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: Re
     return replace(call, path=path, method="SimilarItems", in_path=in_path, rest_only=rest_only, rpc_only=rpc_only)
 
 
-def popular_call(window: str | None, category: str | None, k: int, session_id: str | None) -> Call[Recommendation]:
+def popular_call(
+    window: str | None, category: str | None, k: int, session_id: str | None
+) -> ClientCall[Recommendation]:
     """Build the call. Raises TailraceError for a wrong value."""
     options: RecommendOptions = {"k": k} if category is None else {"k": k, "categories": [category]}
     if session_id is not None:
@@ -305,67 +313,67 @@ def popular_call(window: str | None, category: str | None, k: int, session_id: s
     )
 
 
-def assignment_call(user_id: str | None, session_id: str | None) -> Call[Assigned]:
+def assignment_call(user_id: str | None, session_id: str | None) -> ClientCall[Assigned]:
     """Build the call. Raises TailraceError for a wrong value."""
     named = {"user_id": user_id, "session_id": session_id}
     sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
-    return Call(Assigned, "GET", "/v1/assignment", "Assign", sent, rest_only=sent)
+    return ClientCall(Assigned, "GET", "/v1/assignment", "Assign", sent, rest_only=sent)
 
 
-def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:
+def record_call(events: Event | Iterable[Event]) -> ClientCall[Recorded]:
     """Build the call. Raises TailraceError for a wrong value."""
     if not isinstance(events, Iterable | Event) or isinstance(events, Mapping):
         raise refusal("events", f"wrong type: {type(events).__name__}", _SEND_EVENTS)
     listed = [events] if isinstance(events, Event) else list(events)
     fields = {"events": [_event_fields(f"events[{place}]", one) for place, one in enumerate(listed)]}
-    return Call(Recorded, "POST", "/v1/events", "RecordEvents", fields)
+    return ClientCall(Recorded, "POST", "/v1/events", "RecordEvents", fields)
 
 
-def explain_call(request_id: str) -> Call[Explanation]:
+def explain_call(request_id: str) -> ClientCall[Explanation]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     in_path = {"request_id": checked("request_id", request_id, TEXT)}
-    return Call(Explanation, "GET", "/v1/explanations/{request_id}", None, {}, in_path=in_path)
+    return ClientCall(Explanation, "GET", "/v1/explanations/{request_id}", None, {}, in_path=in_path)
 
 
-def erase_call(user_id: str) -> Call[ErasureReceipt]:
+def erase_call(user_id: str) -> ClientCall[ErasureReceipt]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"user_id": checked("user_id", user_id, TEXT)}
-    return Call(ErasureReceipt, "DELETE", "/v1/users/{user_id}", "EraseUser", fields, in_path=fields)
+    return ClientCall(ErasureReceipt, "DELETE", "/v1/users/{user_id}", "EraseUser", fields, in_path=fields)
 
 
-def erasure_call(erasure_id: str) -> Call[ErasureReceipt]:
+def erasure_call(erasure_id: str) -> ClientCall[ErasureReceipt]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"erasure_id": checked("erasure_id", erasure_id, TEXT)}
-    return Call(ErasureReceipt, "GET", "/v1/erasures/{erasure_id}", "GetErasure", fields, in_path=fields)
+    return ClientCall(ErasureReceipt, "GET", "/v1/erasures/{erasure_id}", "GetErasure", fields, in_path=fields)
 
 
-def user_data_call(user_id: str) -> Call[UserData]:
+def user_data_call(user_id: str) -> ClientCall[UserData]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     in_path = {"user_id": checked("user_id", user_id, TEXT)}
-    return Call(UserData, "GET", "/v1/users/{user_id}/data", None, {}, in_path=in_path)
+    return ClientCall(UserData, "GET", "/v1/users/{user_id}/data", None, {}, in_path=in_path)
 
 
-def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[ItemsPut]:
+def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> ClientCall[ItemsPut]:
     """Build the call. Raises TailraceError for a wrong value."""
-    return Call(ItemsPut, "PUT", "/v1/items", "PutItems", put_fields(items))
+    return ClientCall(ItemsPut, "PUT", "/v1/items", "PutItems", put_fields(items))
 
 
-def patch_item_call(item_id: str, changes: Mapping[str, Any]) -> Call[CatalogueItem]:
+def patch_item_call(item_id: str, changes: Mapping[str, Any]) -> ClientCall[CatalogueItem]:
     """Build the call. Raises TailraceError for a wrong value."""
     in_path = {"item_id": checked("item_id", item_id, TEXT)}
-    return Call(CatalogueItem, "PATCH", _ITEM, "PatchItem", {**changes, **in_path}, in_path=in_path)
+    return ClientCall(CatalogueItem, "PATCH", _ITEM, "PatchItem", {**changes, **in_path}, in_path=in_path)
 
 
-def get_item_call(item_id: str) -> Call[CatalogueItem]:
+def get_item_call(item_id: str) -> ClientCall[CatalogueItem]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"item_id": checked("item_id", item_id, TEXT)}
-    return Call(CatalogueItem, "GET", _ITEM, "GetItem", fields, in_path=fields)
+    return ClientCall(CatalogueItem, "GET", _ITEM, "GetItem", fields, in_path=fields)
 
 
-def delete_item_call(item_id: str) -> Call[ItemDeleted]:
+def delete_item_call(item_id: str) -> ClientCall[ItemDeleted]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"item_id": checked("item_id", item_id, TEXT)}
-    return Call(ItemDeleted, "DELETE", _ITEM, "DeleteItems", fields, in_path=fields)
+    return ClientCall(ItemDeleted, "DELETE", _ITEM, "DeleteItems", fields, in_path=fields)
 
 
 def _checked(place: str, value: Any, name: str) -> Any:

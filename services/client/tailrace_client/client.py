@@ -11,7 +11,7 @@ from tailrace_client.address import Tls, parse_address
 from tailrace_client.calls import (
     A,
     Assigned,
-    Call,
+    ClientCall,
     ErasureReceipt,
     Event,
     Explanation,
@@ -35,9 +35,9 @@ from tailrace_client.calls import (
     user_data_call,
 )
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut
-from tailrace_client.rest import AsyncRestDoor, RestDoor
+from tailrace_client.rest import AsyncRestTransport, RestTransport
 from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget, TailraceError
-from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
+from tailrace_client.rpc import AsyncRpcTransport, RpcTransport
 from tailrace_client.values import MILLISECONDS, checked
 
 _RECOMMEND_MS = 200.0
@@ -61,7 +61,7 @@ class Client:
         self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
         place = parse_address(address, tls)
-        self._door: Any = (RpcDoor if place.is_grpc else RestDoor)(place, _headers(api_key), tls)
+        self._door: Any = (RpcTransport if place.is_grpc else RestTransport)(place, _headers(api_key), tls)
         self._options = options
         self._budget = RetryBudget(options)
 
@@ -162,7 +162,7 @@ class Client:
     def __exit__(self, *_exit: object) -> None:
         self.close()
 
-    def _answer(self, call: Call[A], deadline_ms: float) -> A:
+    def _answer(self, call: ClientCall[A], deadline_ms: float) -> A:
         within_ms = checked("deadline_ms", deadline_ms, MILLISECONDS)
         attempts = Attempts(self._options, self._budget, within_ms, time.monotonic())
         while True:
@@ -181,7 +181,7 @@ class AsyncClient:
         self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
         place = parse_address(address, tls)
-        self._door: Any = (AsyncRpcDoor if place.is_grpc else AsyncRestDoor)(place, _headers(api_key), tls)
+        self._door: Any = (AsyncRpcTransport if place.is_grpc else AsyncRestTransport)(place, _headers(api_key), tls)
         self._options = options
         self._budget = RetryBudget(options)
 
@@ -286,7 +286,7 @@ class AsyncClient:
     async def __aexit__(self, *_exit: object) -> None:
         await self.close()
 
-    async def _answer(self, call: Call[A], deadline_ms: float) -> A:
+    async def _answer(self, call: ClientCall[A], deadline_ms: float) -> A:
         within_ms = checked("deadline_ms", deadline_ms, MILLISECONDS)
         attempts = Attempts(self._options, self._budget, within_ms, time.monotonic())
         while True:

@@ -11,7 +11,7 @@ import httpx
 
 from tailrace_client.address import Address, Tls
 from tailrace_client.answers import READERS
-from tailrace_client.calls import A, Call
+from tailrace_client.calls import A, ClientCall
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
 
@@ -32,7 +32,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keep
 """Idle connections end before the edge's 75 s."""
 
 
-class RestDoor:
+class RestTransport:
     """Makes attempts from synchronous code.
 
     Connecting, sending and each wait for bytes are bounded by the time left when they begin.
@@ -42,7 +42,7 @@ class RestDoor:
         self._http = httpx.Client(**_options(address, headers, tls))
         self.close = self._http.close
 
-    def send(self, call: Call[A], attempts: Attempts) -> A:
+    def send(self, call: ClientCall[A], attempts: Attempts) -> A:
         """Make one attempt. Raises TailraceError."""
         now_s = time.monotonic()
         left = _TimeLeft(now_s + attempts.left_s(now_s))
@@ -56,14 +56,14 @@ class RestDoor:
         return _read(call, answer, attempts.num)
 
 
-class AsyncRestDoor:
+class AsyncRestTransport:
     """From asynchronous code."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
         self._http = httpx.AsyncClient(**_options(address, headers, tls))
         self.close = self._http.aclose
 
-    async def send(self, call: Call[A], attempts: Attempts) -> A:
+    async def send(self, call: ClientCall[A], attempts: Attempts) -> A:
         """Make one attempt. Raises TailraceError."""
         now_s = time.monotonic()
         request = _request(self._http, call, attempts.server_deadline_ms(now_s), {})
@@ -98,7 +98,7 @@ def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> d
     }
 
 
-def path_of(call: Call[Any]) -> str:
+def path_of(call: ClientCall[Any]) -> str:
     """Return the path with its parameters.
 
     Raises TailraceError for `.` and `..`: HTTP clients and proxies resolve them as relative paths.
@@ -110,7 +110,7 @@ def path_of(call: Call[Any]) -> str:
 
 
 def _request(
-    http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
+    http: httpx.Client | httpx.AsyncClient, call: ClientCall[Any], deadline_ms: int, extensions: dict[str, Any]
 ) -> httpx.Request:
     if call.verb in {"GET", "DELETE"}:
         sent = call.with_deadline(deadline_ms)
@@ -132,7 +132,7 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__} {error}".strip()
 
 
-def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
+def _read(call: ClientCall[A], answer: httpx.Response, num_attempts: int) -> A:
     body = _object(answer)
     if not answer.is_success or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 
 from tailrace_client.address import Address, Tls
 from tailrace_client.answers import READERS
-from tailrace_client.calls import A, Call, Recorded
+from tailrace_client.calls import A, ClientCall, Recorded
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
@@ -72,7 +72,7 @@ _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
 )
 
 
-class RpcDoor:
+class RpcTransport:
     """From synchronous code."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
@@ -81,7 +81,7 @@ class RpcDoor:
         self._metadata = _metadata(headers)
         self.close = self._channel.close
 
-    def send(self, call: Call[A], attempts: Attempts) -> A:
+    def send(self, call: ClientCall[A], attempts: Attempts) -> A:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
@@ -96,7 +96,7 @@ class RpcDoor:
         return _read(call, answer, attempts.num)
 
 
-class AsyncRpcDoor:
+class AsyncRpcTransport:
     """From asynchronous code."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
@@ -108,7 +108,7 @@ class AsyncRpcDoor:
         """Close the connection."""
         await self._channel.close(None)
 
-    async def send(self, call: Call[A], attempts: Attempts) -> A:
+    async def send(self, call: ClientCall[A], attempts: Attempts) -> A:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
@@ -142,7 +142,7 @@ def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in headers.items() if name != "user-agent")
 
 
-def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
+def _attempt(methods: dict[str, Any], call: ClientCall[Any], attempts: Attempts) -> tuple[Any, Any, float]:
     """Return the method, its message and its timeout. Raises TailraceError."""
     if call.method is None:
         raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
@@ -156,7 +156,7 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     return methods[call.method], _message_of(call, _METHODS[call.method][0], fields), timeout_s
 
 
-def _message_of(call: Call[Any], kind: Any, fields: dict[str, Any]) -> Any:
+def _message_of(call: ClientCall[Any], kind: Any, fields: dict[str, Any]) -> Any:
     """Return the message; filters and rules have the same JSON form as in REST.
 
     Raises TailraceError for fields outside the message.
@@ -205,7 +205,7 @@ def _details(details: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
+def _read(call: ClientCall[A], answer: Any, num_attempts: int) -> A:
     read: A = READERS[call.answer](_plain(answer), num_attempts)
     return read
 

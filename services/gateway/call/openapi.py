@@ -7,7 +7,7 @@ from services.contracts.message import MAX_ID_CHARS, PRINTABLE
 from services.errors import ErrorKind
 from services.gateway.call.generators import suit_generators
 from services.gateway.call.json_schema import reference, schemas_of
-from services.gateway.call.operation import Answer, Operation, Parameter, component_of
+from services.gateway.call.operation import Operation, OperationAnswer, Parameter, component_of
 
 ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",
@@ -126,7 +126,7 @@ def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
     return responses
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: OperationAnswer) -> dict[str, Any]:
     described: dict[str, Any] = {"description": answer.description}
     if answer.content:
         described["content"] = {media_type: _content(media_type, model) for media_type, model in answer.content.items()}

@@ -61,7 +61,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OperationAnswer:
     """One successful answer: its content by media type. A None model is a string; empty content is an empty body."""
 
     description: str
@@ -104,7 +104,7 @@ class Operation:
     summary: str
     scope: Scope | None
     errors: ErrorFormat
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, OperationAnswer]
     kinds: frozenset[ErrorKind] = frozenset()
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[Model, ...] = ()
@@ -134,6 +134,6 @@ class Operation:
         return frozenset(kinds)
 
 
-def json_answer(model: Model, description: str = "OK") -> Mapping[int, Answer]:
+def json_answer(model: Model, description: str = "OK") -> Mapping[int, OperationAnswer]:
     """Return the answers of an operation with a single JSON answer."""
-    return {200: Answer(description, {JSON: model})}
+    return {200: OperationAnswer(description, {JSON: model})}

@@ -19,7 +19,16 @@ from services.contracts.message import MAX_ID_CHARS, PRINTABLE
 from services.contracts.recommend import MAX_DEADLINE_MS, PopularQuery, Recommendation, RecommendBody, SimilarBody
 from services.errors import ErrorKind, TailraceError
 from services.gateway.call.json_schema import query_parameters
-from services.gateway.call.operation import JSON, Answer, ErrorFormat, ListOf, Operation, Parameter, Rpc, json_answer
+from services.gateway.call.operation import (
+    JSON,
+    ErrorFormat,
+    ListOf,
+    Operation,
+    OperationAnswer,
+    Parameter,
+    Rpc,
+    json_answer,
+)
 
 STATUS = {
     ErrorKind.INVALID_REQUEST: 422,
@@ -205,7 +214,7 @@ READYZ = Operation(
     errors=REST_ERRORS,
     answers={
         **json_answer(Status),
-        503: Answer("No bundle is loaded, or no state of an item is known", {"application/json": Status}),
+        503: OperationAnswer("No bundle is loaded, or no state of an item is known", {"application/json": Status}),
     },
 )
 METRICS = Operation(
@@ -215,7 +224,7 @@ METRICS = Operation(
     summary="Return all metrics in Prometheus' text format; scrapers have a port of their own",
     scope=Scope.ADMIN,
     errors=REST_ERRORS,
-    answers={200: Answer("OK", {"text/plain": None})},
+    answers={200: OperationAnswer("OK", {"text/plain": None})},
 )
 DOCS = Operation(
     name="docs",
@@ -310,7 +319,7 @@ ERASE_USER = Operation(
     errors=REST_ERRORS,
     kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
     parameters=(_USER_ID,),
-    answers={202: Answer("Accepted; the receipt is kept for 90 days", {JSON: ReceiptBody})},
+    answers={202: OperationAnswer("Accepted; the receipt is kept for 90 days", {JSON: ReceiptBody})},
     is_audited=True,
     is_private=True,
     rpc=Rpc("EraseUser", pb.EraseUserRequest, pb.ErasureReceipt),

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.access import Scope
-from services.contracts.console import Drills
+from services.contracts.console import DrillFields
 from services.contracts.message import plain_of
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_message
@@ -118,7 +118,7 @@ class _ConsoleDoor:
         return json_response(asdict(await self._service.history(http.query_params.get("user_id", ""))))
 
     async def drills(self, http: Request, _: Call) -> Response:
-        sent = plain_of(await read_message(http, Drills, _MAX_BODY_BYTES))
+        sent = plain_of(await read_message(http, DrillFields, _MAX_BODY_BYTES))
         wanted = {DrillTarget(name): state == "off" for name, state in sent.items()}
         return json_response({"drills": await self._service.switch(wanted)})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.contracts.access import Scope
 from services.errors import ContextTooLong, ErrorKind, TailraceError
-from services.gateway.call.operation import JSON, Answer, ErrorFormat, Operation, Parameter, json_answer
+from services.gateway.call.operation import JSON, ErrorFormat, Operation, OperationAnswer, Parameter, json_answer
 from services.gateway.call.path import OPENAI_NAMES
 from services.gateway.openai.chunks import Json
 from services.gateway.openai.schema import (
@@ -86,7 +86,7 @@ HEALTH = Operation(
     summary="Report that the process runs, as vLLM does",
     scope=None,
     errors=OPENAI_ERRORS,
-    answers={200: Answer("OK")},
+    answers={200: OperationAnswer("OK")},
 )
 MODELS = Operation(
     name="models",
@@ -122,7 +122,9 @@ COMPLETE = Operation(
     parameters=(_DEADLINE,),
     bodies=(CompletionBody,),
     examples=({"model": "SmolLM2-135M-Instruct", "prompt": "The river", "max_tokens": 16},),
-    answers={200: Answer("OK; with `stream`, server-sent events", {JSON: CompletionAnswerBody, _STREAM: None})},
+    answers={
+        200: OperationAnswer("OK; with `stream`, server-sent events", {JSON: CompletionAnswerBody, _STREAM: None})
+    },
     is_traced=True,
 )
 CHAT_COMPLETE = Operation(
@@ -142,6 +144,6 @@ CHAT_COMPLETE = Operation(
             "max_tokens": 16,
         },
     ),
-    answers={200: Answer("OK; with `stream`, server-sent events", {JSON: ChatAnswerBody, _STREAM: None})},
+    answers={200: OperationAnswer("OK; with `stream`, server-sent events", {JSON: ChatAnswerBody, _STREAM: None})},
     is_traced=True,
 )

@@ -38,7 +38,7 @@ Neighbours = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NewItems:
+class NeighboursOfNewItems:
     """Search results for one bundle: the words of its items, the texts of new items by index, and the neighbours.
 
     `known_near` and `new_near` hold each new item's neighbours among the bundle's and the new items; `near` holds all
@@ -62,7 +62,7 @@ class SimilarTier:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._new: WeakKeyDictionary[Live, NewItems] = WeakKeyDictionary()
+        self._new: WeakKeyDictionary[Live, NeighboursOfNewItems] = WeakKeyDictionary()
         self._refreshing = PeriodicTask("new_items", self.refresh, REFRESH_S)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
@@ -100,7 +100,7 @@ class SimilarTier:
                 self._new[live] = found
 
 
-def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
+def find_new(items: ItemLayout, before: NeighboursOfNewItems | None) -> NeighboursOfNewItems | None:
     """Return the neighbours of the items that only the live catalogue has; None without such items.
 
     `before` is the last result for the same bundle: only items whose words changed since, and their neighbours, are
@@ -112,14 +112,14 @@ def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
     texts = _texts_of_new(items)
     if not texts:
         return None
-    before = before or NewItems(revision, _index_of(items))
+    before = before or NeighboursOfNewItems(revision, _index_of(items))
     return _Search(before, texts).found(revision)
 
 
 class _Search:
     """One incremental step from a result to the next."""
 
-    def __init__(self, before: NewItems, texts: dict[int, str]) -> None:
+    def __init__(self, before: NeighboursOfNewItems, texts: dict[int, str]) -> None:
         self._before = before
         self._texts = texts
         self._places = list(texts)
@@ -128,7 +128,7 @@ class _Search:
         self._among_new = WordIndex(list(texts.values()), before.words.rarity_W)
         self._num_searched = 0
 
-    def found(self, revision: int) -> NewItems:
+    def found(self, revision: int) -> NeighboursOfNewItems:
         """Return the result."""
         before, changed, moved = self._before, self._changed, self._moved
         known_near = {index: near for index, near in before.known_near.items() if index not in moved}
@@ -138,7 +138,7 @@ class _Search:
         for index in touched:
             near[index] = _nearest(known_near[index] + new_near[index])
         self._turn_round(near, known_near)
-        return NewItems(revision, before.words, self._texts, known_near, new_near, near, self._num_searched)
+        return NeighboursOfNewItems(revision, before.words, self._texts, known_near, new_near, near, self._num_searched)
 
     def _new_near(self) -> tuple[dict[int, Neighbours], set[int]]:
         """Return the new neighbours of each new item, and the items whose neighbours changed."""
@@ -206,7 +206,7 @@ def _index_of(items: ItemLayout) -> WordIndex:
 
 
 def _with_new(
-    ranking: ItemRanking, named: list[int], live: Live, new: NewItems, showable: np.ndarray, num: int
+    ranking: ItemRanking, named: list[int], live: Live, new: NeighboursOfNewItems, showable: np.ndarray, num: int
 ) -> ItemRanking:
     """Return the neighbours with new items merged in.
 

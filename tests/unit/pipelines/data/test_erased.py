@@ -4,7 +4,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.data.ingest import Source, ingest, key, live_log_files
+from pipelines.data.ingest import IngestSources, ingest, key, live_log_files
 from services.contracts.erasure import Erasure
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
@@ -24,7 +24,7 @@ def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
     rows = [(f"e{at}", user_id, item_id, (last_s + 100 + at) * 1_000) for at in range(4)]
     live_file(log, "partition=0/t/00000000000000000000-00000000000000000003.parquet", rows)
     ledger = ErasureLedger(log)
-    before = Source(*own, live_log_files(log), erasures=ledger)
+    before = IngestSources(*own, live_log_files(log), erasures=ledger)
     key_before = key(before)
     erasure = Erasure(erasure_id="x", user_id=user_id, accepted_time_ms=last_s * 1_000)
     ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 1))], ["t"])

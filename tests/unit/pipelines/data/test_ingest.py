@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from pipelines.data import sources
-from pipelines.data.ingest import Source, describe_found, describe_future, ingest, key, live_log_files, set_aside
+from pipelines.data.ingest import IngestSources, describe_found, describe_future, ingest, key, live_log_files, set_aside
 from services.contracts.event_roles import parse_event_roles
 from services.errors import TailraceError
 from tests.support.training.synthetic import raw_events, raw_items
@@ -37,7 +37,7 @@ def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) ->
     frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0), **place).write_parquet(target)
 
 
-def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
+def run(source: IngestSources, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
     """Ingest; return the events and the summary."""
     out = folder / "out"
     out.mkdir()
@@ -47,7 +47,7 @@ def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
 
 def test_contract_of_the_events_table(tmp_path: Path) -> None:
     """The table has the columns of the features stage, default type and value, and strictly rising times per user."""
-    events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
+    events, summary = run(IngestSources(*own_tables(tmp_path), ()), tmp_path)
 
     roles = {"role": pl.String, "weight": pl.Float32, "count": pl.Float32}
     assert dict(events.schema) == {**EVENT_COLUMNS, **roles, "event_time": pl.Datetime("us", "UTC")}
@@ -64,7 +64,7 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
     live_file(tmp_path / "log", "p0/1.parquet", clicks[:1])
     live_file(tmp_path / "log", "p0/2.parquet", clicks)
 
-    events, summary = run(Source(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
+    events, summary = run(IngestSources(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
 
     assert events.tail(2)["user_id"].to_list() == ["u000", "new"]
     assert (summary["num_live_events"], summary["num_events"]) == (2, 14)
@@ -80,7 +80,7 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         items = raw_items(5) if name == "single" else pl.concat([raw_items(5), raw_items(5)])
-        _, summary = run(Source(*own_tables(folder, table, items), ()), folder)
+        _, summary = run(IngestSources(*own_tables(folder, table, items), ()), folder)
         notes, num_dropped = summary.pop("notes"), summary.pop("num_duplicates")
         outputs = sorted((folder / "out").glob("*.parquet"))
         tables = {path.name: pl.read_parquet(path).drop("row", strict=False).rows() for path in outputs}
@@ -101,7 +101,7 @@ def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path
     for number, name in enumerate(("p0/1.parquet", "p0/2.parquet")):
         live_file(tmp_path / "log", name, [(f"e{number}", "u000", f"i0{number}", 1_800_000_000_000)])
     bad = tmp_path / "log/interactions/p0/1.parquet"
-    right, whole = bad.read_bytes(), Source(*own_tables(tmp_path), live_log_files(tmp_path / "log"))
+    right, whole = bad.read_bytes(), IngestSources(*own_tables(tmp_path), live_log_files(tmp_path / "log"))
     key_before = key(whole)
     bad.write_bytes(right[:-30])
 
@@ -125,7 +125,7 @@ def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, even
     table = pl.concat([recorded, pl.DataFrame(export, recorded.columns, orient="row")])
     (table if event_ids else table.drop("event_id")).write_csv(events)
 
-    found, summary = run(Source(events, items, live_log_files(tmp_path / "log")), tmp_path)
+    found, summary = run(IngestSources(events, items, live_log_files(tmp_path / "log")), tmp_path)
 
     assert (summary["num_events"], summary["num_live_events"]) == (14, 2)
     assert found.tail(2)["item_id"].to_list() == ["i01", "i02"]
@@ -137,7 +137,7 @@ def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, even
 def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None:
     """Types that differ only in case are reported with their counts, roles and a fix."""
     events = raw_events(3, 5, 4).with_columns(event_type=pl.Series(["Buy"] + ["buy"] * 10 + ["Dislike"]))
-    run(Source(*own_tables(tmp_path, events), ()), tmp_path)
+    run(IngestSources(*own_tables(tmp_path, events), ()), tmp_path)
 
     alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ only in case" in sentence]
 
@@ -153,7 +153,7 @@ def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
     number = pl.col("item_id").str.slice(1).cast(pl.Int64)
     events, items = raw_events(3, 5, 4).with_columns(number.cast(pl.Float64)), raw_items(5).with_columns(number)
 
-    found, _ = run(Source(*own_tables(tmp_path, events, items), ()), tmp_path)
+    found, _ = run(IngestSources(*own_tables(tmp_path, events, items), ()), tmp_path)
 
     assert found.height == 12
     assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
@@ -164,7 +164,7 @@ def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
     events, _ = tables = own_tables(tmp_path)
     with events.open("a") as rows:
         rows.write("u000,i01,2090-01-01\nu001,i02,2089-12-30\n")
-    run(Source(*tables, ()), tmp_path)
+    run(IngestSources(*tables, ()), tmp_path)
 
     (sentence,) = describe_future(tmp_path / "out", datetime(2089, 12, 29, 12, tzinfo=UTC))
 
@@ -180,7 +180,7 @@ def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
     pl.DataFrame(rows, schema=columns, orient="row").write_parquet(tmp_path / "events.parquet")
     raw_items(10).write_ndjson(tmp_path / "items.jsonl")
     roles = parse_event_roles("[types.rating]\nmin_value = 4\nbelow = 'negative'")
-    source = Source(tmp_path / "events.parquet", tmp_path / "items.jsonl", ())
+    source = IngestSources(tmp_path / "events.parquet", tmp_path / "items.jsonl", ())
 
     events, _ = run(replace(source, roles=roles), tmp_path)
 
@@ -198,7 +198,7 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
     """Live events of unknown items are counted with a sample."""
     live_file(tmp_path / "log", "1.parquet", [("e1", "u000", "gone", 1_800_000_000_000), ("e2", "u000", "i01", 1)])
 
-    _, summary = run(Source(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
+    _, summary = run(IngestSources(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
 
     rejected = summary["rejected"]["live"]["item_id not in items"]  # type: ignore[index]
     assert rejected["num_rows"] == 1
@@ -230,7 +230,7 @@ def test_too_little_data_is_refused_with_what_is_needed(
 ) -> None:
     """The error, raised before training, names the missing data, an example of differing ids, and ignored types."""
     with pytest.raises(TailraceError, match=words):
-        run(Source(*own_tables(tmp_path, events, items), ()), tmp_path)
+        run(IngestSources(*own_tables(tmp_path, events, items), ()), tmp_path)
 
 
 def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
     moved.write_bytes(events.read_bytes())
     live_file(tmp_path / "log", "1.parquet", [("e1", "u000", "i01", 1_800_000_000_000)])
 
-    assert key(Source(events, items, ())) == key(Source(moved, items, ()))
-    assert key(Source(events, items, ())) != key(Source(events, items, live_log_files(tmp_path / "log")))
+    assert key(IngestSources(events, items, ())) == key(IngestSources(moved, items, ()))
+    assert key(IngestSources(events, items, ())) != key(IngestSources(events, items, live_log_files(tmp_path / "log")))
 
 
 def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(

@@ -10,7 +10,7 @@ import pytest
 from pipelines.experiments.describe import as_lines, as_markdown
 from pipelines.experiments.lists import Lists, read_lists, sums_by_day
 from pipelines.experiments.picture import write_pictures
-from pipelines.experiments.report import ReportOptions, a_a, report
+from pipelines.experiments.report import ExperimentReportOptions, a_a, report
 from services.errors import DataError, InvalidRequest
 from tests.support.joined_table import write_table
 
@@ -54,7 +54,7 @@ def test_a_visitor_s_session_is_the_unit_of_chance(worse: Path, lists: Lists, tm
 
     visitors, strangers = (read_lists(tmp_path / name, experiment="fresher") for name in ("sessions", "none"))
 
-    found = [report(one, ReportOptions())["variants"] for one in (lists, visitors, strangers)]
+    found = [report(one, ExperimentReportOptions())["variants"] for one in (lists, visitors, strangers)]
     assert [one["num_users"] for one in found[1]] == [one["num_users"] for one in found[0]]
     assert [one["num_users"] for one in found[2]] == [one["num_impressions"] for one in found[0]]
 
@@ -67,14 +67,14 @@ def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: L
     fresh = table.filter(pl.col("variant").str.contains("fresher=fresh"))
     wanted = np.mean([-math.log2(times[item] / number) for item in fresh["item_id"]])
 
-    found = {one["variant"]: one for one in report(lists, ReportOptions())["variants"]}
+    found = {one["variant"]: one for one in report(lists, ExperimentReportOptions())["variants"]}
     assert found["fresh"]["novelty_bits"] == pytest.approx(wanted)
     assert found["fresh"]["tiers"]["student"] == pytest.approx(2 / 3, abs=0.02)
 
 
 def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
     """The clicks' interval contains the true loss and excludes 0; intervals of equal metrics include 0."""
-    found = {one["metric"]: one for one in report(lists, ReportOptions(segments=["surface"]))["differences"]}
+    found = {one["metric"]: one for one in report(lists, ExperimentReportOptions(segments=["surface"]))["differences"]}
 
     assert found["clicks"]["low"] <= -0.04 <= found["clicks"]["high"] < 0
     assert found["clicks"]["p_value"] < 0.05
@@ -84,7 +84,7 @@ def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
 
 def test_segments_are_corrected(lists: Lists) -> None:
     """Each surface has a row, and corrected p-values are not below the uncorrected p-values."""
-    rows = report(lists, ReportOptions(segments=["surface"]))["segments"]
+    rows = report(lists, ExperimentReportOptions(segments=["surface"]))["segments"]
 
     assert [row["segment"] for row in rows] == ["surface=cart", "surface=home"]
     assert all(row["holm_p_value"] >= row["p_value"] for row in rows)
@@ -94,9 +94,9 @@ def test_a_mismatch_is_found(worse: Path, tmp_path: Path) -> None:
     """A 60 to 40 split instead of halves is reported first as a mismatch, but not if those fractions are expected."""
     lists = read_lists(write_table(tmp_path / "t", share=0.6, num_days=1), experiment="fresher")
 
-    assert report(lists, ReportOptions())["mismatch"]["is_mismatch"]
-    assert "Sample-ratio mismatch" in "\n".join(as_lines(report(lists, ReportOptions())))
-    assert not report(lists, ReportOptions(shares={"fresh": 3, "control": 2}))["mismatch"]["is_mismatch"]
+    assert report(lists, ExperimentReportOptions())["mismatch"]["is_mismatch"]
+    assert "Sample-ratio mismatch" in "\n".join(as_lines(report(lists, ExperimentReportOptions())))
+    assert not report(lists, ExperimentReportOptions(shares={"fresh": 3, "control": 2}))["mismatch"]["is_mismatch"]
 
 
 def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
@@ -109,7 +109,7 @@ def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
 
 def test_a_page_has_tables_and_pictures_and_no_user(lists: Lists, tmp_path: Path) -> None:
     """Terminal lines and Markdown show the same numbers, all pictures exist, and user ids do not appear."""
-    found = report(lists, ReportOptions(segments=["surface"]))
+    found = report(lists, ExperimentReportOptions(segments=["surface"]))
 
     pictures = write_pictures(found, tmp_path / "page")
     page, lines = as_markdown(found, pictures), "\n".join(as_lines(found))
@@ -133,6 +133,6 @@ def test_what_cannot_be_compared_is_refused_by_name(worse: Path, lists: Lists, t
     with pytest.raises(DataError, match="no Parquet file"):
         read_lists(tmp_path)
     with pytest.raises(InvalidRequest, match="control"):
-        report(lists, ReportOptions(control="none"))
+        report(lists, ExperimentReportOptions(control="none"))
     with pytest.raises(InvalidRequest, match="shares"):
-        report(lists, ReportOptions(shares={"fresh": 1.0}))
+        report(lists, ExperimentReportOptions(shares={"fresh": 1.0}))

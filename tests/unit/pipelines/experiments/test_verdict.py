@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.release.simulated import found_after_s
-from benchmarks.release.traffic import Traffic, looks
+from benchmarks.release.traffic import SimulatedTraffic, looks
 from pipelines.experiments.user_sums import UserSums, difference_variance
 from pipelines.experiments.verdict import Affected, Guard, Means, Outcome, State, verdict
 from services.errors import ConfigError
 
 CLICKS = Guard(name="clicks", higher_is_worse=False, is_objective=True)
 ERRORS = Guard(name="errors")
-MINUTES = Traffic(rate=50, minutes=10, num_users=5_000)
+MINUTES = SimulatedTraffic(rate=50, minutes=10, num_users=5_000)
 
 
 def users(rate: float, num: int = 5_000, each: int = 4) -> UserSums:
@@ -127,6 +127,6 @@ def test_what_is_worse_is_found_within_ten_minutes(change: dict[str, float]) -> 
 
 def test_equal_candidates_are_rarely_found_worse() -> None:
     """Of 60 equal candidates with 60 looks each, at most 8 are found worse (at most 3 are expected)."""
-    traffic = Traffic(rate=4, minutes=60, num_users=2_000)
+    traffic = SimulatedTraffic(rate=4, minutes=60, num_users=2_000)
 
     assert sum(found_after_s(traffic, seed) is not None for seed in range(60)) <= 8

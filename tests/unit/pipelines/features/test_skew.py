@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.data.ingest import Source, ingest, live_log_files
+from pipelines.data.ingest import IngestSources, ingest, live_log_files
 from pipelines.features.tables import build_tables, latest_histories
 from pipelines.runner.stage import silent
 from services.contracts.event_roles import parse_event_roles
@@ -22,7 +22,7 @@ NOW_MS = 1_800_000_000_000
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'\n[types.rating]\nmin_value = 4\nbelow = 'negative'")
 
 
-def build(folder: Path, source: Source) -> Path:
+def build(folder: Path, source: IngestSources) -> Path:
     """Run the stages ingest and features."""
     folder.mkdir()
     ingest(source, folder, folder)
@@ -82,7 +82,7 @@ def write_log(root: Path, events: list[LoggedInteraction]) -> None:
 def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
     """After each of 10,000 events, the offline history equals the history served at that time."""
     own = recorded(tmp_path)
-    before = latest_histories(build(tmp_path / "before", Source(*own, (), ROLES)))
+    before = latest_histories(build(tmp_path / "before", IngestSources(*own, (), ROLES)))
     rows: dict[str, UserHistory] = {row.user_id: row for row in before}
     served = []
     for one in (events := clicks()):
@@ -91,7 +91,7 @@ def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
         rows[row.user_id] = row
         served.append((row.user_id, row.row_time_us, history_digest(row.item_ids)))
     write_log(tmp_path / "log", events)
-    tables = build(tmp_path / "after", Source(*own, live_log_files(tmp_path / "log"), ROLES))
+    tables = build(tmp_path / "after", IngestSources(*own, live_log_files(tmp_path / "log"), ROLES))
     offline = {
         (row["user_id"], row["row_time_us"]): history_digest(tuple(row["item_ids"]))
         for row in pl.read_parquet(tables / "user_history.parquet").iter_rows(named=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from pipelines.profiler.events import Kind, Trace
+from pipelines.profiler.events import ActivityKind, Trace
 from pipelines.profiler.kernels import is_product_kernel
 from pipelines.profiler.names import is_communication, is_input, is_product_operation, is_waiting_frame
 from pipelines.profiler.operations import Cost, cost_of, limits_of, most_expensive
@@ -34,7 +34,7 @@ def read(tmp_path: Path) -> Callable[..., Trace]:
 
 def cost_in(trace: Trace) -> Cost | None:
     """Return the cost of a trace's only operation."""
-    (one,) = trace.of(Kind.OPERATION)
+    (one,) = trace.of(ActivityKind.OPERATION)
     return cost_of(one)
 
 
@@ -63,7 +63,7 @@ def test_flops_of_products_are_those_of_torch_s_counter(tmp_path: Path) -> None:
     trace = recorded(layers, tmp_path)
 
     leaves = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm")}
-    costs = [cost_of(one) for one in trace.of(Kind.OPERATION) if one.name in leaves]
+    costs = [cost_of(one) for one in trace.of(ActivityKind.OPERATION) if one.name in leaves]
     assert sum(cost.flops for cost in costs) == counter.get_total_flops()
 
 
@@ -78,7 +78,7 @@ def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> Non
     trace = recorded(attention, tmp_path)
 
     name = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    found = {one.name: cost_of(one).flops for one in trace.of(Kind.OPERATION) if one.name.startswith(name)}
+    found = {one.name: cost_of(one).flops for one in trace.of(ActivityKind.OPERATION) if one.name.startswith(name)}
     assert found == {
         name: sdpa_flop_count(shape, shape, shape),
         f"{name}_backward": sdpa_backward_flop_count(shape, shape, shape, shape),
@@ -126,7 +126,7 @@ def test_kernels_count_for_the_operation_that_launched_them(read) -> None:
         kernel("of nobody", 50, 1, correlation=99),
     ]
     trace = read(*events, deviceProperties=A100)
-    work = [(one, one.duration_us) for one in trace.of(Kind.KERNEL)]
+    work = [(one, one.duration_us) for one in trace.of(ActivityKind.KERNEL)]
 
     first, second = most_expensive(trace, 100.0, work)
 
@@ -161,7 +161,7 @@ def test_only_a_known_operation_explains_its_kernels(
     ]
     trace = read(*events, deviceProperties=A100)
 
-    (one,) = most_expensive(trace, 20_000.0, [(event, event.duration_us) for event in trace.of(Kind.KERNEL)])
+    (one,) = most_expensive(trace, 20_000.0, [(event, event.duration_us) for event in trace.of(ActivityKind.KERNEL)])
 
     assert (one.bound, one.roofline_share is not None) == (bound, has_roofline)
 
@@ -170,7 +170,7 @@ def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
     """If the FLOPs exceed the device's peak, the shapes are wrong and the roofline fraction is None."""
     trace = read(operation("aten::mm", 0, 100, **SQUARES), tailrace=MEASURED)
 
-    (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(Kind.OPERATION)])
+    (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(ActivityKind.OPERATION)])
 
     assert one.roofline_share is None
 

@@ -11,7 +11,7 @@ import torch
 
 from models.errors import InvalidRequest
 from pipelines.profiler import trace as trace_module
-from pipelines.profiler.events import Kind
+from pipelines.profiler.events import ActivityKind
 from pipelines.profiler.report import as_lines, profile_of
 from pipelines.profiler.trace import read_traces
 from tests.support.profiler.traces import kernel, memcpy, memset, operation, write
@@ -24,7 +24,7 @@ def test_a_compressed_trace_is_read_by_its_content(tmp_path: Path) -> None:
 
     (trace,) = read_traces([renamed])
 
-    assert [(one.start_us, one.end_us, one.kind) for one in trace.events] == [(0, 3, Kind.KERNEL)]
+    assert [(one.start_us, one.end_us, one.kind) for one in trace.events] == [(0, 3, ActivityKind.KERNEL)]
 
 
 def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
     (trace,) = read_traces([write(tmp_path / "old.json", events)])
 
     assert [one.kind for one in trace.events] == [
-        Kind.KERNEL, Kind.COPY, Kind.COPY, Kind.OPERATION, Kind.RANGE, Kind.RUNTIME,
+        ActivityKind.KERNEL, ActivityKind.COPY, ActivityKind.COPY, ActivityKind.OPERATION, ActivityKind.RANGE, ActivityKind.RUNTIME,
     ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> No
 
     (trace,) = read_traces([tmp_path / "plain.json"])
 
-    assert {"aten::ones", "aten::add"} <= {one.name for one in trace.of(Kind.OPERATION)}
+    assert {"aten::ones", "aten::add"} <= {one.name for one in trace.of(ActivityKind.OPERATION)}
 
 
 def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
     first, second = read_traces([nsys_report(tmp_path / "report.sqlite")])
 
     assert [(one.kind, one.name, one.start_us, one.end_us) for one in first.events] == [
-        (Kind.RANGE, "step", 0, 20),
-        (Kind.OPERATION, "aten::mm", 0.4, 0.9),
-        (Kind.RUNTIME, "cudaLaunchKernel", 0.5, 0.8),
-        (Kind.COPY, "memcpy HtoD", 1, 4),
-        (Kind.KERNEL, "void cutlass::Kernel<gemm>", 5, 9),
-        (Kind.KERNEL, "ncclDevKernel_AllReduce", 8, 15),
+        (ActivityKind.RANGE, "step", 0, 20),
+        (ActivityKind.OPERATION, "aten::mm", 0.4, 0.9),
+        (ActivityKind.RUNTIME, "cudaLaunchKernel", 0.5, 0.8),
+        (ActivityKind.COPY, "memcpy HtoD", 1, 4),
+        (ActivityKind.KERNEL, "void cutlass::Kernel<gemm>", 5, 9),
+        (ActivityKind.KERNEL, "ncclDevKernel_AllReduce", 8, 15),
     ]
     assert [one.device for one in second.events] == [1]
     assert first.device_names[0] == "NVIDIA A100-SXM4-80GB"

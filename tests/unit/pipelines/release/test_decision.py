@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.release.traffic import Traffic, looks
+from benchmarks.release.traffic import SimulatedTraffic, looks
 from models.registry.canary import Canary, CanaryStage
 from models.registry.release_report import ReleaseReport
 from pipelines.experiments.user_sums import UserSums
@@ -220,10 +220,10 @@ def test_rare_failures_are_tolerated_only_while_few_lists_have_more_of_them(hit:
 
 def test_a_worse_candidate_is_found_within_ten_minutes_of_traffic() -> None:
     """At 50 requests per second with half of the users, losses are found and an equal candidate is not."""
-    traffic = Traffic(rate=50, minutes=10)
+    traffic = SimulatedTraffic(rate=50, minutes=10)
     one_stage = replace(CANARY, stages=(CanaryStage(0.5, 600.0),))
 
-    def outcomes(worse: Traffic, seed: int) -> set[Outcome]:
+    def outcomes(worse: SimulatedTraffic, seed: int) -> set[Outcome]:
         return {judge(one_stage, replace(seen(), counts=counts), LATER_MS).outcome for counts in looks(worse, seed)}
 
     assert Outcome.WORSE in outcomes(replace(traffic, added_errors=0.01), 1)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from models.similar import NONE, SimilarTable
-from pipelines.similarity.co_visits import Candidates
+from pipelines.similarity.co_visits import Neighbours
 from pipelines.similarity.extended import extended
 
 OLD = SimilarTable(
@@ -22,7 +22,7 @@ def test_old_items_keep_their_neighbours() -> None:
 
 def test_a_new_item_joins_the_rows_of_its_neighbours() -> None:
     """A row keeps its best neighbours, new or old; the new item's own row is the given one."""
-    new = Candidates(np.array([[2, 0]], np.int32), np.array([[0.3, 0.1]], np.float32))
+    new = Neighbours(np.array([[2, 0]], np.int32), np.array([[0.3, 0.1]], np.float32))
 
     table = extended(OLD, PLACES, 4, new, both_ways=True)
 

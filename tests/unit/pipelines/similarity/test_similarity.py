@@ -13,7 +13,7 @@ from models.errors import BundleCorrupt
 from models.similar import NONE, SimilarTable, load_similar
 from pipelines.data.examples import Cases
 from pipelines.similarity import co_visits, vectors
-from pipelines.similarity.co_visits import Candidates, count_co_visits, count_transitions
+from pipelines.similarity.co_visits import Neighbours, count_co_visits, count_transitions
 from pipelines.similarity.mix import Mix, Sources, choose, table_of, with_texts
 from pipelines.similarity.vectors import nearest, unit
 
@@ -101,8 +101,8 @@ def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
     """Build sources that give each item a well-supported candidate of each kind."""
     figures = np.full((len(visits), 1), 50.0)
     return Sources(
-        Candidates(visits[:, None].astype(np.int32), figures),
-        Candidates(near[:, None].astype(np.int32), np.full((len(near), 1), 0.5)),
+        Neighbours(visits[:, None].astype(np.int32), figures),
+        Neighbours(near[:, None].astype(np.int32), np.full((len(near), 1), 0.5)),
         np.ones(len(visits)),
     )
 
@@ -131,7 +131,7 @@ def test_what_predicts_held_out_items_is_chosen(next_is: str) -> None:
 def test_items_that_nobody_used_are_near_by_their_texts() -> None:
     """An item without events gets neighbours by text; other items keep theirs."""
     texts = ["red shoe for running", "blue kettle of steel", "running shoe red and light", "steel kettle"]
-    before = Candidates(np.array([[1], [0], [1], [0]], dtype=np.int32), np.full((4, 1), 0.5, dtype=np.float32))
+    before = Neighbours(np.array([[1], [0], [1], [0]], dtype=np.int32), np.full((4, 1), 0.5, dtype=np.float32))
 
     found = with_texts(before, np.array([3.0, 3.0, 0.0, 3.0]), texts)
 

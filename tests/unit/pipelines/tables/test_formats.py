@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.data.ingest import Source, open_tables
+from pipelines.data.ingest import IngestSources, open_tables
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from services.errors import DataError
@@ -122,7 +122,7 @@ def test_options_that_two_tables_share_go_to_the_one_that_has_the_column(tmp_pat
     """A single command line can rename columns of both events and items."""
     options: TableOptions = ItemArguments(column=["movie_title=title", "class=categories", "rating=value"]).parsed()
     items, events = open_tables(
-        Source(FORMATS / "recbole.inter", FORMATS / "recbole.item", (), tables=options), tmp_path
+        IngestSources(FORMATS / "recbole.inter", FORMATS / "recbole.item", (), tables=options), tmp_path
     )
     assert events is not None
     catalogue = items.read_catalogue()

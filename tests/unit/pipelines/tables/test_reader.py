@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data.ingest import Source, open_tables
+from pipelines.data.ingest import IngestSources, open_tables
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
@@ -61,7 +61,7 @@ def written(folder: Path, case: Case) -> Path:
 
 def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any, Findings]]:
     """Return (rows, findings) of both commands: rows are (id, title, categories)."""
-    table, _ = open_tables(Source(None, path, (), tables=options), folder)
+    table, _ = open_tables(IngestSources(None, path, (), tables=options), folder)
     piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
     sent: list[Any] = []
     run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
@@ -74,7 +74,7 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
 def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any, Findings]]:
     """Return (rows, findings) of both commands: rows are (user, item, time, type, value), by time."""
     (folder / "items.csv").write_text("item_id\na\n")
-    _, table = open_tables(Source(path, folder / "items.csv", (), tables=options), folder)
+    _, table = open_tables(IngestSources(path, folder / "items.csv", (), tables=options), folder)
     assert table is not None
     columns = ("user_id", "item_id", "event_time", "event_type", "value")
     read = table.read().sort("event_time", "row", maintain_order=True)
@@ -565,7 +565,7 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
     (tmp_path / "items.csv").write_text("item_id\na\n")
     for read in (
         lambda: open_tables(
-            Source(path, tmp_path / "items.csv", (), tables=ItemArguments(**options).parsed()), tmp_path
+            IngestSources(path, tmp_path / "items.csv", (), tables=ItemArguments(**options).parsed()), tmp_path
         )[1].read(),  # type: ignore[union-attr]
         lambda: import_events(
             ImportRun(
@@ -590,7 +590,7 @@ def test_an_item_id_is_that_of_the_items(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id\n2.0\n3.1\nusb\n")
     for item, expected in (("2.0", ["2.0"]), ("cable", None)):
         path = written(tmp_path, Case(f"user_id,item_id,event_time\nu,{item},1\n", []))
-        items, events = open_tables(Source(path, tmp_path / "items.csv", ()), tmp_path)
+        items, events = open_tables(IngestSources(path, tmp_path / "items.csv", ()), tmp_path)
         assert events is not None
         known = items.read_catalogue()["item_id"]
         if expected is not None:
