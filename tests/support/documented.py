@@ -74,7 +74,7 @@ def complaints(text: str) -> list[str]:
 
 
 def _tailrace(arguments: list[str]) -> list[str]:
-    command: Any = typer.main.get_command(app)
+    command = _program()
     rest = list(arguments)
     while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
         if rest[0] not in command.commands:
@@ -98,6 +98,11 @@ def _benchmark(name: str, arguments: list[str]) -> list[str]:
     known |= {f"--{field.replace('_', '-')}" for field in re.findall(r"^    (\w+): Annotated\[", source, re.MULTILINE)}
     given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     return [f"benchmarks.{name} has no {option}" for option in given if option not in known]
+
+
+@cache
+def _program() -> Any:
+    return typer.main.get_command(app)
 
 
 @cache

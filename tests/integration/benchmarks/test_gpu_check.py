@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine.cases import PRODUCT
-from benchmarks.gpu.__main__ import ARCHIVE, SUMMARY, archive, run_all, run_stage
+from benchmarks.gpu.__main__ import ARCHIVE, SUMMARY, run_all, run_stage
 from benchmarks.gpu.cases import groups_of
 from benchmarks.gpu.steps import TOTAL_S, Step, steps
 from services.llm.ranking.deployment import engine_config
@@ -112,6 +112,7 @@ def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
         assert {(getattr(case, first), getattr(case, second)) for case in cases} == wanted
 
 
+@pytest.mark.grid  # training/parallel/test_recompute.py has the equal losses
 def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
     """In bf16, every recomputation kind gives the same loss, an MFU, and less kept memory with more recomputation."""
     (step,) = [step for step in steps(tmp_path, tmp_path, tiny=True) if step.name == "train"]
@@ -167,24 +168,6 @@ def test_the_time_of_the_whole_ends_what_is_left_and_a_part_keeps_the_rest(tmp_p
     }
 
 
-def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
-    """The smallest files are returned first, and only the end of a long log."""
-    scratch = tmp_path / "work"
-    scratch.mkdir()
-    (scratch / "long.txt").write_bytes(b"x" * 2**20 + b"the end")
-    (scratch / "small.json").write_text("{}")
-    (scratch / "huge.trace.json.gz").write_bytes(b"0" * (16 * 2**20))
-
-    archive(scratch, tmp_path / ARCHIVE)
-
-    with tarfile.open(tmp_path / ARCHIVE) as packed:
-        assert packed.getnames() == ["small.json", "long.txt"]
-        log = packed.extractfile("long.txt")
-        assert log is not None
-        assert log.read().endswith(b"the end")
-    assert (tmp_path / ARCHIVE).stat().st_size < 16 * 2**20
-
-
 def _can_lock(path: Path) -> bool:
     with path.open() as file:
         try:
@@ -194,6 +177,7 @@ def _can_lock(path: Path) -> bool:
         return True
 
 
+@pytest.mark.grid  # tests/unit/llm/engine/gpu runs the same kernel tests
 def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
     """The kernels' tests pass without conftest.py, whose hypothesis profile allows for slow kernel compilation."""
     command = next(step.command for step in steps(tmp_path, tmp_path, tiny=False) if step.name == "kernel-tests")

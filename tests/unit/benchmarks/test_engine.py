@@ -21,17 +21,6 @@ TABLE = code_table(30)
 """Ten codes per level."""
 
 
-@pytest.mark.parametrize("vocab_size", [400, 49_152])
-def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
-    """Codes are unique, and the levels use disjoint tokens at the end of the vocabulary."""
-    table = code_table(vocab_size)
-
-    assert len(np.unique(table.codes, axis=0)) == len(table.codes)
-    assert table.codes.max() < table.level_size
-    assert np.diff(table.token_offsets).tolist() == [table.level_size] * 2
-    assert table.token_offsets[-1] + table.level_size == vocab_size
-
-
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_peer_s_beams_may_decode_the_codes_of_some_item(level: int) -> None:
     """The mask of every prefix equals a search over all items, and tokens map back to their codes."""

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from benchmarks.engine.cases import Case
-from benchmarks.engine.report import Measured, agreements, case_rows, has_failed, roofline_rows
+from benchmarks.engine.report import Measured, case_rows, roofline_rows
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
-RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
 WAIT = Case(name="wait", unit="ms", batch=1, prompt_len=4, width=2)
 PEERS = ["transformers", "vllm"]
 
@@ -37,19 +34,6 @@ def test_the_median_and_the_best_peer() -> None:
     assert timed[0]["ratio_to_best_peer"] == 2.0
 
 
-@pytest.mark.parametrize(
-    ("failed", "error", "fails"),
-    [({}, None, False), ({"vllm over m": "does not start: E"}, None, True), ({}, "ValueError: no", True)],
-)
-def test_a_failed_engine_or_case_is_a_failure(failed: dict[str, str], error: str | None, fails: bool) -> None:
-    """A failed engine or case is a failure, a peer that is not installed is not; an error replaces the value."""
-    rows = case_rows([measured(RANK, "tailrace", 0.5), Measured(RANK, "vllm", error=error)], PEERS)
-
-    assert has_failed({"absent_peers": {"vllm": "not installed"}, "failed": failed, "cases": rows}) is fails
-    assert rows[0]["ratio_to_best_peer"] is None
-    assert (rows[1]["value"], rows[1].get("error")) == (None, error)
-
-
 def test_steps_are_compared_with_the_limits_of_their_run() -> None:
     """The row shows the run with the median fraction and the binding limit; each run has its own limits."""
     one = measured(WRITE, "tailrace", 1.0, 1.0, 1.0)
@@ -64,17 +48,3 @@ def test_steps_are_compared_with_the_limits_of_their_run() -> None:
     assert (row["limit_gbytes_per_s"], row["limit_tflops_per_s"]) == (1e-07, 1.5e-10)
     assert (row["memory_share"], row["compute_share"]) == (0.5, 0.1)
     assert (row["bound_by"], row["share_of_limit"]) == ("memory", 0.5)
-
-
-def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
-    """Text outputs agree by position, ranked items by membership."""
-    runs = [
-        measured(WRITE, "tailrace", 1.0, outputs=[[1, 2, 3, 4], [5, 6, 7, 8]]),
-        measured(WRITE, "transformers", 1.0, outputs=[[1, 2, 9, 9], [5, 6, 7, 8]]),
-        measured(RANK, "tailrace", 1.0, outputs=[[[1, 2, 3], [4, 5, 6]]]),
-        measured(RANK, "transformers", 1.0, outputs=[[[4, 5, 6], [7, 8, 9]]]),
-    ]
-
-    found = {(row["case"], row["engine"]): row["share"] for row in agreements(runs)}
-
-    assert found == {("decode-2", "tailrace"): 0.75, ("beams-2", "tailrace"): 0.5}

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.faults.rows import door_of
 from benchmarks.load.audience import TIERS, Audience
-from benchmarks.load.clients import path_of
-from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
+from benchmarks.load.open_loop import Load, RequestOutcome, Shot, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
@@ -61,12 +60,6 @@ async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
     assert sorted(one.latency_s for one in load.shots)[-2] > 0.05
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.5, 5), (0.95, 10), (0.99, 10), (0.1, 1), (0.0, 1)])
-def test_percentiles_are_by_nearest_rank(share: float, value: int) -> None:
-    """Percentiles are elements of the sample."""
-    assert percentile(list(range(10, 0, -1)), share) == value
-
-
 def test_a_run_by_hand() -> None:
     """Failures are never in time, and a tier's weight is its NDCG relative to the LLM's."""
     weights = tier_weights(REPORT)
@@ -116,8 +109,3 @@ def test_the_mix_asks_either_door_for_every_tier() -> None:
         {"recent_item_ids": ["i"], "k": 10},
         {"user_id": "nobody-0", "k": 10},
     ]
-
-
-def test_an_id_is_encoded_in_a_path() -> None:
-    """Slashes, spaces and letters outside ASCII of an ID stay within its segment of the path."""
-    assert path_of("items", "a/b c?ü") == b"/v1/items/a%2Fb%20c%3F%C3%BC"

@@ -1,6 +1,5 @@
 """Pooling of runs with several seeds, conversion of a folder of sequences, and the command's options."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.graph import TransitionGraph
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from benchmarks.quality.summary import Run, summarise
-from pipelines.codes.embedding import texts_of
+from benchmarks.quality.summary import QualityRun, summarise
 from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.scoring.metrics import Ranks
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import EventTable, ItemTable
-from services.errors import ConfigError
 from services.settings.settings import Settings
 
 SHORT, LONG = "history 0-9", "history 10-49"
@@ -26,7 +22,7 @@ BY_NDCG = {1.0: 1.0, 0.5: 3.0, 0.0: 11.0}
 """Rank of the label by its NDCG@10."""
 
 
-def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one-out") -> Run:
+def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one-out") -> QualityRun:
     """Build a run of a seed with these users' NDCG@10; the decoder takes 2 ms per request, 6 ms for long histories."""
     ndcg, gain = {"decoder": llm, "student": student}, gain_by_slice(llm, student, SLICES)
     metrics = {}
@@ -57,7 +53,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "num_parameters": {"decoder": {"all": 9}, "student": {"all": 2}},
         "llm_price_ndcg_per_ms": 0.001,
     }
-    return Run(seed=seed, split=split, **about)
+    return QualityRun(seed=seed, split=split, **about)
 
 
 def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
@@ -103,18 +99,6 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
     assert found["runs"][0]["earned_in_validation"] == {"uses_targets": True}
 
 
-def test_the_graph_follows_the_newest_items_and_their_texts() -> None:
-    """Transitions from the newest item count by frequency, then distance; without transitions, text overlap counts."""
-    sequences = [np.array([0, 1]), np.array([0, 1]), np.array([0, 2]), np.array([3, 4, 5])]
-    texts = ["red lamp", "blue chair", "green door", "old boat", "new sail", "tall mast", "red lantern lamp", "stone"]
-
-    after_0, after_3, unknown = TransitionGraph(sequences, texts)([np.array([0]), np.array([7, 3]), np.array([6])])
-
-    assert after_0[1] > after_0[2] > after_0[5]
-    assert after_3[4] > after_3[5] > after_3[1]
-    assert unknown.argsort()[-2:].tolist() == [0, 6]
-
-
 def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
     """The pooled gain equals the gain of a run with each user's mean; the spread is over the seeds' own gains."""
     draw = np.random.default_rng(0)
@@ -126,22 +110,6 @@ def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
     assert [row.pop("split") for row in rows] == ["leave-one-out"] * 3
     assert rows == gain_by_slice((llm + other) / 2, student, SLICES)
     assert spread[0] == pytest.approx(abs(llm.mean() - other.mean()) / np.sqrt(2))
-
-
-def test_routing_pays_the_decoder_only_where_its_gain_is_shown() -> None:
-    """Routing uses the decoder only in slices where it gains: the best quality for less decoder time."""
-    llm, student = np.where(SLICES[LONG], 1.0, 0.0), np.full(80, 0.5)
-
-    routing = summarise([run(0, llm, student)])["routing"]
-
-    shares = [row.pop("llm_share") for row in routing]
-    assert [tuple(row.values()) for row in routing] == [
-        ("leave-one-out", "always-llm", 0.5, 4.0, 0.125),
-        ("leave-one-out", "always-student", 0.5, 0.0, None),
-        ("leave-one-out", "routed", 0.75, 3.0, 0.25),
-    ]
-    assert shares == [1.0, 0.0, 0.5]
-    assert list(routing[0]) == ["split", "policy", "ndcg10", "decoder_ms_per_request", "ndcg_per_decoder_ms"]
 
 
 def folder(root: Path, items: dict[str, str]) -> Path:
@@ -162,66 +130,6 @@ def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     read_events = event_table.read(read["item_id"])
     assert item_table.findings.num_set_aside == event_table.findings.num_set_aside == 0
     return read_events, read
-
-
-def test_all_that_items_jsonl_says_of_an_item_reaches_its_text(tmp_path: Path) -> None:
-    """Texts, numbers and lists under any key become words of an item; categories are those used by request filters."""
-    lines = [
-        {"item_id": 1, "title": "Lamp", "brand": "Acme", "categories": ["light", "home"], "year": 1999},
-        {"item_id": 2, "title": None, "tags": ["x", 7, None], "categories": "home|garden"},
-        {"item_id": "3", "title": "Rake", "text": "A rake.", "categories": 5, "about": {"sold": True}},
-    ]
-    source = folder(tmp_path, {"items.jsonl": "\n".join(map(json.dumps, lines))})
-
-    events, items = tables(source, tmp_path / "out")
-
-    assert events.select("user_id", "item_id").rows() == [
-        ("u1", "1"), ("u1", "2"), ("u1", "1"), ("u2", "2"), ("u2", "3")
-    ]  # fmt: skip
-    assert items["categories"].to_list() == [["light", "home"], ["home", "garden"], ["categories5"]]
-    assert texts_of(items) == [
-        "Lamp light home Acme year1999",
-        "untitled home garden x tags7",
-        "Rake categories5 A rake. soldTrue",
-    ]
-
-
-def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path: Path) -> None:
-    """Numeric attributes become words of an item with a made-up title; repeated attributes are repeated in the text."""
-    source = folder(tmp_path, {"item_attributes.json": '{"1": [17, 3, 17], "2": [], "3": [3]}'})
-
-    _, items = tables(source, tmp_path / "out")
-
-    assert texts_of(items) == ["item 1 a17 a3 a17", "item 2 ", "item 3 a3"]
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        (
-            {},
-            (
-                r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a "
-                r"line such"
-            ),
-        ),
-        (
-            {"items.jsonl": '{"item_id": 1}\n{"title": "x"}'},
-            r"items.jsonl, line 2 is no object with item_id; give such as",
-        ),
-        ({"items.jsonl": "Lamp"}, r"items.jsonl, line 1 is not JSON \(.*\); give such as"),
-        ({"item_attributes.json": "[[1]]"}, r"item_attributes.json is no object; give such as \{\"1\": \[3, 17\]\}"),
-        ({"sequences.txt": None}, r"shop has no sequences.txt; put it there, a line"),
-    ],
-)
-def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[str, Any], words: str) -> None:
-    """The error names the option, the file and its expected content."""
-    source = folder(tmp_path, {name: text for name, text in items.items() if text is not None})
-    for name in (name for name, text in items.items() if text is None):
-        (source / name).unlink()
-
-    with pytest.raises(ConfigError, match=f"^--sequences: .*{words}"):
-        as_tables(source, tmp_path / "out")
 
 
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.warm_start import Run, Trained, summarise, without_newest
+from benchmarks.quality.warm_start import Trained, WarmStartRun, summarise, without_newest
 from models.catalogue import load_catalogue
 from pipelines.data.examples import Split, read_cases
 from tests.support.training.synthetic import tokenized, write_ingested
@@ -44,7 +44,10 @@ def trained(decoder: list[float], student: list[float], cpu_s: float) -> Trained
 def test_what_is_kept_is_pooled_over_seeds_and_paired_by_user() -> None:
     """Users are averaged over seeds first; if warm equals whole for every user the interval has zero width."""
     whole, half = trained([1.0, 0.5], [1.0, 0.5], 100.0), trained([0.5, 0.5], [1.0, 0.5], 25.0)
-    runs = [Run(new_share=0.1, seed=seed, live=half, whole=whole, warm=warm) for seed, warm in enumerate((half, whole))]
+    runs = [
+        WarmStartRun(new_share=0.1, seed=seed, live=half, whole=whole, warm=warm)
+        for seed, warm in enumerate((half, whole))
+    ]
 
     found = summarise(runs)
 

@@ -1,17 +1,14 @@
 """`tailrace explain`: its request, the drawing, and errors."""
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from infra.local.commands.explain import Door, ask, show
+from infra.local.commands.explain import Door, ask
 from services.errors import EnvironmentFault, NotFound
 from tests.support.scripted_server import Step, running
 from tests.support.servers import HOST, free_port
 
-CELLS = 40
 EXPLANATION: dict[str, Any] = {
     "outcome": "ok",
     "elapsed_ms": 10.0,
@@ -62,14 +59,3 @@ def test_where_nobody_answers_the_stack_of_this_machine_is_named() -> None:
         ask(Door(url=url, local_url=url), "r")
     with pytest.raises(EnvironmentFault, match="the REST address of this machine's stack is http://other"):
         ask(Door(url=url, local_url="http://other"), "r")
-
-
-def test_the_sentences_come_first_then_the_stages() -> None:
-    """Sentences keep their order and brackets; the trace id is last."""
-    text = io.StringIO()
-    show(EXPLANATION, Console(file=text, width=120, highlight=False))
-    lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
-
-    assert lines[:2] == EXPLANATION["sentences"]
-    assert [line.split()[0] for line in lines[2:]] == ["stage", "features", "student", "whole", "trace"]
-    assert [line.count("█") for line in lines[3:5]] == [CELLS // 2, 1]

@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from services.gateway.console.door import PAGE_DIR, load_page
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.slo import series_for
-from services.gateway.console.users import ListedUser, spread
 from services.gateway.drills import DrillTarget, read_drills
 from services.observability.node_metrics import node_registry
 from services.observability.objectives import load_objectives
@@ -138,18 +137,6 @@ async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Conso
 
     (audited,) = [line for line in logs if line["event"] == "audit"]
     assert (audited["who"], audited["outcome"]) == ("admin", "gone")
-
-
-def test_users_are_spread_from_long_to_short_histories() -> None:
-    """A third have a stored list if available; the rest are spread over the lengths, without duplicates."""
-    found = [ListedUser(user_id=f"u{n:03}", num_events=n, has_stored_list=n % 20 == 0) for n in range(100)]
-
-    chosen = spread(found, 12)
-
-    assert len(chosen) == len({one.user_id for one in chosen}) == 12
-    assert [one.num_events for one in chosen] == sorted((one.num_events for one in chosen), reverse=True)
-    assert sum(one.has_stored_list for one in chosen) >= 4
-    assert spread(found[:3], 12) == found[:3][::-1]
 
 
 async def test_an_unreadable_metrics_folder_skips_one_sample(tmp_path: Path) -> None:

@@ -61,16 +61,6 @@ def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) ->
     assert [step.values[SERIES] for step in steps] == expected
 
 
-def test_samples_share_the_names_of_series() -> None:
-    """The ring keeps the names of series once, since they are most of the memory of an hour of samples."""
-    ring = SampleRing(FINE_S, KEEP_S, THIN_S)
-    for second in range(int(KEEP_S)):
-        ring.add(Counts(float(second), {(REQUESTS, frozenset({("tier", tier)})): 1.0 for tier in Tier}))
-
-    names = [series for step in ring.steps(KEEP_S) for series in step.values]
-    assert len({id(name) for name in names}) == len(set(names)) == len(Tier)
-
-
 def test_a_counter_that_was_reset_counts_from_zero() -> None:
     """A restarted process does not show negative traffic."""
     assert at(2.0, 3.0).since(at(1.0, 50.0)).values[SERIES] == 3.0

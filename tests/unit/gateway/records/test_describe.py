@@ -8,7 +8,7 @@ import pytest
 from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
 from services.gateway.reasons import TIERS
-from services.gateway.records.describe import describe, longest_stage, reason_sentence
+from services.gateway.records.describe import describe, reason_sentence
 from services.router.policy import plan
 from tests.support.gateway.facts import facts
 
@@ -99,29 +99,3 @@ def test_a_complete_explanation() -> None:
         "The newest event that it took into account was 5.0 s old.",
         "Request r of caller shop, priority high, through rest at 2027-01-15T08:00:00.000+00:00.",
     ]
-
-
-def test_a_refusal_is_described_in_two_sentences() -> None:
-    """The sentences are the error and the request."""
-    refused = Explanation(request_id="r", door="grpc", outcome="overloaded", message="busy", at_unix_ms=0)
-
-    assert describe(refused) == [
-        "Refused with overloaded: busy.",
-        "Request r through grpc at 1970-01-01T00:00:00.000+00:00.",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("age_ms", "age"), [(86_399_900, "86399.9 s"), (86_400_000, "1.0 days"), (914_329_089_736, "10,582.5 days")]
-)
-def test_the_age_of_old_events_is_in_days(age_ms: int, age: str) -> None:
-    """Ages of a day and more are in days."""
-    assert f"The newest event that it took into account was {age} old." in describe(explanation(feature_age_ms=age_ms))
-
-
-def test_a_stage_that_contains_others_is_not_the_longest() -> None:
-    """`rank` contains the LLM and the student; it is the longest only without them."""
-    rank, student = stage("rank", 0.0, 5.0), stage("student", 0.0, 4.0)
-
-    assert longest_stage(explanation(stages=(rank, student))) == student
-    assert longest_stage(explanation(stages=(rank,))) == rank

@@ -158,24 +158,6 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
     assert tailrace("bundles", "promote", "v1", "--name", "A B").code == 1
 
 
-def test_tables_of_bundles_fit_80_columns(
-    tailrace: Run, publish: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Versions and states are not truncated, and only words longer than their column are broken."""
-    versions = ("20261124T101112Z-0a1b2c3d", "20261125T101112Z-1a1b2c3d")
-    for version in versions:
-        publish(version, 0.1, "events-of-the-shop-2026", lineage={"parents": {"compared_with": versions[0]}})
-    monkeypatch.setenv("COLUMNS", "80")
-
-    listed, shown = tailrace("bundles").out, tailrace("bundles", "diff", *versions).out
-
-    assert max(len(line) for line in (listed + shown).splitlines() if not line.startswith("note: ")) <= 80
-    words = (listed + shown).split()
-    assert {*versions, "previous,", "reference", "live", "item-kNN", "difference"} <= {*words}
-    assert words.count(versions[0]) >= 4, "also as a value of both bundles"
-    assert "\N{HORIZONTAL ELLIPSIS}" not in listed + shown
-
-
 def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
     """The reference defaults to the first full training; a change is audited, and a rollback from it is reported."""
     first = tailrace("bundles")

@@ -71,24 +71,6 @@ def test_training_or_serving_alone(plan: Run, model: str) -> None:
     assert ("TRAINING" in serving, "SERVING" in serving) == (False, True)
 
 
-def test_contexts_in_memory_are_added_up(plan: Run, model: str) -> None:
-    """Llama-3-8B with eight contexts of 8,192 tokens takes 16.06 + 8.59 + 2 GB, about 28 GB with allocator gaps."""
-    planned = plan(model, "--serve", "--batch", "8", "--length", "8192")
-
-    assert "16.06    8.59      2.00       26.65" in planned.out
-    assert "together 26.7 GB, with room for the allocator's gaps 28.1" in planned.out
-
-
-def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Run) -> None:
-    """ResNet-50 on four GPUs is planned as DDP, and guessed values are marked."""
-    planned = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
-
-    assert planned.code == 0
-    assert "1  DDP 4" in planned.out
-    assert "is a guess" in planned.out
-    assert "SERVING" not in planned.out
-
-
 def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> None:
     """A model that does not fit is reported with exit code 0."""
     planned = plan(model, "--gpus", "4x4090", "--train")

@@ -23,14 +23,6 @@ def test_generated_files_are_fresh() -> None:
     assert [path.name for path in others if path.name != "NOTES.txt" and WRITTEN_BY_HAND not in path.read_text()] == []
 
 
-def test_what_is_linked_is_what_the_overlays_have() -> None:
-    """Rules and dashboards are links, so there is a single copy of each."""
-    links = {path: path.resolve() for path in (ROOT / CHART / "files").iterdir()}
-
-    assert links
-    assert all(path.is_symlink() and ROOT in target.parents for path, target in links.items())
-
-
 def test_a_value_whose_places_differ_is_refused() -> None:
     """A value whose places hold different numbers, or that has no place, is rejected."""
     pods = "*/workerGroupSpecs/*/minReplicas"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation.gate import Compared, GateOptions, find_problems, next_steps, refuse
+from pipelines.evaluation.gate import Compared, GateOptions, find_problems, refuse
 from services.errors import StageFailed
 
 
@@ -93,45 +93,3 @@ def test_bad_models_are_stopped_with_the_reason(found, compared, options, compla
         refuse(find_problems(found, compared, options))
 
     assert complaint in str(stopped.value)
-
-
-@pytest.mark.parametrize(
-    ("found", "compared", "begins"),
-    [
-        (
-            metrics(0.08, 0.085),
-            Compared(),
-            [
-                (
-                    "item_knn won: its ndcg@10 of 0.0900 is 0.0100 above the decoder's 0.0800; for data like this so "
-                    "simple"
-                ),
-                "more data: these are 480 events of 40 users on 30 items",
-                "--baseline bigram is a lower bar: both models beat popularity and bigram",
-                "--epochs trains the decoder longer, --decoder-floor",
-                "--student-epochs trains the student longer, --student-floor",
-            ],
-        ),
-        (
-            metrics(0.0, 0.1),
-            Compared(),
-            [
-                "item_knn won: ",
-                "more data: ",
-                "no baseline is beaten by both models, so --baseline cannot help",
-                "--epochs",
-            ],
-        ),
-        (metrics(0.12, 0.1), Compared(), []),
-        (metrics(0.12, 0.12), live(-0.001, 0.003), []),
-        (metrics(0.12, 0.12), live(-0.02, -0.003), ["v1 stays live, "]),
-        (metrics(0.12, 0.12), reference(-0.02, 0.003), ["v0 is the reference until a person moves it: "]),
-    ],
-)
-def test_what_one_can_do_follows_from_what_is_beyond_its_bound(found, compared, begins) -> None:
-    """The steps name the winning baseline, a baseline that both models beat, more data, and the options."""
-    data = {"num_events": 480, "num_users": 40, "num_items": 30}
-
-    steps = next_steps(found, compared, data, GateOptions())
-
-    assert [step.startswith(begin) for step, begin in zip(steps, begins, strict=True)] == [True] * len(begins)

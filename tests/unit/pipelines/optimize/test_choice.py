@@ -1,14 +1,10 @@
 """Publication and promotion of variants: the budget, the Pareto front, and the paired interval."""
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats
 
 from pipelines.optimize.choice import VariantRow, best, judge, parse_budget, relative_difference
-from pipelines.optimize.report import terminal
 from services.errors import ConfigError
 
 MB = 10**6
@@ -115,24 +111,6 @@ def test_a_small_parent_is_not_worth_a_smaller_child() -> None:
     parent, child = row("parent", size=1.2), row("child", size=0.6)
 
     assert judge(parent, [child], 0.01)["child"].why == "neither 5% faster nor 5% and 1 MB smaller than its parent"
-
-
-def test_the_table_fits_80_columns() -> None:
-    """Each variant has a line of numbers without truncation, and a line with its result."""
-    rows = [row("pruned-heads", ndcg=0.0404, low=-0.0211, kind="int8_all"), row("int4-qat", ms=3456.78, size=99_999.9)]
-    shown = io.StringIO()
-    console = Console(file=shown, width=80)
-    for part in terminal(PARENT, rows, judge(PARENT, rows, 0.01)):
-        console.print(part)
-
-    lines = shown.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    for name in ("parent", "pruned-heads", "int4-qat"):
-        (line,) = [line for line in lines if line.startswith(f"{name} ")]
-        assert "…" not in line
-        assert "MB" not in line
-        assert line.split()[-1].replace(".", "").replace(",", "").isdigit()
-    assert sum(line.startswith(("pruned-heads: ", "int4-qat: ")) for line in lines) == 2
 
 
 def test_times_nearer_than_a_repetition_are_equal() -> None:

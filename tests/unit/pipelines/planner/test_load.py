@@ -117,11 +117,6 @@ def test_every_option_changes_the_estimate(changes: dict[str, Any]) -> None:
     assert plan(demand(**changes), MEASURED) != plan(demand(), MEASURED)
 
 
-def test_a_mix_names_tiers() -> None:
-    """A tier that is not listed has fraction 0."""
-    assert parse_mix("llm=0.3, student=0.7") == {"precomputed": 0, "llm": 0.3, "student": 0.7, "popular": 0}
-
-
 @pytest.mark.parametrize(
     "content",
     [

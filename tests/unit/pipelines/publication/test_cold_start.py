@@ -9,7 +9,7 @@ import pytest
 from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
 from pipelines.publication.add_items import append_items
-from pipelines.publication.cold_start import publish_ingested, publish_items, similar_by_text
+from pipelines.publication.cold_start import publish_ingested, publish_items
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import StageOutput
 from pipelines.tables.files import Frame
@@ -96,9 +96,3 @@ def test_one_item_is_no_shop(tmp_path: Path) -> None:
     """A single item is rejected, and the error names the table."""
     with pytest.raises(DataError, match=r"1 items of items\.csv"):
         publish_items(BundleStore(tmp_path), ItemTable(Frame(ITEMS.head(1), "items.csv")), NOW, lambda _: None)
-
-
-@pytest.mark.parametrize("texts", [["", ""], ["a red hat", ""], ["one", "two", "three"]])
-def test_items_without_common_words_are_similar_to_none(texts: list[str]) -> None:
-    """Items without common words have no neighbours."""
-    assert (similar_by_text(texts).neighbours_VN == -1).all()

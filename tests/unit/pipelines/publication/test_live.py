@@ -8,7 +8,7 @@ import pytest
 
 from models.registry.store import BundleStore
 from pipelines.options import PipelineOptions
-from pipelines.publication.live import describe_other, live_of, reference_of
+from pipelines.publication.live import describe_other, live_of
 from pipelines.runner.stage import StageOutput
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue, live_store
@@ -89,25 +89,3 @@ def test_a_live_bundle_that_cannot_be_read_can_be_replaced(store: BundleStore, t
     (tmp_path / "bundles" / "v1" / "manifest.json").write_text("{")
     assert live_of(store, "v1", table, OWN, COMMAND) is None
     assert live_of(store, None, table, OWN, COMMAND) is None
-
-
-def test_why_nothing_is_compared_with_a_reference_is_said(store: BundleStore, tmp_path: Path) -> None:
-    """The reason states a missing, foreign or unreadable reference, or which version is the reference."""
-    own, other = ingested(tmp_path, items(*range(30))).path, tmp_path / "other"
-    other.mkdir()
-    ingested(other, items(*range(100, 140)))
-
-    none, why = reference_of(BundleStore(tmp_path / "empty"), own)
-    found, which = reference_of(store, own)
-    foreign, why_foreign = reference_of(store, other)
-    (tmp_path / "bundles" / "v1" / "catalogue.parquet").write_bytes(b"")
-    damaged, why_damaged = reference_of(store, own)
-
-    assert (none, foreign, damaged) == (None, None, None)
-    assert found is not None
-    assert found.version == "v1"
-    assert why.startswith("no bundle is the reference yet")
-    assert which == "v1 is the reference, the first whole training that is kept"
-    assert why_foreign.startswith("not compared with the reference, v1: 0 of 40 items are among the 30 of that bundle")
-    assert "cannot be read" in why_damaged
-    assert why_damaged.endswith("tailrace bundles reference VERSION")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +15,6 @@ from services.contracts.text import (
     ChatMessage,
     SamplingOptions,
     TextEvent,
-    TextModel,
     TextRequest,
     TextWriter,
 )
@@ -36,7 +34,6 @@ from services.settings.settings import Settings
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS
-from tests.unit.gateway.world import World, let_write
 
 
 def request(**fields: object) -> TextRequest:
@@ -138,23 +135,6 @@ NEWER_NAME = {"settings_sent": frozenset({"max_completion_tokens"})}
 def test_a_field_is_sent_as_the_caller_meant_it(fields: dict[str, Any], name: str, sent: object) -> None:
     """Schemas, the name of the token limit, and template variables are sent in the form that the server supports."""
     assert body_of(request(**fields)).get(name) == sent
-
-
-class HostedModel(RemoteWriter):
-    """A writer that lists models as a hosted service does."""
-
-    async def models(self) -> tuple[TextModel, ...]:
-        """Return one model of unknown context length."""
-        return (TextModel(name="hosted", max_context_tokens=None, created_unix_s=0),)
-
-
-async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient) -> None:
-    """An unknown context length is null, not zero."""
-    let_write(texts, HostedModel("http://far/v1", lambda: ""), LIMITS)
-
-    listed = (await http.get("/v1/models")).json()["data"]
-
-    assert [(model["id"], model["max_model_len"]) for model in listed] == [("hosted", None)]
 
 
 async def test_closing_the_iterator_cancels_the_servers_work(remote: RemoteWriter, parrot: Parrot) -> None:

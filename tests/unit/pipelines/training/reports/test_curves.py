@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from matplotlib.image import imread
-
 from pipelines.training.fit.fitting import Fitted
 from pipelines.training.fit.loss_curve import LossCurve
 from pipelines.training.reports.curves import CURVES, as_text, write_png
@@ -38,14 +36,3 @@ def test_a_fit_of_one_step_or_none_is_drawn_too(tmp_path: Path) -> None:
     for one in (fitted([5.0], [0.1]), fitted([], [])):
         assert as_text(asdict(one))
         write_png({"decoder": one}, tmp_path / CURVES)
-
-
-def test_the_picture_has_a_line_for_each_fit(tmp_path: Path) -> None:
-    """The picture is a PNG, and a second fit changes it."""
-    student, twin = fitted([3.0, 2.0, 1.0], [0.1]), fitted([3.0, 2.5, 2.0], [0.2])
-    write_png({"student": student}, tmp_path / "one.png")
-    write_png({"student": student, "twin": twin}, tmp_path / "two.png")
-
-    one, two = imread(tmp_path / "one.png"), imread(tmp_path / "two.png")
-    assert one.shape == two.shape
-    assert (one != two).any()
