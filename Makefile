@@ -39,6 +39,7 @@ test-unit: $(INSTALLED) ## run the pure tests: no server, no compiler, no Ray
 
 test-grids: $(INSTALLED) ## run the complete grids and scenarios, of which `make test` runs a sample, and the quality of a full training
 	$(UNIT) -m grid tests/unit
+	$(UNIT) --hypothesis-profile thorough -m "not grid" tests/unit
 	$(BIN)/pytest -m grid tests/integration tests/e2e
 	$(BIN)/pytest tests/quality
 

@@ -17,10 +17,14 @@ from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which also transformers does
 
-hypothesis_settings.register_profile(
-    "untimed", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis_settings.load_profile("untimed")  # a busy machine is not a fault of the tested code
+for profile, num_examples in (("quick", 50), ("thorough", 200)):
+    hypothesis_settings.register_profile(
+        profile,
+        max_examples=num_examples,
+        deadline=None,  # a busy machine is not a fault of the tested code
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+hypothesis_settings.load_profile("quick")  # `make test-grids` takes the thorough one
 
 E2E_TIMEOUT_S = 1_800
 EMBEDDED_ONLY = {

@@ -92,6 +92,7 @@ def addresses() -> Iterator[list[str]]:
         yield [f"http://{HOST}:{http_port}", f"grpc://{HOST}:{grpc_port}"]
 
 
+@pytest.mark.grid  # test_architecture.py imports the client without our packages
 def test_the_wheel_works_with_only_what_it_names(python: Path, addresses: list[str]) -> None:
     """The wheel works over REST and gRPC without our packages, and registers no conflicting protobuf message."""
     done = subprocess.run(

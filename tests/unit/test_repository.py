@@ -104,6 +104,10 @@ def test_packages_are_installed_by_their_hashes_and_torch_from_one_index(
 def test_a_failing_installation_prints_a_line_a_step_and_names_its_log(tmp_path: Path) -> None:
     """pip's output goes to the log file, its last lines with the error also to the terminal, and make fails."""
     venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pip = venv / "bin" / "pip"  # this environment's, without a second's unpacking
+    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {venv}/bin/python "$@"\n')
+    pip.chmod(0o755)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "MFLAGS"))}
 
     made = subprocess.run(

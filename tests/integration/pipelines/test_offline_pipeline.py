@@ -15,8 +15,6 @@ from redis import Redis
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from benchmarks.quality.__main__ import measure
-from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
 from models.prompt import prompt_of
 from models.registry.store import BundleStore
@@ -135,37 +133,6 @@ def test_the_global_time_split_is_evaluated_and_not_published(places: Places, op
     assert "events before 2023-11-14T22:2" in shown
     assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown
     assert BundleStore(places.bundle_root).live_version() == before
-
-
-def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: PipelineOptions) -> None:
-    """Results of a run are pooled as reported, for all baselines and variants, with decoder time and both models'
-    sizes.
-    """
-    measured = measure(options, places, quiet())
-
-    found = summarise([measured])
-
-    reported = measured.evaluation["metrics"]
-    variants = ["graph", "student_alone", "distilled"]
-    assert [row["model"] for row in found["rows"]] == [*reported, *variants]
-    unmixed = {"popularity", "bigram", "item_knn", "transitions", "unlearned", "twin", "student", "decoder"}
-    assert unmixed <= set(reported) <= unmixed | {"mixed_student", "mixed_decoder"}
-    for row in found["rows"][: -len(variants)]:
-        for metric in ("hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked"):
-            assert row[metric.replace("@", "")] == reported[row["model"]][metric]
-        assert row["ci95"] == reported[row["model"]]["ndcg@10_interval"]
-    costs, pooled = {"decoder_ms", "valid_llm_minus_student"}, {"split", "llm_minus_student_std"}
-    assert [{name: row[name] for name in row.keys() - pooled} for row in found["gain"]] == [
-        {name: row[name] for name in row.keys() - costs} for row in measured.evaluation["gain"]
-    ]
-    assert np.array_equal(measured.variants["student"].masked, measured.ranks["student"])
-    assert (measured.ndcg("distilled").mean() == measured.ndcg("student").mean()) or not measured.earned["uses_targets"]
-    llm, student, routed = found["routing"]
-    assert list(measured.decoder_ms) == ["history 10-49"]
-    assert llm["decoder_ms_per_request"] > 0 == student["decoder_ms_per_request"]
-    assert student["ndcg_per_decoder_ms"] is None
-    assert routed["ndcg10"] in {llm["ndcg10"], student["ndcg10"]}
-    assert all(size["all"] > size["without_items"] > 0 for size in measured.num_parameters.values())
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:

@@ -154,6 +154,7 @@ def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
         optimize(live.version, OptimizeOptions(), places, quiet())
 
 
+@pytest.mark.grid  # test_deployments.py swaps such a child under load, test_deployment.py versions in one KV pool
 async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(places: Places) -> None:
     """A replica serves its parent, the 4-bit child and the parent again under load, without a failed request.
 

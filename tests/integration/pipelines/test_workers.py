@@ -199,7 +199,8 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), pytest.param("--refit", 5, marks=pytest.mark.grid)])
+@pytest.mark.grid  # the fits above run over two workers, and each end-to-end run trains by the command
+@pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), ("--refit", 5)])
 def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str, num_fits: int, tmp_path: Path) -> None:
     """`tailrace pipeline --workers 2` with the shipped shapes starts two ranks for each fit and refit, and promotes a
     bundle.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
-from pipelines.data.ingest import Source, key, live_log_files
+from pipelines.data.ingest import IngestSources, key, live_log_files
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
@@ -305,7 +305,7 @@ def test_a_merge_keeps_what_readers_need(tmp_path: Path) -> None:
     log = OfflineLog(tmp_path)
     for offset in range(MIN_FILES):
         log.append(events(offset, offset))
-    key_before = key(Source(None, None, live_log_files(tmp_path)))
+    key_before = key(IngestSources(None, None, live_log_files(tmp_path)))
     after_appending_ms = int(time.time() * 1_000) + 1
 
     num_merged = log.compact(0, time.time())
@@ -313,7 +313,7 @@ def test_a_merge_keeps_what_readers_need(tmp_path: Path) -> None:
     num_beside = num_files(tmp_path)
 
     assert list(log.read(0, not_before_ms=after_appending_ms)) == []
-    assert key(Source(None, None, live_log_files(tmp_path))) == key_before
+    assert key(IngestSources(None, None, live_log_files(tmp_path))) == key_before
     log.compact(0, time.time() + LATER_S)
     assert (num_merged, num_beside, num_files(tmp_path)) == (MIN_FILES, MIN_FILES + 1, 1)
 
