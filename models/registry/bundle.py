@@ -15,6 +15,7 @@ from models.registry.manifest import MANIFEST, ManifestReport, decode_manifest, 
 from models.registry.trainings import Lineage, made_from
 from models.registry.withdrawals import SERVING
 from models.similar import SIMILAR, SimilarTable, load_similar
+from models.wishes.meaning import LoadEncoder
 from models.wishes.mixing import WISHES
 from models.wishes.reader import Reader
 
@@ -124,9 +125,9 @@ class Bundle:
             tables[name] = load_similar(self._verified(folder), len(catalogue.item_ids))
         return mixer_of(self.manifest, tables, catalogue.popularity)
 
-    def wish_reader(self, catalogue: Catalogue) -> Reader:
+    def wish_reader(self, catalogue: Catalogue, load_encoder: LoadEncoder = lambda _: None) -> Reader:
         """Return the reader of wishes for this bundle's catalogue. Raises BundleCorrupt."""
-        return Reader.load(self._verified(WISHES), catalogue, self.similar(len(catalogue.item_ids)))
+        return Reader.load(self._verified(WISHES), catalogue, self.similar(len(catalogue.item_ids)), load_encoder)
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""

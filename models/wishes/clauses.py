@@ -33,6 +33,7 @@ class ClauseOfWish:
     """Whether the wish takes back what earlier wishes asked for: "actually", "instead"."""
 
 
+_MAX_AROUND = 8
 _ENDS = frozenset(".;:!?()\n")
 
 
@@ -47,6 +48,13 @@ def clauses_of(tokens: Sequence[Token]) -> list[ClauseOfWish]:
             _end(found, polarity, tokens[begun:at], is_replacement=replaces)
             _end(found, Polarity.AVOID, tokens[at + 1 : at + 2], is_replacement=replaces)
             at = begun = at + 2
+        elif (distance := _around(tokens, at)) is not None:
+            _end(found, polarity, tokens[begun:at], is_replacement=replaces)
+            _end(found, Polarity.AVOID, tokens[at + 1 : at + distance], is_replacement=replaces)
+            at = begun = at + distance + 1
+        elif polarity in (Polarity.WANT, Polarity.LIKE) and (length := _behind(tokens, at)) > 0:
+            _end(found, Polarity.AVOID, tokens[begun:at], is_replacement=replaces)
+            at = begun = at + length
         elif (cue := _cue_at(tokens, at)) is not None:
             _end(found, polarity, tokens[begun:at], is_replacement=replaces)
             at = begun = at + cue[1]
@@ -84,6 +92,26 @@ def _cue_at(tokens: Sequence[Token], at: int) -> tuple[str, int] | None:
         if (cue := cues.get(tuple(token.text for token in tokens[at : at + length]))) is not None:
             return cue, length
     return None
+
+
+def _around(tokens: Sequence[Token], at: int) -> int | None:
+    """Return the distance to the end of "keep ... out" at a token; None without it in this clause."""
+    for begin, end in english().around:
+        if tokens[at].text == begin:
+            for length in range(2, min(_MAX_AROUND, len(tokens) - at)):
+                if not tokens[at + length].is_word:
+                    break
+                if tokens[at + length].text == end:
+                    return length
+    return None
+
+
+def _behind(tokens: Sequence[Token], at: int) -> int:
+    """Return the length of a phrase at a token that excludes what its clause names; 0 without one."""
+    for phrase in english().behind:
+        if tuple(token.text for token in tokens[at : at + len(phrase)]) == phrase:
+            return len(phrase)
+    return 0
 
 
 def _ends_clause(tokens: Sequence[Token], at: int, polarity: Polarity) -> bool:

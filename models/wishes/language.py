@@ -1,7 +1,7 @@
 """The words of a language by which wishes are read, from a file of this folder."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -26,6 +26,9 @@ class Language:
     restarts: frozenset[str]
     pronouns: frozenset[str]
     replacing: tuple[Phrase, ...]
+    around: tuple[Phrase, ...]
+    behind: tuple[Phrase, ...]
+    fillers: tuple[str, ...]
     contractions: Mapping[str, str]
     cues: Mapping[Phrase, str]
     longest_cue: int
@@ -37,13 +40,27 @@ def english() -> Language:
     """Return the English language."""
     about = tomllib.loads(files("models.wishes").joinpath("english.toml").read_text(encoding="utf-8"))
     cues = {tuple(phrase.split()): kind for kind, phrases in about["cues"].items() for phrase in phrases}
-    sets = ("stop", "articles", "nameless", "softeners", "prefixes", "contrast", "restarts", "pronouns")
+    words = {name: frozenset(about[name].split()) for name in about if isinstance(about[name], str)}
     return Language(
-        **{name: frozenset(about[name].split()) for name in sets},
+        stop=words["stop"],
         suffixes=tuple(about["suffixes"].split()),
-        replacing=tuple(tuple(phrase.split()) for phrase in about["replacing"]),
+        articles=words["articles"],
+        nameless=words["nameless"],
+        softeners=words["softeners"],
+        prefixes=words["prefixes"],
+        contrast=words["contrast"],
+        restarts=words["restarts"],
+        pronouns=words["pronouns"],
+        replacing=_phrases(about["replacing"]),
+        around=tuple(map(tuple, about["around"])),
+        behind=_phrases(about["behind"]),
+        fillers=tuple(about["fillers"].strip().replace("\n", "|").split("|")),
         contractions=about["contractions"],
         cues=cues,
         longest_cue=max(map(len, cues)),
         dates={name: tuple(words.split()) for name, words in about["dates"].items()},
     )
+
+
+def _phrases(phrases: Iterable[str]) -> tuple[Phrase, ...]:
+    return tuple(tuple(phrase.split()) for phrase in phrases)

@@ -1,223 +1,246 @@
-"""Reads a wish by the catalogue's own words and by clauses. Numpy only; no torch.
+"""Reads a wish: the catalogue's own words by clauses, and with an encoder the meaning of other words. No torch.
 
 Reading adds scores to a model's log-probabilities: a wanted value, date or title word raises its items, an example
 raises similar items. An exclusion that is stated without doubt and names a value of the catalogue becomes a mask; other
 dislikes lower scores.
+
+    <bundle>/wishes/reader.json    {weights: chosen by validation}
+                    ...            with an encoder, the files of meaning.py and the encoder's own
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from models.catalogue import Catalogue
+from models.documents import Finite, Schema, decode
 from models.similar import NONE, SimilarTable
-from models.wishes.clauses import ClauseOfWish, Polarity, clauses_of
-from models.wishes.dates import Dates, find_dates
+from models.wishes.clauses import Polarity
+from models.wishes.meaning import LoadEncoder, Meaning, load_meaning
 from models.wishes.reading import Exclusion, Reading, Understood
 from models.wishes.vocabulary import Term, Vocabulary, WishItem
-from models.wishes.words import is_stop, tokens_of
+from models.wishes.wants import Wants, read_wants
 
-MAX_CHARS = 400
+ABOUT = "reader.json"
 YEAR = "year"
-_CERTAIN = 0.8
+CERTAIN = 0.8
+"""Certainty from which a value's name excludes its items."""
+_NUM_NEAR = 50.0
+"""Similar items of an example that count in full; the count falls by half there."""
+_LIKED, _WANTED = (Polarity.LIKE, Polarity.WANT), (Polarity.WANT,)
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What each part of a reading adds to log-probabilities; validation chooses these."""
+    """What each part of a reading adds to log-probabilities; validation chooses these.
 
-    value: float = 5.0
-    date: float = 5.0
-    word: float = 3.0
+    `less_` are for dislikes. `earlier` is a factor for each later wish of a conversation, `personal` the weight of the
+    model's log-probabilities.
+    """
+
+    value: float = 6.0
+    date: float = 6.0
+    word: float = 2.0
     liked: float = 5.0
-    less: float = 3.0
-    earlier: float = 0.8
-    """Factor for each later wish of a conversation."""
+    meaning: float = 1.0
+    text: float = 0.3
+    less_value: float = 3.0
+    less_liked: float = 3.0
+    less_meaning: float = 1.0
+    earlier: float = 0.9
     personal: float = 1.0
 
 
-@dataclass(slots=True)
-class _Wishes:
-    """The parts of a conversation's wishes that are in force; the newest wins."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A reading before weights: scores (V,) float32 by the names of `Weights`, negative for dislikes."""
 
-    values: dict[Term, tuple[Polarity, float]] = field(default_factory=dict)
-    dates: list[tuple[Polarity, Dates, float]] = field(default_factory=list)
-    examples: dict[int, tuple[Polarity, float]] = field(default_factory=dict)
-    words: list[tuple[Polarity, tuple[str, ...], float]] = field(default_factory=list)
+    understood: Understood
+    scores: Mapping[str, np.ndarray]
+    excluded: np.ndarray | None
+    exclusions: tuple[Exclusion, ...]
 
-    def aged(self, factor: float) -> None:
-        """Multiply all weights."""
-        self.values = {term: (polarity, weight * factor) for term, (polarity, weight) in self.values.items()}
-        self.dates = [(polarity, dates, weight * factor) for polarity, dates, weight in self.dates]
-        self.examples = {item: (polarity, weight * factor) for item, (polarity, weight) in self.examples.items()}
-        self.words = [(polarity, words, weight * factor) for polarity, words, weight in self.words]
+    def reading(self, weights: Weights) -> Reading:
+        """Return the reading with these weights."""
+        weighted = [np.float32(getattr(weights, name)) * scores_V for name, scores_V in self.scores.items()]
+        scores: np.ndarray | None = np.sum(np.stack(weighted), axis=0) if weighted else None
+        return Reading(self.understood, scores, self.excluded, self.exclusions, weights.personal)
 
 
 class Reader:
     """Reads wishes for the items of one bundle. Thread-safe."""
 
     def __init__(
-        self, vocabulary: Vocabulary, similar: SimilarTable | None = None, weights: Weights | None = None
+        self,
+        vocabulary: Vocabulary,
+        similar: SimilarTable | None = None,
+        weights: Weights | None = None,
+        meaning: Meaning | None = None,
     ) -> None:
-        self._vocabulary, self._similar, self.weights = vocabulary, similar, weights or Weights()
+        self.vocabulary, self.weights = vocabulary, weights or Weights()
+        self._similar, self._meaning = similar, meaning
 
     @classmethod
-    def load(cls, folder: Path, catalogue: Catalogue, similar: SimilarTable | None = None) -> "Reader":
+    def load(
+        cls,
+        folder: Path,
+        catalogue: Catalogue,
+        similar: SimilarTable | None = None,
+        load_encoder: LoadEncoder = lambda _: None,
+    ) -> "Reader":
         """Read the folder `wishes` of a bundle; without it, the catalogue's own words are read.
 
         `similar` are the bundle's similar items, for wishes that name an example. Raises BundleCorrupt.
         """
-        rows = zip(catalogue.item_ids, catalogue.titles, catalogue.categories, strict=True)
-        return cls(Vocabulary([WishItem(*row) for row in rows]), similar)
+        rows = list(zip(catalogue.item_ids, catalogue.titles, catalogue.categories, strict=True))
+        vocabulary = Vocabulary([WishItem(*row) for row in rows])
+        return cls(vocabulary, similar, load_weights(folder), load_meaning(folder, len(rows), load_encoder))
 
-    def with_items(self, items: Iterable[WishItem]) -> "Reader":
+    def with_items(self, items: Sequence[WishItem]) -> "Reader":
         """Return a reader that knows these items too: a known id is replaced, other items follow in the given order."""
-        by_id = {item.item_id: item for item in self._vocabulary.items} | {item.item_id: item for item in items}
-        return Reader(Vocabulary(list(by_id.values()), self._vocabulary.synonyms), self._similar, self.weights)
+        by_id = {item.item_id: item for item in self.vocabulary.items} | {item.item_id: item for item in items}
+        vocabulary, meaning = Vocabulary(list(by_id.values())), self._meaning
+        if meaning is not None and items:
+            place_of = {item_id: place for place, item_id in enumerate(by_id)}
+            meaning = meaning.with_items(items, [place_of[item.item_id] for item in items], len(by_id))
+        return Reader(vocabulary, self._similar, self.weights, meaning)
 
     @property
     def num_items(self) -> int:
         """The number of items of a reading."""
-        return len(self._vocabulary.items)
+        return len(self.vocabulary.items)
 
     def read(self, text: str, session_wishes: Sequence[str] = ()) -> Reading:
         """Read a wish. `session_wishes` are earlier wishes of the conversation, oldest first; the newest wins."""
-        wishes = _Wishes()
-        for one in (*session_wishes, text):
-            wishes.aged(self.weights.earlier)
-            for clause in clauses_of(tokens_of(one[:MAX_CHARS])):
-                self._read_clause(clause, wishes)
-        return self._reading(wishes)
+        return self.parts(text, session_wishes).reading(self.weights)
 
-    def _read_clause(self, clause: ClauseOfWish, wishes: _Wishes) -> None:
-        tokens, polarity, at = clause.tokens, clause.polarity, 0
-        wanted = _wanted(polarity)
-        new_values: dict[Term, tuple[Polarity, float]] = {}
-        left: list[str] = []
-        while at < len(tokens):
-            if (title := self._title_at(clause, at)) is not None:
-                liked = polarity if polarity in (Polarity.LIKE, Polarity.UNLIKE) else wanted
-                wishes.examples[title[0]] = (liked, 1.0)
-                at += title[1]
-            elif (term := self._vocabulary.find_term(tokens, at)) is not None:
-                new_values[term[0]] = (wanted, term[1])
-                at += term[2]
-            elif (dates := find_dates(tokens, at)) is not None:
-                if not any(polarity != wanted for polarity, *_ in wishes.dates):
-                    wishes.dates = []
-                wishes.dates.append((wanted, dates[0], 1.0))
-                at += dates[1]
+    def parts(self, text: str, session_wishes: Sequence[str] = ()) -> Parts:
+        """Return the parts of a reading."""
+        wants = read_wants(self.vocabulary, text, session_wishes, self.weights.earlier)
+        found = _Sum(self.num_items)
+        self._add_values(wants, found)
+        self._add_dates(wants, found)
+        liked = self._add_examples(wants, found)
+        reader = "keywords" if found.scores or found.exclusions else ""
+        self._add_words(wants, found)
+        if self._meaning is not None and self._add_meaning(self._meaning, wants, found):
+            reader = "encoder"
+        reader = reader or ("keywords" if found.scores else "")
+        has_mask = bool(found.exclusions) and not found.excluded_V.all()
+        return Parts(
+            Understood(tuple(found.must), tuple(found.must_not), liked, reader),
+            {name: scores_V for name, scores_V in found.scores.items() if scores_V.any()},
+            found.excluded_V if has_mask else None,
+            tuple(found.exclusions),
+        )
+
+    def _add_values(self, wants: Wants, found: "_Sum") -> None:
+        for term, (polarity, weight) in wants.values.items():
+            mask_V = self.vocabulary.mask_of(term)
+            if polarity in _WANTED:
+                found.add("value", weight * mask_V)
+                found.must.append(term.value)
+            elif polarity == Polarity.AVOID and weight >= CERTAIN:
+                found.exclude(mask_V, term.value, Exclusion(term.attribute, (term.value,)))
             else:
-                left.append(tokens[at].text)
-                at += 1
-        if clause.is_replacement and any(wanted == Polarity.WANT for wanted, _ in new_values.values()):
-            wishes.values = {term: one for term, one in wishes.values.items() if one[0] != Polarity.WANT or one[1] == 1}
-        wishes.values |= new_values
-        if words := tuple(word for word in left if not is_stop(word) and word.isalnum()):
-            wishes.words.append((wanted, words, 1.0))
+                found.add("less_value", -weight * mask_V)
 
-    def _title_at(self, clause: ClauseOfWish, at: int) -> tuple[int, int] | None:
-        """Return the item whose title is at a token, and the number of tokens.
-
-        A title of one word counts only as an example, in quotes, or as the whole clause.
-        """
-        found = self._vocabulary.find_title(clause.tokens, at)
-        if found is None:
-            return None
-        indices, length = found
-        tokens = clause.tokens
-        words = [token.text for token in tokens[at : at + length] if token.is_word]
-        ends = at + length == len(tokens) or not tokens[at + length].is_word
-        is_quoted = at > 0 and tokens[at - 1].text == '"'
-        is_example = clause.polarity in (Polarity.LIKE, Polarity.UNLIKE)
-        if not is_quoted and len([word for word in words if not is_stop(word)]) < 2:
-            starts = at == 0 or all(one.text in ("the", "movie", "film", "or", "and", ",") for one in tokens[:at])
-            if not (is_example and (ends or tokens[at].is_capital) and (starts or tokens[at].is_capital)):
-                return None
-            if self._vocabulary.find_term(tokens, at) is not None and not tokens[at].is_capital:
-                return None
-        return indices[0], length
-
-    def _reading(self, wishes: _Wishes) -> Reading:
-        vocabulary, weights = self._vocabulary, self.weights
-        scores_V = np.zeros(self.num_items, dtype=np.float32)
-        excluded_V = np.zeros(self.num_items, dtype=bool)
-        must: list[str] = []
-        must_not: list[str] = []
-        exclusions: list[Exclusion] = []
-        for term, (polarity, certainty) in wishes.values.items():
-            mask_V = vocabulary.mask_of(term)
-            if polarity == Polarity.WANT:
-                scores_V += weights.value * certainty * mask_V
-                must.append(term.value)
-            elif polarity == Polarity.AVOID and certainty >= _CERTAIN:
-                excluded_V |= mask_V
-                must_not.append(term.value)
-                exclusions.append(Exclusion(term.attribute, (term.value,)))
-            else:
-                scores_V -= weights.less * certainty * mask_V
-        for polarity, dates, weight in wishes.dates:
-            fits_V = vocabulary.dates_scores(dates)
-            if polarity == Polarity.WANT:
-                scores_V += weights.date * weight * fits_V
-                must.append(dates.label)
+    def _add_dates(self, wants: Wants, found: "_Sum") -> None:
+        for polarity, dates, weight in wants.dates:
+            fits_V = self.vocabulary.dates_scores(dates)
+            if polarity in _WANTED:
+                found.add("date", weight * fits_V)
+                found.must.append(dates.label)
             elif polarity == Polarity.AVOID and not dates.relative:
-                excluded_V |= fits_V > 0
-                must_not.append(dates.label)
-                exclusions.append(Exclusion(YEAR, (), dates.first, dates.last))
+                found.exclude(fits_V > 0, dates.label, Exclusion(YEAR, (), dates.first, dates.last))
             else:
-                scores_V -= weights.less * weight * fits_V
-        liked = self._add_examples(wishes, scores_V)
-        for polarity, words, weight in wishes.words:
-            found_V = vocabulary.words_scores(words)
-            if found_V is not None:
-                scores_V += (weights.word if polarity == Polarity.WANT else -weights.less / 3) * weight * found_V
-        return _made(Understood(tuple(must), tuple(must_not), liked), scores_V, excluded_V, exclusions, weights)
+                found.add("less_value", -weight * fits_V)
 
-    def _add_examples(self, wishes: _Wishes, scores_V: np.ndarray) -> tuple[str, ...]:
+    def _add_examples(self, wants: Wants, found: "_Sum") -> tuple[str, ...]:
         liked = []
-        for item, (polarity, weight) in wishes.examples.items():
+        for item, (polarity, weight) in wants.examples.items():
             near_V = self._near(item)
-            if polarity in (Polarity.LIKE, Polarity.WANT):
-                scores_V += self.weights.liked * weight * near_V
-                liked.append(self._vocabulary.items[item].title)
+            if polarity in _LIKED:
+                found.add("liked", weight * near_V)
+                liked.append(self.vocabulary.items[item].title)
             else:
-                scores_V -= self.weights.less * weight * near_V
-            if polarity == Polarity.WANT:
-                scores_V[item] += self.weights.value
+                found.add("less_liked", -weight * near_V)
+        for item in wants.titles:
+            found.add("value", np.eye(1, self.num_items, item, dtype=np.float32)[0])
         return tuple(liked)
 
     def _near(self, item: int) -> np.ndarray:
-        """Return (V,) float32 from 0 to 1: similarity to an item, by the bundle's table or else by categories."""
+        """Return (V,) from 0 to 1: whether items are among an item's most similar, or else share its categories."""
         near_V = np.zeros(self.num_items, dtype=np.float32)
-        own = self._vocabulary.items[item].categories
-        for value in own:
-            near_V += self._vocabulary.mask_of(Term("categories", value)) * np.float32(0.3 / len(own))
         if self._similar is not None and item < len(self._similar.neighbours_VN):
-            neighbours_N, scores_N = self._similar.neighbours_VN[item], self._similar.scores_VN[item]
-            kept = neighbours_N != NONE
-            if kept.any():
-                near_V[neighbours_N[kept]] += 0.7 * scores_N[kept] / max(1e-6, float(scores_N[kept].max()))
+            neighbours_N = self._similar.neighbours_VN[item]
+            neighbours_N = neighbours_N[neighbours_N != NONE]
+            near_V[neighbours_N] = 1 / (1 + (np.arange(len(neighbours_N)) / _NUM_NEAR) ** 4)
+        if not near_V.any():
+            own = self.vocabulary.items[item].categories
+            for value in own:
+                near_V += self.vocabulary.mask_of(Term("categories", value)) / np.float32(len(own))
         near_V[item] = 0
         return near_V
 
+    def _add_words(self, wants: Wants, found: "_Sum") -> None:
+        for polarity, words, weight in wants.words:
+            scores_V = self.vocabulary.words_scores(words)
+            if scores_V is not None and polarity in _WANTED:
+                found.add("word", weight * scores_V)
 
-def _wanted(polarity: Polarity) -> Polarity:
-    """Return how a clause regards values: as examples do, it wants or avoids them."""
-    return {Polarity.LIKE: Polarity.WANT, Polarity.UNLIKE: Polarity.LESS}.get(polarity, polarity)
+    def _add_meaning(self, meaning: Meaning, wants: Wants, found: "_Sum") -> bool:
+        """Add the meaning of clauses with other words; return whether there are any."""
+        if not wants.clauses:
+            return False
+        read = meaning.read([text for _, text, _ in wants.clauses], self.vocabulary)
+        for (polarity, _, weight), by_value_V, by_text_V in zip(wants.clauses, *read, strict=True):
+            if polarity in _LIKED:
+                found.add("meaning", weight * by_value_V)
+                found.add("text", weight * by_text_V)
+            else:
+                found.add("less_meaning", -weight * np.maximum(by_value_V, 0))
+        return True
 
 
-def _made(
-    understood: Understood,
-    scores_V: np.ndarray,
-    excluded_V: np.ndarray,
-    exclusions: Sequence[Exclusion],
-    weights: Weights,
-) -> Reading:
-    scores = scores_V if scores_V.any() else None
-    excluded = excluded_V if exclusions and not excluded_V.all() else None
-    is_read = scores is not None or excluded is not None
-    named = replace(understood, reader="keywords" if is_read else "")
-    return Reading(named, scores, excluded, tuple(exclusions), weights.personal)
+class _Sum:
+    """The parts of a reading, being added."""
+
+    def __init__(self, num_items: int) -> None:
+        self.scores: dict[str, np.ndarray] = {}
+        self.excluded_V = np.zeros(num_items, dtype=bool)
+        self.must: list[str] = []
+        self.must_not: list[str] = []
+        self.exclusions: list[Exclusion] = []
+
+    def add(self, name: str, scores_V: np.ndarray) -> None:
+        before_V = self.scores.get(name)
+        own_V = scores_V.astype(np.float32)
+        self.scores[name] = own_V if before_V is None else before_V + own_V
+
+    def exclude(self, mask_V: np.ndarray, label: str, exclusion: Exclusion) -> None:
+        self.excluded_V |= mask_V
+        self.must_not.append(label)
+        self.exclusions.append(exclusion)
+
+
+class _About(Schema):
+    weights: dict[str, Finite] = Field(default_factory=dict)
+
+
+def load_weights(folder: Path) -> Weights:
+    """Return the weights of a reader's folder; the defaults in a folder without them. Raises BundleCorrupt."""
+    path = folder / ABOUT
+    if not path.exists():
+        return Weights()
+    known = {one.name for one in fields(Weights)}
+    about, _ = decode(path.read_bytes(), _About, str(path))
+    return Weights(**{name: weight for name, weight in about.weights.items() if name in known})
+
+
+def weights_record(weights: Weights) -> dict[str, float]:
+    """Return the weights as `load_weights` reads them."""
+    return asdict(weights)

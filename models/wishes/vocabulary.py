@@ -13,6 +13,7 @@ import numpy as np
 
 from models.wishes.dates import Dates, year_in_title
 from models.wishes.language import english
+from models.wishes.titles import Titles
 from models.wishes.words import Token, is_stop, stem, stems, words_of
 
 _MAX_PHRASE = 6
@@ -78,22 +79,9 @@ class Vocabulary:
         return [(words, term) for words, term in names if len(words) == 2 and max(map(len, words)) < _SHORT]
 
     @cached_property
-    def title_phrases(self) -> dict[tuple[str, ...], list[int]]:
-        """Items by the words of their titles, without the year, with and without an article."""
-        found: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index, item in enumerate(self.items):
-            for words in _forms_of_title(item.title):
-                if index not in found[words]:
-                    found[words].append(index)
-        return dict(found)
-
-    @cached_property
-    def _first_words(self) -> frozenset[str]:
-        return frozenset(words[0] for words in self.title_phrases)
-
-    @cached_property
-    def _longest_title(self) -> int:
-        return max(map(len, self.title_phrases), default=0)
+    def titles(self) -> Titles:
+        """The items' titles."""
+        return Titles([item.title for item in self.items])
 
     @cached_property
     def _words(self) -> dict[str, np.ndarray]:
@@ -125,23 +113,6 @@ class Vocabulary:
         for parts, term in self._abbreviated:
             if all(word.startswith(part) for word, part in zip(words, parts, strict=True)):
                 return term
-        return None
-
-    def find_title(self, tokens: Sequence[Token], at: int) -> tuple[list[int], int] | None:
-        """Return the items whose title begins at a token, and the number of tokens; the longest title counts."""
-        if tokens[at].text not in self._first_words:
-            return None
-        words: list[str] = []
-        lengths: list[int] = []
-        for place in range(at, len(tokens)):
-            if tokens[place].is_word:
-                words.append(tokens[place].text)
-                lengths.append(place + 1 - at)
-            if len(words) >= self._longest_title or tokens[place].text == "\n":
-                break
-        for num in range(len(words), 0, -1):
-            if match := self.title_phrases.get(tuple(words[:num])):
-                return match, lengths[num - 1]
         return None
 
     def words_scores(self, words: Sequence[str]) -> np.ndarray | None:
@@ -178,15 +149,3 @@ class Vocabulary:
 def _is_name(value: str) -> bool:
     words = words_of(value)
     return bool(words) and "".join(words) not in english().nameless
-
-
-def _forms_of_title(title: str) -> set[tuple[str, ...]]:
-    """Return the words of a title without its year and remarks in parentheses, its article first, last or absent."""
-    plain = title.split("(", maxsplit=1)[0].strip() or title
-    words = words_of(plain)
-    if len(words) > 1 and words[-1] in english().articles and "," in plain:
-        words = (words[-1], *words[:-1])
-    forms = {words}
-    if len(words) > 2 and words[0] in english().articles:
-        forms.add(words[1:])
-    return {form for form in forms if form}

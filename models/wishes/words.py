@@ -22,12 +22,14 @@ class Token:
         is_word: Whether it is a word.
         is_capital: Whether it began with a capital letter.
         is_joined: Whether a hyphen joins it to the word before.
+        item: The item whose title this is, -1 for another word.
     """
 
     text: str
     is_word: bool = True
     is_capital: bool = False
     is_joined: bool = False
+    item: int = -1
 
 
 def tokens_of(text: str) -> list[Token]:

@@ -143,3 +143,20 @@ def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> N
     catalogue = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), np.ones(7))
     reader = Reader.load(tmp_path / "wishes", catalogue)
     assert best("a western", reader=reader) == ["6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "must", "must_not", "liked"),
+    [
+        ("westerns, but keep the romance out of it", {"Western"}, {"Romance"}, ()),
+        ("a comedy please, horror is not my thing", {"Comedy"}, {"Horror"}, ()),
+        ("I've had enough of dramas", set(), {"Drama"}, ()),
+        ("cold harbour was great, more of that", set(), set(), ("Cold Harbour (1994)",)),
+        ("paper moons or ghosts, nothing like blue canyon", set(), set(), ("Paper Moons (1996)",)),
+        ('movies like "Ghosts", no drama', set(), {"Drama"}, ("Ghosts (1981)",)),
+    ],
+)
+def test_titles_are_found_before_clauses(text: str, must: set[str], must_not: set[str], liked: tuple[str, ...]) -> None:
+    """A title is one word to the clauses around it, and an example unless the wish is little more than the title."""
+    found = READER.read(text).understood
+    assert (set(found.must), set(found.must_not), found.liked) == (must, must_not, liked)

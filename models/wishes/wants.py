@@ -1,0 +1,121 @@
+"""What the wishes of a conversation want and refuse: values, dates, examples, and other words. Pure.
+
+Wishes are read oldest first. A newer wish replaces what it contradicts: a value by its polarity, dates by newer dates,
+and after "actually" or "instead" all wanted values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from models.wishes.clauses import ClauseOfWish, Polarity, clauses_of
+from models.wishes.dates import Dates, find_dates
+from models.wishes.vocabulary import Term, Vocabulary
+from models.wishes.words import Token, is_stop, tokens_of
+
+MAX_CHARS = 400
+"""Characters of a wish that are read."""
+_MAX_TITLE_QUERY = 2
+"""A wish of a title and at most this many other words asks for the item itself."""
+
+
+@dataclass(slots=True)
+class Wants:
+    """The parts in force, each with its polarity and weight; newer parts weigh more.
+
+    `words` and `clauses` hold what names no value: single words, and the whole text of their clause. `titles` are items
+    that a wish asks for by title.
+    """
+
+    values: dict[Term, tuple[Polarity, float]] = field(default_factory=dict)
+    dates: list[tuple[Polarity, Dates, float]] = field(default_factory=list)
+    examples: dict[int, tuple[Polarity, float]] = field(default_factory=dict)
+    titles: list[int] = field(default_factory=list)
+    words: list[tuple[Polarity, tuple[str, ...], float]] = field(default_factory=list)
+    clauses: list[tuple[Polarity, str, float]] = field(default_factory=list)
+
+    def aged(self, factor: float) -> "Wants":
+        """Return the parts with all weights times a factor; exclusions keep their weight."""
+        return Wants(
+            {
+                term: (polarity, weight if polarity == Polarity.AVOID else weight * factor)
+                for term, (polarity, weight) in self.values.items()
+            },
+            [(polarity, dates, weight * factor) for polarity, dates, weight in self.dates],
+            {item: (polarity, weight * factor) for item, (polarity, weight) in self.examples.items()},
+            self.titles,
+            [(polarity, words, weight * factor) for polarity, words, weight in self.words],
+            [(polarity, text, weight * factor) for polarity, text, weight in self.clauses],
+        )
+
+
+def read_wants(vocabulary: Vocabulary, text: str, earlier: Sequence[str], factor: float) -> Wants:
+    """Read a wish after earlier wishes; each later wish multiplies the weights of earlier ones by `factor`."""
+    wants = Wants()
+    for one in (*earlier, text):
+        wants = _read(vocabulary, one[:MAX_CHARS], wants.aged(factor))
+    return wants
+
+
+def _read(vocabulary: Vocabulary, text: str, wants: Wants) -> Wants:
+    tokens = vocabulary.titles.marked(tokens_of(text), lambda tokens, at: vocabulary.find_term(tokens, at) is not None)
+    clauses = [_read_clause(vocabulary, clause) for clause in clauses_of(tokens)]
+    if any(clause.is_replacement and clause.wants for clause in clauses):
+        wants.values = {term: one for term, one in wants.values.items() if one[0] != Polarity.WANT}
+    if any(clause.dates for clause in clauses):
+        wants.dates = []
+    is_title_query = sum(token.is_word and token.item < 0 for token in tokens) <= _MAX_TITLE_QUERY
+    for clause in clauses:
+        for term, certainty in clause.values.items():
+            wants.values[term] = clause.polarity, certainty
+        wants.dates.extend((clause.polarity, dates, 1.0) for dates in clause.dates)
+        for item in clause.items:
+            wants.examples[item] = clause.of_items, 1.0
+            if is_title_query and clause.of_items == Polarity.WANT:
+                wants.titles.append(item)
+        if clause.left:
+            wants.words.append((clause.polarity, clause.left, 1.0))
+            wants.clauses.append((clause.polarity, clause.text, 0.5 if clause.values else 1.0))
+    return wants
+
+
+@dataclass(slots=True)
+class _Clause:
+    """What a clause names. Examples have a polarity of their own; `left` are words that name nothing."""
+
+    polarity: Polarity
+    of_items: Polarity
+    is_replacement: bool
+    text: str = ""
+    values: dict[Term, float] = field(default_factory=dict)
+    dates: list[Dates] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)
+    left: tuple[str, ...] = ()
+
+    @property
+    def wants(self) -> bool:
+        """Whether it asks for a value."""
+        return self.polarity == Polarity.WANT and bool(self.values)
+
+
+def _read_clause(vocabulary: Vocabulary, clause: ClauseOfWish) -> _Clause:
+    tokens, at = clause.tokens, 0
+    polarity = {Polarity.LIKE: Polarity.WANT, Polarity.UNLIKE: Polarity.LESS}.get(clause.polarity, clause.polarity)
+    of_items = Polarity.UNLIKE if clause.polarity in (Polarity.AVOID, Polarity.LESS) else clause.polarity
+    found = _Clause(polarity, of_items, clause.is_replacement)
+    left: list[Token] = []
+    while at < len(tokens):
+        if tokens[at].item >= 0:
+            found.items.append(tokens[at].item)
+            at += 1
+        elif (term := vocabulary.find_term(tokens, at)) is not None:
+            found.values[term[0]] = term[1]
+            at += term[2]
+        elif (dates := find_dates(tokens, at)) is not None:
+            found.dates.append(dates[0])
+            at += dates[1]
+        else:
+            left.append(tokens[at])
+            at += 1
+    found.left = tuple(token.text for token in left if token.is_word and not is_stop(token.text))
+    found.text = " ".join(token.text for token in tokens if token.item < 0 and token.text != '"')
+    return found

@@ -1,0 +1,62 @@
+"""Turns short texts into unit vectors, with ONNX Runtime: texts of similar meaning have similar vectors.
+
+    encoder.onnx      inputs `ids` and `mask` (B, L) int64, output `vectors` (B, D) float32 of length 1
+    tokenizer.json    of the library `tokenizers`
+
+Both come with the bundle, in its folder `wishes`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+from services.errors import BundleCorrupt
+
+GRAPH, TOKENIZER = "encoder.onnx", "tokenizer.json"
+_MAX_TOKENS = 64
+_TEXTS_PER_BATCH = 64
+
+
+class Encoder:
+    """An encoder of texts on one thread. Thread-safe."""
+
+    def __init__(self, graph: Path, tokenizer: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session: Any = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        self._tokenizer: Any = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer.enable_padding()
+        self._tokenizer.enable_truncation(_MAX_TOKENS)
+
+    @property
+    def size(self) -> int:
+        """The length of a vector."""
+        return int(self._session.get_outputs()[0].shape[1])
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors (N, D) float32 of texts."""
+        vectors_ND = np.zeros((len(texts), self.size), dtype=np.float32)
+        by_length = np.argsort([len(text) for text in texts], kind="stable")
+        for rows in np.split(by_length, range(_TEXTS_PER_BATCH, len(texts), _TEXTS_PER_BATCH)):
+            if len(rows):
+                encoded = self._tokenizer.encode_batch([texts[row] for row in rows])
+                feed = {
+                    "ids": np.array([one.ids for one in encoded], dtype=np.int64),
+                    "mask": np.array([one.attention_mask for one in encoded], dtype=np.int64),
+                }
+                vectors_ND[rows] = self._session.run(None, feed)[0]
+        return vectors_ND
+
+
+def load_encoder(folder: Path) -> Encoder | None:
+    """Return the encoder of a reader's folder; None in a folder without one. Raises BundleCorrupt."""
+    if not (folder / GRAPH).exists():
+        return None
+    try:
+        return Encoder(folder / GRAPH, folder / TOKENIZER)
+    except Exception as error:
+        raise BundleCorrupt(f"{folder / GRAPH}: not an encoder ({str(error)[:200]})") from error
