@@ -36,6 +36,7 @@ from services.features.user_data import UserStore
 from services.gateway.access.authorize import KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.shared_rates import SharedRates
+from services.gateway.access.tenants import FollowedTenants
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.build import FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.call.guard import Access
@@ -278,8 +279,10 @@ def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
         return open_to_all(settings.max_k, settings.own_names)
     metrics, num_processes = AccessMetrics(REGISTRY), settings.gateway_replicas
     keys = KeyRing(settings.api_keys_file, settings.max_k, on_state=metrics.keys_state.set)
+    tenants = FollowedTenants(settings.tenants_file, on_state=metrics.tenants_state.set)
     counts = RedisRateCounts(settings.redis_address, is_peer=is_peer)
-    return KeyedAccess(keys, SharedRates(counts, num_processes, on_unavailable=metrics.rate_counts_unavailable.set))
+    rates = SharedRates(counts, num_processes, on_unavailable=metrics.rate_counts_unavailable.set)
+    return KeyedAccess(keys, tenants, rates)
 
 
 def open_features(settings: Settings) -> FeatureReader:

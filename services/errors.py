@@ -149,6 +149,15 @@ class NotAllowed(TailraceError):
         self.key_id = key_id
 
 
+class TenantNotAllowed(NotAllowed):
+    """A valid key of a tenant that is suspended, or that may not make this call."""
+
+    def __init__(self, problem: str, key_id: str) -> None:
+        TailraceError.__init__(self, problem)
+        self.problem = problem
+        self.key_id = key_id
+
+
 class RetryLater(TailraceError):
     """A transient error; `retry_after_s` says when a retry may succeed."""
 

@@ -27,6 +27,7 @@ _OPTIONS = {
     "burst": "--burst",
     "daily_quota": "--daily-quota",
     "max_k": "--max-k",
+    "tenant": "--tenant",
 }
 """The option of each field of a key."""
 
@@ -53,6 +54,7 @@ def new(
     expires_in_days: Annotated[
         float | None, typer.Option(min=0.001, max=_MAX_DAYS, help="Days until the key expires. Default: never.")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="The tenant that owns the key.", show_default=False)] = None,
 ) -> None:
     """Make a key, print it once, and store its hash in the keys file."""
     from pydantic import ValidationError
@@ -61,11 +63,12 @@ def new(
 
     state_dir, path = _key_files()
     key = make_key()
-    with audited(state_dir, "keys new", key_id=key_id), _locked(path):
+    with audited(state_dir, "keys new", key_id=key_id), locked(path):
         expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
         try:
             stored = StoredKey(
                 id=key_id,
+                tenant=_checked_tenant(tenant),
                 hashes=(StoredHash(sha256=hash_of(key), expires_at=expires_at),),
                 scopes=frozenset(scope),
                 priority=Priority[priority.name],
@@ -99,11 +102,11 @@ def list_() -> None:
         return ", ".join(f"{one.sha256[:8]}{end}" for one, end in zip(key.hashes, ends, strict=True))
 
     _, path = _key_files()
-    table = Table(
-        Column("id", no_wrap=True), "scopes", "priority", "rate/s", "burst", "a day", "max k", "hashes", box=None
-    )
+    names = ("scopes", "priority", "rate/s", "burst", "a day", "max k", "tenant", "hashes")
+    table = Table(Column("id", no_wrap=True), *names, box=None)
     for key in read_keys(path).keys:
-        table.add_row(key.id, " ".join(sorted(key.scopes)), key.priority.name.lower(), *limits(key), hashes(key))
+        scopes, priority = " ".join(sorted(key.scopes)), key.priority.name.lower()
+        table.add_row(key.id, scopes, priority, *limits(key), key.tenant or "-", hashes(key))
     Console(highlight=False, soft_wrap=True).print(table if table.row_count else f"no keys in {path}")
 
 
@@ -123,7 +126,7 @@ def rotate(
 
     state_dir, path = _key_files()
     key = make_key()
-    with audited(state_dir, "keys rotate", key_id=key_id), _locked(path):
+    with audited(state_dir, "keys rotate", key_id=key_id), locked(path):
         now, overlap = datetime.now(UTC), timedelta(hours=overlap_hours)
         expires_at = None if expires_in_days is None else now + timedelta(days=expires_in_days)
         write_keys(path, read_keys(path).rotated(key_id, hash_of(key), now, overlap, expires_at))
@@ -136,9 +139,22 @@ def revoke(key_id: KeyId) -> None:
     from services.gateway.access.keys import read_keys, write_keys
 
     state_dir, path = _key_files()
-    with audited(state_dir, "keys revoke", key_id=key_id), _locked(path):
+    with audited(state_dir, "keys revoke", key_id=key_id), locked(path):
         write_keys(path, read_keys(path).without(key_id))
     typer.echo(f"{key_id} is revoked")
+
+
+def _checked_tenant(tenant: str | None) -> str:
+    """Return the tenant of a new key. Raises ConfigError if the tenants file lacks it."""
+    if tenant is None:
+        return ""
+    from services.gateway.access.tenants import read_tenants
+    from services.settings.settings import load_settings
+
+    path = load_settings().tenants_file
+    if path is None:
+        raise ConfigError("TAILRACE_TENANTS_FILE: not set; set it to the file that `tailrace tenants new` writes")
+    return read_tenants(path).existing(tenant).id
 
 
 def _key_files() -> tuple[Path, Path]:
@@ -152,13 +168,13 @@ def _key_files() -> tuple[Path, Path]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the keys file against other commands while it is changed."""
+def locked(path: Path) -> Iterator[None]:
+    """Lock the keys file, or another file of these commands, against other commands while it is changed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"keys file {path}: {error.strerror}; run the command where the file is writable") from error
+        raise ConfigError(f"{path}: {error.strerror}; run the command where the file is writable") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

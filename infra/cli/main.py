@@ -21,6 +21,7 @@ from infra.cli.plan import plan_app
 from infra.cli.profile import profile
 from infra.cli.release import release
 from infra.cli.settings import show_settings
+from infra.cli.tenants import tenants_app
 from services.errors import TailraceError
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
     help="Serve and train LLM recommendations. Settings are TAILRACE_* variables.",
 )
 app.add_typer(keys_app, name="keys")
+app.add_typer(tenants_app, name="tenants")
 app.add_typer(bundles.bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
 app.add_typer(experiment_app, name="experiment")

@@ -17,7 +17,8 @@ from models.registry.canary import Canary, StoredCanary
 from models.registry.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
 
 DEFAULT_NAME = "default"
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.)?[a-z0-9][a-z0-9-]{0,62}")
+"""A name, after its tenant and a dot if it belongs to one."""
 _MAX_HISTORY = 100
 _SAME_WEIGHTS = "same weights, more items"
 
@@ -335,7 +336,9 @@ def check_name(name: str) -> str:
     """Return the name of a model. Raises InvalidRequest for an invalid name."""
     if not is_name(name):
         raise InvalidRequest(
-            "name", f"{name!r} is not a name", "use lower-case letters, digits and hyphens, at most 63"
+            "name",
+            f"{name!r} is not a name",
+            "use at most 63 lower-case letters, digits and hyphens, after `TENANT.` for a tenant's name",
         )
     return name
 

@@ -41,6 +41,7 @@ from pipelines.tables.reader import EventTable, ItemTable, open_table
 from pipelines.tables.times import END_OF_TIMES, FIRST_TIME, UTC_US
 from services.contracts import event_roles
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
+from services.contracts.tenant import DEFAULT_TENANT, SEPARATOR, prefix_of
 from services.errors import StageFailed
 from services.features.schema import BASE_TOPIC
 from services.stream import aggregate
@@ -78,6 +79,8 @@ class IngestSources:
     """Users whose events are excluded: log events before an erasure, table rows up to its time."""
     tables: TableOptions = PLAIN
     """Options for reading the files of events and items."""
+    tenant: str = DEFAULT_TENANT
+    """The tenant whose users' log events are read, under the ids that its callers know."""
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
@@ -285,7 +288,16 @@ def _live_events(source: IngestSources) -> tuple[pl.DataFrame, list[Path]]:
         except pl.exceptions.PolarsError:
             unreadable.append(path)
     events = pl.concat(raw).unique(_PLACE, keep="first", maintain_order=True)
-    return logged_without_erased(events, source.erasures), unreadable
+    return _of_tenant(logged_without_erased(events, source.erasures), source.tenant), unreadable
+
+
+def _of_tenant(events: pl.DataFrame, tenant: str) -> pl.DataFrame:
+    """Return the events of one tenant's users, with local user ids."""
+    owner = pl.col("user_id")
+    if not tenant:
+        return events.filter(~owner.str.contains(SEPARATOR, literal=True))
+    own = events.filter(owner.str.starts_with(prefix_of(tenant)))
+    return own.with_columns(owner.str.strip_prefix(prefix_of(tenant)))
 
 
 def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFrame:

@@ -51,12 +51,14 @@ class Caller:
     """One caller.
 
     `key_id` names the key in logs and metrics and is not secret; requests for more than `max_k` items are refused.
+    `tenant` owns the key; empty is the default tenant (`services.contracts.tenant`).
     """
 
     key_id: str
     scopes: frozenset[Scope]
     priority: Priority = Priority.NORMAL
     max_k: int = MAX_K
+    tenant: str = ""
 
 
 ANYONE = Caller(key_id="anonymous", scopes=frozenset(Scope))

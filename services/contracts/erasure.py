@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from services.contracts.events import Interaction, check_written_time, decode_interaction
 from services.contracts.message import Answer, Id, Message, convert, decode_object, encode
+from services.contracts.tenant import StoredId, check_stored_id
 
 _DAY_MS = 86_400_000
 
@@ -63,8 +64,13 @@ class Erasure(Message, frozen=True, kw_only=True):
     """
 
     erasure_id: Id
-    user_id: Id
+    user_id: StoredId
     accepted_time_ms: int
+
+    def __post_init__(self) -> None:
+        """Check texts and numbers. Raises InvalidField."""
+        super().__post_init__()
+        check_stored_id("user_id", self.user_id)
 
     def encode(self) -> bytes:
         """Return the record's value: compact JSON."""

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from services.contracts.message import Answer, Id, Message, check_id, decode
+from services.contracts.tenant import StoredId, check_stored_id, tenant_of, tenant_of_name
 from services.errors import InvalidRequest
 
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
@@ -68,9 +69,15 @@ class Interaction(EventBody, frozen=True, kw_only=True):
     came from.
     """
 
+    user_id: StoredId
     event_id: Id
     event_time_ms: TimeMs
     accepted_time_ms: TimeMs | None = None
+
+    def __post_init__(self) -> None:
+        """Check texts and numbers. Raises InvalidField."""
+        super().__post_init__()
+        check_stored_id("user_id", self.user_id)
 
     def check_unit(self) -> None:
         """Refuse a time that was written in seconds. Raises InvalidRequest."""
@@ -187,7 +194,7 @@ class Impression(Message, frozen=True, kw_only=True, forbid_unknown_fields=False
     def __post_init__(self) -> None:
         """Check the ids that storage needs. Raises InvalidRequest naming the field."""
         if self.user_id is not None:
-            check_id("user_id", self.user_id)
+            check_stored_id("user_id", self.user_id)
         check_id("request_id", self.request_id)
 
     def encode(self) -> bytes:
@@ -198,6 +205,11 @@ class Impression(Message, frozen=True, kw_only=True, forbid_unknown_fields=False
     def key(self) -> bytes:
         """The record's key: the user id, or the request id of an anonymous visitor."""
         return (self.user_id or self.request_id).encode()
+
+    @property
+    def tenant(self) -> str:
+        """The owner: of the user, or of the name that answered an anonymous visitor."""
+        return tenant_of_name(self.name or "") if self.user_id is None else tenant_of(self.user_id)
 
 
 def decode_impression(value: bytes | None) -> Impression:

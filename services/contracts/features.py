@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.contracts.tenant import local, tenant_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputedList:
@@ -57,3 +59,13 @@ class RecentPopularity:
 
     weights: Sequence[tuple[str, float]] = ()
     windows: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)
+
+    def of(self, tenant: str) -> "RecentPopularity":
+        """Return a tenant's items, under the ids that its bundles have."""
+        return RecentPopularity(
+            _items_of(tenant, self.weights), {name: _items_of(tenant, items) for name, items in self.windows.items()}
+        )
+
+
+def _items_of(tenant: str, items: Sequence[tuple[str, float]]) -> Sequence[tuple[str, float]]:
+    return [(local(item_id), score) for item_id, score in items if tenant_of(item_id) == tenant]

@@ -17,6 +17,7 @@ from msgspec import Meta
 from services.contracts.filters import Expression, ExpressionBody, check_size
 from services.contracts.message import Answer, Id, InvalidField, Kept, Message
 from services.contracts.rules import MAX_PLACES, NO_RULES, Rules, SentRules
+from services.contracts.tenant import DEFAULT_TENANT, scoped, scoped_surface
 from services.errors import InvalidRequest
 
 MAX_K = MAX_PLACES
@@ -268,7 +269,8 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
     """Which items to show to a user, how many, and by when: a body with the call's id and subject.
 
     `deadline_ms` counts from the request's arrival. `subject` is the subject of the list instead of the user.
-    `shown_before` are the items of earlier answers and impressions to exclude.
+    `shown_before` are the items of earlier answers and impressions to exclude. `tenant` owns the request; its user,
+    session and surface are scoped to it.
     """
 
     request_id: Id
@@ -276,6 +278,7 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
     rules: Rules = NO_RULES
     shown_before: tuple[str, ...] = ()
     subject: SimilarTo | PopularIn | None = None
+    tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
         """Check that there is a user, a visitor or a subject. Raises InvalidRequest."""
@@ -297,6 +300,18 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
         fields["filters"] = body.filters or _NO_FILTERS
         fields["rules"] = NO_RULES if body.rules is None else body.rules
         return cls(**fields, subject=subject)
+
+    def for_tenant(self, tenant: str) -> "RecommendRequest":
+        """Return the request with its user, session and surface scoped to this tenant."""
+        if not tenant:
+            return self
+        return msgspec.structs.replace(
+            self,
+            tenant=tenant,
+            user_id=self.user_id and scoped(tenant, self.user_id),
+            session_id=self.session_id and scoped(tenant, self.session_id),
+            surface=self.surface and scoped_surface(tenant, self.surface),
+        )
 
     @property
     def avoid_shown_s(self) -> int | None:

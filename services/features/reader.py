@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
 from services.contracts.features import RecentPopularity, UserFeatures
+from services.contracts.tenant import tenant_of
 from services.errors import DependencyUnavailable
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, whole_field
@@ -113,7 +114,7 @@ class FeatureReader:
         return merge_popularity(rows, now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds; for the console, not for requests.
+        """Return some of the default tenant's user ids that the store holds; for the console, not for requests.
 
         Raises DependencyUnavailable.
         """
@@ -158,7 +159,8 @@ class FeatureReader:
         cursor = 0
         for _ in range(_MAX_SCANS):
             cursor, keys = await self._client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
-            user_ids += [_user_id(key, self._project) for key in keys]
+            found = (_user_id(key, self._project) for key in keys)
+            user_ids += [user_id for user_id in found if not tenant_of(user_id)]
             if cursor == 0 or len(user_ids) >= limit:
                 break
         return user_ids[:limit]

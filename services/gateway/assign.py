@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from services.contracts.assignment import Assigned, AssignRequest, SurfaceAssignment
+from services.contracts.assignment import Assigned, SurfaceAssignment
 from services.contracts.experiments import Assignment
+from services.contracts.tenant import local_name, local_surface
 from services.errors import DependencyUnavailable
 from services.gateway.request.names import Names
 from services.gateway.surfaces.experiments import RunningExperiments
@@ -18,12 +19,12 @@ class Assign:
         self._experiments = experiments
         self._wall_clock = wall_clock
 
-    def __call__(self, request: AssignRequest) -> Assigned:
-        """Return this user's (or session's) assignment on every surface."""
-        unit_id = request.unit_id
-        nowhere = self._experiments.find(None, unit_id)
+    def __call__(self, unit_id: str, tenant: str) -> Assigned:
+        """Return this user's (or session's) assignment on every surface of the tenant."""
+        nowhere = self._experiments.find(None, unit_id, tenant)
         found = [self._on(nowhere, unit_id, ())]
-        found += [self._on(surface, unit_id, made) for surface, made in self._experiments.assigned(unit_id).values()]
+        assigned = self._experiments.assigned(unit_id, tenant)
+        found += [self._on(surface, unit_id, made) for surface, made in assigned.values()]
         return Assigned(surfaces=tuple(found))
 
     def _on(self, surface: Surface, unit_id: str, assigned: Sequence[Assignment]) -> SurfaceAssignment:
@@ -34,8 +35,8 @@ class Assign:
             version = None
         canary = bundles.canary
         return SurfaceAssignment(
-            surface=surface.name,
-            name=bundles.name,
+            surface=surface.name and local_surface(surface.name),
+            name=local_name(bundles.name),
             bundle_version=version,
             is_canary=canary is not None and version == canary.version,
             variants={one.experiment: one.variant for one in assigned},

@@ -27,8 +27,8 @@ _ITEMS_AT_A_TIME = 1_000
 """Maximum items wanted by the running entries together; one turn of the event loop then takes only a few
 milliseconds."""
 _RETRY_AFTER_S = 0.5
-Refused = Callable[[str, str, str, str], None]
-"""Called with the door, the error code, its summary and the entry's id."""
+Refused = Callable[[str, str, str, str, str], None]
+"""Called with the door, the error code, its summary, the entry's id and its tenant."""
 
 
 class RecommendBatch:
@@ -54,11 +54,11 @@ class RecommendBatch:
 
         async def outcome(entry: BatchEntry) -> Recommendation | TailraceError:
             if not isinstance(entry.request, RecommendRequest):
-                return self._failed(entry.request, door, entry.request_id)
+                return self._failed(entry.request, door, entry.request_id, caller)
             try:
                 return await answer(entry.request)
             except Exception as error:  # noqa: BLE001 - a failing entry must not fail the batch
-                return self._failed(error, door, entry.request_id)
+                return self._failed(error, door, entry.request_id, caller)
 
         answering = []
         for entry in entries:
@@ -76,11 +76,11 @@ class RecommendBatch:
                     users.setdefault(self._recommend.lists_version_for(request), {})[request.user_id] = None
         return {version: tuple(of_version) for version, of_version in users.items()}
 
-    def _failed(self, error: Exception, door: str, request_id: str) -> TailraceError:
+    def _failed(self, error: Exception, door: str, request_id: str, caller: Caller) -> TailraceError:
         failure = as_tailrace_error(error)
         if failure.kind is ErrorKind.INTERNAL:
             log.error("unexpected_error", request_id=request_id, door=door, exc_info=error)
-        self._refused(door, failure.kind.value, failure.summary, request_id)
+        self._refused(door, failure.kind.value, failure.summary, request_id, caller.tenant)
         return failure
 
 

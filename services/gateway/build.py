@@ -19,6 +19,7 @@ from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import PopularIn, RecommendRequest
+from services.contracts.tenant import tenant_of_name
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
 from services.gateway.assign import Assign
@@ -144,7 +145,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     answer_metrics = AnswerMetrics(metrics)
     names = Names(
         [
-            LiveBundle(ports.bundles.named(name), ports.load_student, config.bundle_poll_s, metrics, ports.live_items)
+            LiveBundle(
+                ports.bundles.named(name), ports.load_student, config.bundle_poll_s, metrics, _items_of(name, ports)
+            )
             for name in ports.llms
         ]
     )
@@ -234,6 +237,10 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         (ports.events, ports.impressions, ports.item_log),
         Clocks(monotonic=ports.clock, wall=ports.wall_clock),
     )
+
+
+def _items_of(name: str, ports: Ports) -> LiveItems:
+    return LiveItems() if tenant_of_name(name) else ports.live_items
 
 
 async def warm_up(features: Features, llms: Iterable[Llm]) -> None:

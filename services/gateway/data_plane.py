@@ -10,6 +10,7 @@ import structlog
 
 from services.contracts.answers import BundleInfo, CanaryInfo
 from services.contracts.events import EventBody, Recorded
+from services.contracts.tenant import scoped
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch, Refused
 from services.gateway.events.items import ItemOperations
@@ -139,20 +140,24 @@ class DataPlane:
         """Stop the background tasks; pending records are flushed for at most two seconds per producer."""
         await self._lifecycle.stop()
 
-    def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        """Record that a recommendation request was refused."""
+    def recommend_refused(self, door: str, code: str, message: str, request_id: str, tenant: str) -> None:
+        """Record that a tenant's recommendation request was refused."""
         now_ms = int(self._wall_clock() * 1_000)
-        record = RefusalRecord(request_id=request_id, door=door, code=code, message=message, now_ms=now_ms)
+        record = RefusalRecord(
+            request_id=request_id, door=door, code=code, message=message, now_ms=now_ms, tenant=tenant
+        )
         for sink in self._refusal_sinks:
             sink(record)
 
-    async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> Recorded:
-        """Record events; see RecordEvents."""
-        sent = await self._record(drafts)
-        events, known = once_each(sent), [live.items for live in self.names.loaded]
+    async def record(self, drafts: Sequence[EventBody], tenant: str, door: str, request_id: str) -> Recorded:
+        """Record events of a tenant's users; see RecordEvents."""
+        sent = await self._record(drafts, tenant)
+        events, known = once_each(sent), [live.items for live in self.names.loaded_for(tenant)]
         item_ids = [event.item_id for event in events]
         unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
-        self._metrics.recorded(door, [event.request_id for event in events], len(unknown))
+        self._metrics.recorded(
+            door, [event.request_id and scoped(tenant, event.request_id) for event in events], len(unknown)
+        )
         log.info("recorded", request_id=request_id, door=door, num_events=len(events), num_unknown=len(unknown))
         return Recorded(
             event_ids=tuple(event.event_id for event in sent),

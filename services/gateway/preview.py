@@ -12,6 +12,7 @@ from services.contracts.access import Caller
 from services.contracts.explanation import RuledItem
 from services.contracts.plain import nearest
 from services.contracts.recommend import Recommendation, RecommendRequest
+from services.contracts.tenant import DEFAULT_TENANT, tenant_of_surface
 from services.errors import InvalidRequest
 from services.gateway.recommend import Recommend, SurfaceFinder
 from services.gateway.records.answer import AnswerRecord, AnswerSink
@@ -52,6 +53,8 @@ class PreviewSurface:
 
         Raises InvalidRequest for a draft that could not be saved, and every error of an ordinary request.
         """
+        if tenant_of_surface(name) != caller.tenant:
+            raise InvalidRequest("surface", f"{name!r:.100} belongs to a tenant", "preview a surface of your own")
         drafted = await asyncio.to_thread(self._surfaces.read_draft, text)
         if name not in drafted:
             raise InvalidRequest("surface", f"unknown surface {name!r:.100}", nearest(name, drafted))
@@ -72,6 +75,6 @@ class _Only:
 
     surface: Surface
 
-    def find(self, name: str | None, unit_id: str | None) -> Surface:
+    def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return the surface."""
         return self.surface

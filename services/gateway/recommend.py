@@ -22,6 +22,7 @@ from services.contracts.recommend import (
     ScoredItem,
     Tier,
 )
+from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import as_tailrace_error
 from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.overload.long_work import LongWork
@@ -81,8 +82,8 @@ class BundleFinder(Protocol):
 class SurfaceFinder(Protocol):
     """Finds the surface of a request."""
 
-    def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return the surface of this name as assigned to this user (or session). Raises InvalidRequest."""
+    def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
+        """Return this tenant's surface of this name as assigned to this user (or session). Raises InvalidRequest."""
         ...
 
 
@@ -151,7 +152,8 @@ class Recommend:
             Overloaded: This priority is refused even an answer from memory, or the deadline has passed.
             DeadlineExceeded: The masks of the filters were not computed in time.
         """
-        surface = self._surfaces.find(request.surface, request.unit_id)
+        assert request.tenant == caller.tenant, "a door's requests go through the tenant's plane"
+        surface = self._surfaces.find(request.surface, request.unit_id, request.tenant)
         live = self._live_for(request, surface)
         try:
             return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
@@ -224,7 +226,9 @@ class Recommend:
 
     def lists_version_for(self, request: RecommendRequest) -> str:
         """Return the version of the stored lists that this request reads now. Raises as a call does."""
-        return self._live_for(request, self._surfaces.find(request.surface, request.unit_id)).lists_version
+        return self._live_for(
+            request, self._surfaces.find(request.surface, request.unit_id, request.tenant)
+        ).lists_version
 
     def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
         """Return the bundle assigned to this user or visitor now."""

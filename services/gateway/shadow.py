@@ -21,6 +21,7 @@ from prometheus_client import Counter, Histogram
 from services.contracts.access import Priority
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import Reason, Recommendation, Tier
+from services.contracts.tenant import DEFAULT_TENANT
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.recommend import BundleFinder, Recommend, SurfaceFinder
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
@@ -256,7 +257,7 @@ class _Only:
 
     surface: Surface
 
-    def find(self, name: str | None, unit_id: str | None) -> Surface:
+    def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return the surface."""
         return self.surface
 

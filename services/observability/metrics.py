@@ -87,6 +87,10 @@ class AccessMetrics(_Metrics):
             "file is missing"
         ),
     )
+    tenants_state = _gauge(
+        "tailrace_tenants_file_state",
+        "Tenants: 0 from the file; 1 from its last valid content, because the file is rejected or missing",
+    )
     rate_counts_unavailable = _gauge(
         "tailrace_rate_counts_unavailable",
         "1 while a gateway counts each key's calls locally because Redis is unavailable",

@@ -26,7 +26,7 @@ from services.settings.addresses import KafkaAddress, RedisAddress
 _PREFIX = "TAILRACE_"
 _ALIKE = 0.65
 """Minimum similarity of a setting's name, without the common prefix, to be suggested for an unknown name."""
-_BUNDLE_NAME = "[a-z0-9][a-z0-9-]{0,62}"
+_BUNDLE_NAME = r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.)?[a-z0-9][a-z0-9-]{0,62}"
 _MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
@@ -70,6 +70,8 @@ class Settings(BaseSettings):
 
     Without it every caller may do everything, on loopback only.
     """
+    tenants_file: Path | None = None
+    """File of tenants, reloaded when it changes; `tailrace tenants` writes it. A tenant's callers need API keys."""
     allow_anonymous: bool = False
     """Allow addresses other than loopback without API keys."""
     allowed_hosts: str = Field("", pattern=r"^[^:/]*$")

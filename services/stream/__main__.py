@@ -18,6 +18,7 @@ from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.store import BundleStore
 from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
+from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name
 from services.errors import ConfigError
 from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, ensure_applied
@@ -163,8 +164,12 @@ class _Counted:
     def _list(self) -> None:
         self._num_stated = self.live_items.layout.num_named
         stated = self.live_items.read(lambda layout: layout.new_ids)
-        of_bundles = (item_ids for loaded in self._by_name.values() for item_ids in loaded.values())
-        self._listed.replace(tuple(dict.fromkeys(chain(*of_bundles, stated))))
+        names: dict[str, list[str]] = {DEFAULT_TENANT: []}
+        for name in self._by_name:
+            names.setdefault(tenant_of_name(name), []).append(name)
+        for tenant, own in names.items():
+            of_bundles = (item_ids for name in own for item_ids in self._by_name[name].values())
+            self._listed.of(tenant).replace(tuple(dict.fromkeys(chain(*of_bundles, () if tenant else stated))))
 
 
 def _eraser(

@@ -22,6 +22,7 @@ from hashlib import blake2b
 import numpy as np
 
 from services.contracts.event_roles import DEFAULT_ROLES, HISTORY_ROLES, EventRoles
+from services.contracts.tenant import DEFAULT_TENANT, scoped, tenant_of
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream.aggregate import LoggedEvent
 
@@ -34,6 +35,8 @@ _TENTHS = 10
 _FEWEST_LEADERS, _MOST_LEADERS = 512, 2_048
 """The number of leaders after a selection, and before the next."""
 _PLACE_BITS = 32
+TENANT_ITEMS = 50
+"""Maximum published items of a tenant's window: a row holds the windows of all tenants."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +61,12 @@ class ListedItems:
 
     def __init__(self, item_ids: Sequence[str] = ()) -> None:
         self.current = Listing({}, (), np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64))
+        self._of_tenants: dict[str, ListedItems] = {}
         self.replace(item_ids)
+
+    def of(self, tenant: str) -> "ListedItems":
+        """Return the listing of a tenant's bundles: this object for the default tenant."""
+        return self._of_tenants.setdefault(tenant, ListedItems()) if tenant else self
 
     def replace(self, item_ids: Sequence[str]) -> None:
         """Replace the listed items. Takes a second for a million: call it in its own thread."""
@@ -74,7 +82,7 @@ class ListedItems:
 
 
 class PopularityCounter:
-    """Counts of one partition. Owned by the worker that owns the partition.
+    """Counts of one partition, by tenant. Owned by the worker that owns the partition.
 
     A window keeps four bytes per item, and each bucket with events two.
     """
@@ -89,11 +97,10 @@ class PopularityCounter:
         self._units = sorted({round(weight * unit) for weight in weights})[-1 - _KIND_MASK :]
         """The weight of a touch by kind; beyond sixteen weights, the lowest count as the next higher."""
         self._unit = unit
-        self._windows = {
-            name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000, unit) for name, length_ms in WINDOW_MS.items()
-        }
+        self._windows: dict[str, dict[str, _Window]] = {}
         self._touches = LastTouches(num_remembered_pairs)
         self._position: LogPosition | None = None
+        self._slid_s = 0
 
     @property
     def position(self) -> LogPosition | None:
@@ -109,7 +116,8 @@ class PopularityCounter:
         role = rule.role_of(event.value)
         if role not in HISTORY_ROLES:
             return
-        listing = self._items.current
+        tenant = tenant_of(event.user_id)
+        listing = self._items.of(tenant).current
         number = listing.number_of.get(event.item_id)
         if number is None or not listing.is_listed[number]:
             return
@@ -117,7 +125,7 @@ class PopularityCounter:
         kind = bisect_left(self._units, round(rule.count_of(role) * self._unit))
         before = self._touches.touch(event.user_id, event.item_id, time_s, kind)
         before_s, before_units = (None, 0) if before is None else (before[0], self._units[before[1]])
-        for window in self._windows.values():
+        for window in self._windows_of(tenant).values():
             window.touch(number, before_s, before_units, time_s, self._units[kind], listing)
 
     def slide(self, now_ms: int) -> None:
@@ -125,13 +133,38 @@ class PopularityCounter:
 
         Call before a log is counted: otherwise its past takes a bucket for every five minutes.
         """
-        for window in self._windows.values():
-            window.slide(now_ms // 1_000)
+        self._slid_s = now_ms // 1_000
+        for windows in self._windows.values():
+            for window in windows.values():
+                window.slide(self._slid_s)
 
     def top(self, now_ms: int, num_items: int) -> dict[str, PopularWindow]:
-        """Slide to `now_ms` and return each window's most frequent items, ties by item id."""
-        listing = self._items.current
-        return {name: window.top(now_ms // 1_000, num_items, listing) for name, window in self._windows.items()}
+        """Slide to `now_ms` and return each window's most frequent items of each tenant, ties by item id.
+
+        Of tenants other than the default, at most TENANT_ITEMS items each, with scoped ids.
+        """
+        self._slid_s = now_ms // 1_000
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in WINDOW_MS}
+        for tenant in sorted({DEFAULT_TENANT, *self._windows}):
+            most, listing = min(num_items, TENANT_ITEMS) if tenant else num_items, self._items.of(tenant).current
+            for name, window in self._windows_of(tenant).items():
+                top = window.top(self._slid_s, most, listing)
+                found[name] += zip((scoped(tenant, one) for one in top.item_ids), top.counts, strict=True)
+        return {
+            name: PopularWindow(tuple(one for one, _ in best), tuple(count for _, count in best))
+            for name, best in found.items()
+        }
+
+    def _windows_of(self, tenant: str) -> dict[str, "_Window"]:
+        windows = self._windows.get(tenant)
+        if windows is None:
+            windows = self._windows[tenant] = {
+                name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000, self._unit)
+                for name, length_ms in WINDOW_MS.items()
+            }
+            for window in windows.values():
+                window.slide(self._slid_s)
+        return windows
 
 
 class _Window:

@@ -1,22 +1,24 @@
 """Authorization: from a call's headers and required scope to the caller, or a refusal. The same at every door.
 
-    headers ─▶ key ─▶ holder ─▶ scope ─▶ rate and quota ─▶ Caller
+    headers ─▶ key ─▶ holder ─▶ tenant ─▶ scope ─▶ rates and quotas of key and tenant ─▶ Caller
 
 Knows neither HTTP nor gRPC: header names are lower case in both.
 """
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from services.contracts.access import ANYONE, Allowance, Caller, Scope
-from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, Unauthenticated
+from services.contracts.tenant import Tenant, TenantState
+from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, TenantNotAllowed, Unauthenticated
 from services.gateway.access.keyring import Holder, KeysState
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.gateway.call.headers import Call
+from services.gateway.call.operation import Operation
 
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
@@ -46,11 +48,11 @@ class OpenAccess:
         self._caller = caller
         self._names = names
 
-    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
+    async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
         """Set the caller. Raises InvalidRequest."""
         if self._names is not None:
             _refuse_other_names(headers, self._names)
-        if scope in _CHANGING:
+        if operation.scope in _CHANGING:
             _refuse_other_sites(headers)
         call.caller = self._caller
 
@@ -137,27 +139,66 @@ class Keys(Protocol):
         ...
 
 
-class KeyedAccess:
-    """Checks the key, its scope and its rate, in this order. A call without the scope uses no quota."""
+class Tenants(Protocol):
+    """The stack's tenants."""
 
-    def __init__(self, keys: Keys, rates: SharedRates, wall_clock: Callable[[], float] = time.time) -> None:
-        """Takes ownership of `keys` and `rates`: starts and stops both."""
+    def find(self, tenant: str) -> Tenant | None:
+        """Return the tenant of this id, or None."""
+        ...
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the tenants come from an earlier file."""
+        ...
+
+    async def start(self) -> None:
+        """Start following changes."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop following."""
+        ...
+
+
+class KeyedAccess:
+    """Checks the key, its tenant and scope, and the rates of both, in this order. A refused call uses no quota."""
+
+    def __init__(
+        self, keys: Keys, tenants: Tenants, rates: SharedRates, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        """Takes ownership of `keys`, `tenants` and `rates`: starts and stops them."""
         self._keys = keys
+        self._tenants = tenants
         self._rates = rates
         self._wall_clock = wall_clock
 
-    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
+    async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
         """Authorize a call; see Access."""
         holder = self._keys.find(key_from(headers), self._wall_clock())
         if holder is None:
             raise Unauthenticated
-        caller = holder.caller
-        if scope not in caller.scopes:
-            raise NotAllowed(scope, caller.key_id)
-        if holder.allowance.is_limited:
-            meter = call.meter = _KeyMeter(self._rates, caller.key_id, holder.allowance)
+        caller, limits = holder.caller, [(holder.caller.key_id, holder.allowance)]
+        if caller.tenant:
+            tenant = self._tenant_of(caller, operation)
+            caller = replace(caller, max_k=min(caller.max_k, tenant.max_k or caller.max_k))
+            limits.append((f"{tenant.id}/", tenant.allowance))  # no key has an id with a slash
+        if operation.required_scope not in caller.scopes:
+            raise NotAllowed(operation.required_scope, caller.key_id)
+        if limited := [(owner, allowance) for owner, allowance in limits if allowance.is_limited]:
+            meter = call.meter = _Meter(self._rates, limited)
             await meter.count(1)
         call.caller = caller
+
+    def _tenant_of(self, caller: Caller, operation: Operation) -> Tenant:
+        """Return the key's tenant. Raises Unauthenticated, or NotAllowed for a call that it may not make."""
+        tenant = self._tenants.find(caller.tenant)
+        if tenant is None or tenant.state is TenantState.DELETED:
+            raise Unauthenticated
+        if tenant.state is TenantState.SUSPENDED:
+            raise TenantNotAllowed("the tenant of this key is suspended; ask the stack's operator", caller.key_id)
+        if not operation.for_tenants:
+            raise TenantNotAllowed("this call is for the stack's operator, not for tenants", caller.key_id)
+        return tenant
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -165,6 +206,7 @@ class KeyedAccess:
         modes = {
             "API keys outdated": self._keys.state is KeysState.OUTDATED,
             "API keys missing": self._keys.state is KeysState.GONE,
+            "tenants outdated": self._tenants.is_outdated,
             "rate limits counted per gateway": self._rates.is_unavailable,
         }
         return tuple(mode for mode, is_on in modes.items() if is_on)
@@ -172,44 +214,55 @@ class KeyedAccess:
     async def start(self) -> None:
         """Start; see Access."""
         await self._keys.start()
+        await self._tenants.start()
         await self._rates.start()
 
     async def stop(self) -> None:
         """Stop; see Access."""
         await self._keys.stop()
+        await self._tenants.stop()
         await self._rates.stop()
 
 
-class _KeyMeter:
-    """One call of a key with limits."""
+class _Meter:
+    """One call, counted against the limits of its key and of the key's tenant; refused, it counts for neither."""
 
-    def __init__(self, rates: SharedRates, key_id: str, allowance: Allowance) -> None:
+    def __init__(self, rates: SharedRates, limits: Sequence[tuple[str, Allowance]]) -> None:
         self._rates = rates
-        self._key_id = key_id
-        self._allowance = allowance
-        self._standing: Standing | None = None
+        self._limits = limits
+        self._standings: list[Standing] = []
 
     @property
     def max_cost(self) -> int:
-        return self._allowance.max_cost
+        return min(allowance.max_cost for _, allowance in self._limits)
 
     def headers(self) -> Mapping[str, str]:
-        return {} if self._standing is None else self._standing.headers()
+        """Return the headers of the limit with the fewest remaining calls."""
+        every = [standing.headers() for standing in self._standings]
+        return min(every, key=lambda one: int(one["ratelimit-remaining"]), default={})
 
     async def count(self, cost: int) -> None:
-        try:
-            self._standing = await self._rates.spend(self._key_id, self._allowance, cost)
-        except QuotaExceeded:
-            self._standing = self._rates.standing_of(self._key_id, self._allowance)
-            raise
+        standings = []
+        for place, (owner, allowance) in enumerate(self._limits):
+            try:
+                standings.append(await self._rates.spend(owner, allowance, cost))
+            except QuotaExceeded:
+                self._give_back(place, cost)
+                self._standings = [self._rates.standing_of(owner, allowance)]
+                raise
+        self._standings = standings
 
     async def charge(self, num_more: int) -> None:
         try:
             await self.count(num_more)
         except QuotaExceeded:
-            self._rates.give_back(self._key_id, 1)
-            self._standing = self._rates.standing_of(self._key_id, self._allowance)
+            self._give_back(len(self._limits), 1)
+            self._standings = [self._rates.standing_of(*limit) for limit in self._limits]
             raise
+
+    def _give_back(self, num_limits: int, cost: int) -> None:
+        for owner, _ in self._limits[:num_limits]:
+            self._rates.give_back(owner, cost)
 
 
 def key_from(headers: Mapping[str, str]) -> str:

@@ -140,7 +140,13 @@ class KeyRing:
 
 def _holder_of(key: StoredKey, max_k: int) -> Holder:
     """Return the holder of a stored key."""
-    caller = Caller(key_id=key.id, scopes=key.scopes, priority=key.priority, max_k=min(max_k, key.max_k or max_k))
+    caller = Caller(
+        key_id=key.id,
+        scopes=key.scopes,
+        priority=key.priority,
+        max_k=min(max_k, key.max_k or max_k),
+        tenant=key.tenant,
+    )
     burst = key.burst or max(1.0, key.rate_per_s or 1.0)
     allowance = Allowance(rate_per_s=key.rate_per_s, burst=burst, daily_quota=key.daily_quota)
     return Holder(caller, allowance)

@@ -16,11 +16,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from models.files import rename_durably
 from services.contracts.access import Priority, Scope
 from services.contracts.recommend import MAX_K
+from services.contracts.tenant import DEFAULT_TENANT, check_tenant
 from services.errors import ConfigError
 
 PREFIX = "trk_"
@@ -32,11 +33,13 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KeyId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
-class _Stored(BaseModel):
+class Stored(BaseModel):
+    """A value of a settings file that a command writes: frozen, without unknown fields."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class StoredHash(_Stored):
+class StoredHash(Stored):
     """One key's hash and its expiry; None: valid until revoked."""
 
     sha256: Hash
@@ -47,10 +50,11 @@ class StoredHash(_Stored):
         return float("inf") if self.expires_at is None else self.expires_at.timestamp()
 
 
-class StoredKey(_Stored):
-    """One id: its hashes, scopes and limits. None means no limit of its own."""
+class StoredKey(Stored):
+    """One id: its tenant, hashes, scopes and limits. None means no limit of its own."""
 
     id: KeyId
+    tenant: str = DEFAULT_TENANT
     hashes: tuple[StoredHash, ...] = Field(min_length=1)
     scopes: frozenset[Scope] = Field(min_length=1)
     priority: Priority = Priority.NORMAL
@@ -69,6 +73,11 @@ class StoredKey(_Stored):
             return {**given, "priority": Priority[name.upper()]}
         return given
 
+    @field_validator("tenant")
+    @classmethod
+    def _check_tenant(cls, tenant: str) -> str:
+        return check_tenant(tenant) if tenant else tenant
+
     @model_validator(mode="after")
     def _burst_needs_a_rate(self) -> "StoredKey":
         if self.burst is not None and self.rate_per_s is None:
@@ -82,7 +91,7 @@ class StoredKey(_Stored):
         return max(ends) if len(ends) == len(self.hashes) else None
 
 
-class KeysFile(_Stored):
+class KeysFile(Stored):
     """All keys. Each change returns a new value."""
 
     keys: tuple[StoredKey, ...] = ()
@@ -166,12 +175,17 @@ def read_keys(path: Path) -> KeysFile:
 
 def write_keys(path: Path, keys: KeysFile) -> None:
     """Replace or create the file atomically, readable only by its owner."""
+    write_privately(path, _as_text(keys))
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Replace or create a file atomically, readable only by its owner."""
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.write(_as_text(keys))
+            out.write(text)
         rename_durably(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -182,4 +196,6 @@ def _as_text(keys: KeysFile) -> str:
     for key in plain["keys"]:
         key["priority"] = Priority(key["priority"]).name.lower()
         key["scopes"] = sorted(key["scopes"])
+        if not key["tenant"]:
+            del key["tenant"]
     return json.dumps(plain, indent=2) + "\n"

@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from services.contracts.access import Scope
 from services.errors import ErrorKind, NotAllowed, TailraceError, as_tailrace_error
 from services.gateway.call.headers import Call
+from services.gateway.call.operation import Operation
 from services.observability.tracing import note_failure
 
 log = structlog.get_logger()
@@ -18,14 +18,14 @@ log = structlog.get_logger()
 _NOBODY = "unauthenticated"
 T = TypeVar("T")
 
-OnError = Callable[[str, str, str, str], None]
-"""Called with the door, the error code, its summary and the request id."""
+OnError = Callable[[Call, str, str, str], None]
+"""Called with the call, the door, the error code and its summary."""
 
 
 class Access(Protocol):
     """Decides whether a call is admitted; every door calls it first."""
 
-    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
+    async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
         """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
 
         Waits for a few milliseconds at most.
@@ -89,7 +89,7 @@ async def guard(
         if failure.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=door)
         if on_error is not None:
-            on_error(door, outcome, failure.summary, call.request_id)
+            on_error(call, door, outcome, failure.summary)
         answer = refuse(failure)
     finally:  # a disconnect cancels the work but does not undo it
         if act is not None:

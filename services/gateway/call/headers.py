@@ -8,6 +8,7 @@ from typing import Protocol
 
 from services.contracts.access import Caller
 from services.contracts.message import check_id
+from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import InvalidRequest
 from services.gateway.overload.edge_limit import EdgeMark
 
@@ -59,6 +60,11 @@ class Call:
     caller: Caller | None = None
     meter: Meter | None = None
     answer_headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the authorized caller; the default tenant before."""
+        return DEFAULT_TENANT if self.caller is None else self.caller.tenant
 
     @property
     def limits(self) -> Mapping[str, str]:

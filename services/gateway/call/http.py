@@ -21,7 +21,6 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from services.contracts.access import Scope
 from services.contracts.message import M, Message, decode, encode
 from services.errors import (
     ErrorKind,
@@ -190,30 +189,30 @@ class _Endpoint:
         if operation.scope is None:
             response = await self._handler(http, Call(new_request_id()))
         elif operation.is_traced:
-            response = await self._traced(http, operation.scope)
+            response = await self._traced(http)
         else:
-            response = await self._guarded(http, operation.scope)
+            response = await self._guarded(http)
         response.headers.update(operation.headers)
         await response(connection, receive, send)
 
-    async def _traced(self, http: Request, scope: Scope) -> Response:
+    async def _traced(self, http: Request) -> Response:
         """Guard the call inside a span, by OpenTelemetry's HTTP conventions; continues the caller's trace, if any."""
         tracing, path = self._app.tracing, self.operation.path
         if tracing.is_off:
-            return await self._guarded(http, scope)
+            return await self._guarded(http)
         about = {"http.request.method": http.method, "http.route": path, "url.path": http.url.path}
         with tracing.entry(f"{http.method} {path}", http.headers, SpanKind.SERVER, about) as span:
-            response = await self._guarded(http, scope)
+            response = await self._guarded(http)
             span.set_attribute("http.response.status_code", response.status_code)
             return response
 
-    async def _guarded(self, http: Request, scope: Scope) -> Response:
+    async def _guarded(self, http: Request) -> Response:
         """Guard the call; errors have the format of the operation's door."""
         operation, call = self.operation, Call(new_request_id())
 
         async def admit() -> None:
             call.request_id = _request_id(http)
-            await self._app.access.authorize(call, http.headers, scope)
+            await self._app.access.authorize(call, http.headers, operation)
 
         async def answer() -> Response:
             try:

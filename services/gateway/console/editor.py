@@ -48,6 +48,7 @@ from services.gateway.console.items import find_items
 from services.gateway.data_plane import DataPlane
 from services.gateway.preview import Previewed
 from services.gateway.surfaces.editor import MAX_TEXT_BYTES
+from services.gateway.tenant_plane import TenantPlane
 
 DOOR = "console"
 _MAX_BODY_BYTES = 2 * MAX_TEXT_BYTES + 2_048
@@ -123,10 +124,15 @@ class _EditorDoor:
 
     async def erase(self, http: Request, call: Call) -> Response:
         sent = await read_message(http, ErasedUser, _MAX_BODY_BYTES)
-        return json_response(ReceiptBody.of(await self._plane().users.erase(sent.user_id, DOOR, call.request_id)), 202)
+        return json_response(
+            ReceiptBody.of(await TenantPlane(self._plane(), call.admitted).erase(sent.user_id, DOOR, call.request_id)),
+            202,
+        )
 
-    async def receipt(self, http: Request, _: Call) -> Response:
-        return json_response(ReceiptBody.of(await self._plane().users.receipt(http.path_params["erasure_id"])))
+    async def receipt(self, http: Request, call: Call) -> Response:
+        return json_response(
+            ReceiptBody.of(await TenantPlane(self._plane(), call.admitted).receipt(http.path_params["erasure_id"]))
+        )
 
     def _previewed(self, one: Previewed) -> dict[str, Any]:
         items = self._plane().names.first.current().items

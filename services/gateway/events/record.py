@@ -13,6 +13,7 @@ import msgspec
 
 from services.contracts.events import EventBody, EventsBody, Interaction
 from services.contracts.message import convert
+from services.contracts.tenant import DEFAULT_TENANT, scoped
 from services.errors import InvalidRequest
 from services.gateway.overload.long_work import LongWork
 
@@ -40,22 +41,22 @@ class RecordEvents:
         self._wall_clock = wall_clock
         self._checking = LongWork("events")
 
-    async def __call__(self, drafts: Sequence[EventBody]) -> tuple[Interaction, ...]:
-        """Record the events, each id of a user once, and return all in the same order.
+    async def __call__(self, drafts: Sequence[EventBody], tenant: str) -> tuple[Interaction, ...]:
+        """Record events of a tenant's users, each id of a user once, and return all in the same order.
 
         Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or
         Overloaded if the broker has not acknowledged all of them.
         """
         now_ms = int(self._wall_clock() * 1_000)
         check_num_events(len(drafts), self.max_events)
-        events, records = await self._checking.run_if(len(drafts) > _FEW, self._checked, drafts, now_ms)
+        events, records = await self._checking.run_if(len(drafts) > _FEW, self._checked, drafts, now_ms, tenant)
         await self._log.record(records)
         return events
 
     def _checked(
-        self, drafts: Sequence[EventBody], now_ms: int
+        self, drafts: Sequence[EventBody], now_ms: int, tenant: str
     ) -> tuple[tuple[Interaction, ...], list[tuple[bytes, bytes | None]]]:
-        events = check_events(drafts, self.max_events, now_ms)
+        events = check_events(drafts, self.max_events, now_ms, tenant)
         in_order = sorted(once_each(events), key=lambda event: event.event_time_ms)  # a history is in arrival order
         return events, [(event.key, event.encode()) for event in in_order]
 
@@ -69,13 +70,15 @@ def read_events(drafts: Sequence[Any], max_events: int) -> tuple[EventBody, ...]
     return convert(EventsBody, {"events": drafts}).events
 
 
-def check_events(events: Sequence[EventBody], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
-    """Return the events as interactions that are accepted now.
+def check_events(
+    events: Sequence[EventBody], max_events: int, now_ms: int, tenant: str = DEFAULT_TENANT
+) -> tuple[Interaction, ...]:
+    """Return the events as interactions of the tenant's users that are accepted now.
 
     Raises InvalidRequest with the event's index in the field.
     """
     check_num_events(len(events), max_events)
-    return tuple(_accepted(index, event, now_ms) for index, event in enumerate(events))
+    return tuple(_accepted(index, event, now_ms, tenant) for index, event in enumerate(events))
 
 
 def once_each(events: Iterable[Interaction]) -> list[Interaction]:
@@ -94,8 +97,9 @@ def check_num_events(num_events: int, max_events: int) -> None:
         raise InvalidRequest("events", f"{num_events} entries", f"send at most {max_events} per request")
 
 
-def _accepted(index: int, sent: EventBody, now_ms: int) -> Interaction:
+def _accepted(index: int, sent: EventBody, now_ms: int, tenant: str) -> Interaction:
     fields = msgspec.structs.asdict(sent)
+    fields["user_id"] = scoped(tenant, sent.user_id)
     fields["event_id"] = sent.event_id or uuid.uuid4().hex
     fields["event_time_ms"] = now_ms if sent.event_time_ms is None else sent.event_time_ms
     event = Interaction(**fields, accepted_time_ms=now_ms)

@@ -79,7 +79,7 @@ async def guarded(
 
     async def admit() -> None:
         call.request_id = request_id_from(headers.get(REQUEST_ID))
-        await access.authorize(call, headers, operation.required_scope)
+        await access.authorize(call, headers, operation)
 
     def refuse(failure: TailraceError) -> M:
         note({"rpc.response.status_code": STATUS[failure.kind].name})

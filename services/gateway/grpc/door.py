@@ -53,6 +53,7 @@ from services.gateway.grpc.schema import (
     parse_similar,
     request_id_of,
 )
+from services.gateway.tenant_plane import TenantPlane
 from services.observability.tracing import Tracing
 
 Method = Callable[[bytes, Call, dict[str, str]], Awaitable[Message]]
@@ -112,11 +113,11 @@ class RpcDoor:
             return await answering
         return await traced(self._tracing, context, method_of(operation), answering)
 
-    def _recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        self._plane().recommend_refused(door, code, message, request_id)
+    def _recommend_refused(self, call: Call, door: str, code: str, message: str) -> None:
+        self._plane().recommend_refused(door, code, message, call.request_id, call.tenant)
 
-    def _events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        self._plane().events_refused(door, code, message, request_id)
+    def _events_refused(self, call: Call, door: str, code: str, message: str) -> None:
+        self._plane().events_refused(door, code, message, call.request_id)
 
     async def _ranked(
         self, parse: Parse, kind: type[Message], request: bytes, call: Call, headers: dict[str, str]
@@ -131,7 +132,7 @@ class RpcDoor:
             call.request_id = sent_id or call.request_id
             raise
         call.request_id = sent.request_id
-        return format_recommendation(await plane.recommend(sent, arrival, DOOR, call.admitted))
+        return format_recommendation(await TenantPlane(plane, call.admitted).recommend(sent, arrival, DOOR))
 
     async def _recommend_batch(self, request: bytes, call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
         plane = self._plane()
@@ -140,24 +141,28 @@ class RpcDoor:
         entries = await plane.reading.read(request, parse_batch, request, self._max_bytes, call.request_id, deadline_ms)
         check_batch_size(len(entries), batch_size_from(headers))
         await call.charge(len(entries), "requests", "requests")
-        answers = await plane.recommend_batch(entries, arrival, DOOR, call.admitted)
+        answers = await TenantPlane(plane, call.admitted).recommend_batch(entries, arrival, DOOR)
         return await plane.reading.run(None, format_batch, answers)
 
-    async def _assign(self, request: bytes, _: Call, __: dict[str, str]) -> pb.AssignResponse:
-        return format_assigned(self._plane().assign(parse_assign(request, self._max_bytes)))
+    async def _assign(self, request: bytes, call: Call, _: dict[str, str]) -> pb.AssignResponse:
+        return format_assigned(TenantPlane(self._plane(), call.admitted).assign(parse_assign(request, self._max_bytes)))
 
     async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
         plane = self._plane()
         events = await plane.reading.read(request, parse_events, request, self._max_bytes, plane.max_events_per_request)
-        return message_of(pb.RecordEventsResponse, await plane.record(events, DOOR, call.request_id))
+        return message_of(
+            pb.RecordEventsResponse, await TenantPlane(plane, call.admitted).record(events, DOOR, call.request_id)
+        )
 
     async def _erase(self, request: bytes, call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
         message = parse_strictly(pb.EraseUserRequest, request, self._max_bytes)
-        return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
+        return format_receipt(
+            await TenantPlane(self._plane(), call.admitted).erase(message.user_id, DOOR, call.request_id)
+        )
 
-    async def _erasure(self, request: bytes, _: Call, __: dict[str, str]) -> pb.ErasureReceipt:
+    async def _erasure(self, request: bytes, call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
         message = parse_strictly(pb.GetErasureRequest, request, self._max_bytes)
-        return format_receipt(await self._plane().users.receipt(message.erasure_id))
+        return format_receipt(await TenantPlane(self._plane(), call.admitted).receipt(message.erasure_id))
 
     async def _put_items(self, request: bytes, _: Call, __: dict[str, str]) -> pb.PutItemsResponse:
         plane = self._plane()

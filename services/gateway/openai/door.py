@@ -91,8 +91,8 @@ class _OpenAiDoor:
     def count_error(self, route: str) -> OnError:
         """Return the function that counts the errors of this route."""
 
-        def count(_door: str, code: str, message: str, request_id: str) -> None:
-            self._plane().text_report.ended(route, code, request_id, message)
+        def count(call: Call, _door: str, code: str, message: str) -> None:
+            self._plane().text_report.ended(route, code, call.request_id, message)
 
         return count
 

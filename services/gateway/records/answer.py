@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.contracts.access import Caller
 from services.contracts.recommend import Recommendation, RecommendRequest, Tier
+from services.contracts.tenant import DEFAULT_TENANT
 from services.gateway.request.context import RequestContext
 from services.gateway.rules.stage import Ruled
 from services.gateway.tiers.tier import TierResult
@@ -80,13 +81,14 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
-    """A request that ended with an error. `code` is the error kind, `now_ms` is Unix time."""
+    """A tenant's request that ended with an error. `code` is the error kind, `now_ms` is Unix time."""
 
     request_id: str
     door: str
     code: str
     message: str
     now_ms: int
+    tenant: str = DEFAULT_TENANT
 
 
 AnswerSink = Callable[[AnswerRecord], None]

@@ -26,6 +26,7 @@ from services.contracts.explanation import (
     encode_explanation,
 )
 from services.contracts.recommend import Tier
+from services.contracts.tenant import scoped
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
@@ -102,7 +103,7 @@ class Explanations:
             self._dropped.inc()
 
     async def find(self, request_id: str) -> Explanation:
-        """Return a recent request's explanation.
+        """Return the explanation of a recent request by its scoped id.
 
         Raises NotFound if it is unknown, expired, or in another version's format; DependencyUnavailable.
         """
@@ -150,19 +151,21 @@ class Explanations:
 
 
 def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
-    """Return the request id and the stored form."""
+    """Return the scoped request id and the stored form."""
     if isinstance(record, RefusalRecord):
-        own = (record.request_id, record.door, record.code, record.now_ms, record.message)
-        return record.request_id, encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
-    routing, own_fields = record.routing, _own_fields(record)
+        key = scoped(record.tenant, record.request_id)
+        own = (key, record.door, record.code, record.now_ms, record.message)
+        return key, encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
+    key = scoped(record.caller.tenant, record.answer.request_id)
+    routing, own_fields = record.routing, _own_fields(record, key)
     if routing is None:
-        return record.answer.request_id, encode_explanation(own_fields, (), None, ())
+        return key, encode_explanation(own_fields, (), None, ())
     llm = routing.results.get(Tier.LLM)
     llm_fields = _llm_fields(llm) if isinstance(llm, LlmResult) else None
     stages, facts = routing.context.stages.raw(), _facts_of(routing.facts)
     ruled = () if routing.ruled is None else _moves(routing.ruled, routing.context)
     mixed = _mixed(routing.context, routing.results.get(record.answer.tier), record.answer.tier)
-    return record.answer.request_id, encode_explanation(own_fields, facts, llm_fields, stages, ruled, mixed)
+    return key, encode_explanation(own_fields, facts, llm_fields, stages, ruled, mixed)
 
 
 def ruled_items(record: AnswerRecord) -> tuple[RuledItem, ...]:
@@ -199,11 +202,11 @@ def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> li
     ]
 
 
-def _own_fields(record: AnswerRecord) -> tuple[object, ...]:
+def _own_fields(record: AnswerRecord, key: str) -> tuple[object, ...]:
     """Return an answer's values, in the order of OWN_FIELDS."""
     answer = record.answer
     return (
-        answer.request_id,
+        key,
         record.door,
         "ok",
         record.now_ms,

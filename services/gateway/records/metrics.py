@@ -7,6 +7,7 @@ from typing import NamedTuple
 from prometheus_client import Counter, Histogram
 
 from services.contracts.recommend import Recommendation, Tier
+from services.contracts.tenant import scoped
 from services.errors import ErrorKind
 from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
 from services.gateway.request.context import NUM_COMPARED
@@ -64,7 +65,7 @@ class AnswerMetrics:
         series.requests.inc()
         series.answers.inc()
         series.seconds.observe(record.elapsed_s)
-        self._attribution.answered(answer.request_id, series.source)
+        self._attribution.answered(scoped(record.caller.tenant, answer.request_id), series.source)
         for stage, milliseconds in answer.stages_ms.items():
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
         if answer.feature_age_ms is not None:
@@ -112,7 +113,7 @@ class AnswerMetrics:
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
 
     def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
-        """Count acknowledged events, each with its request id if any; `num_unknown` of them are of unknown items."""
+        """Count acknowledged events, each with its scoped request id if any; `num_unknown` of them are of unknown items."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
         self._metrics.unknown_item_events.labels(door).inc(num_unknown)
         for request_id in request_ids:

@@ -21,6 +21,7 @@ from models.registry.canary import Canary
 from models.registry.store import BundleStore
 from models.similar import SimilarTable
 from services.contracts.experiments import place_of
+from services.contracts.tenant import local_name, tenant_of_name
 from services.errors import DependencyUnavailable
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
@@ -68,6 +69,11 @@ class Live:
     expressions: Expressions
     similar: SimilarTable
     mixer: Mixer | None = None
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that owns the name."""
+        return tenant_of_name(self.name)
 
     @property
     def repeats(self) -> bool:
@@ -188,7 +194,7 @@ class LiveBundle:
         if self._catalogue_state.knowledge is Knowledge.NONE:  # otherwise hidden items would be shown
             raise DependencyUnavailable("states of items", retry_after_s=1.0)
         if serving.live is None:
-            raise DependencyUnavailable(f"bundle of {self.name}", retry_after_s=max(1.0, self._poll_s))
+            raise DependencyUnavailable(f"bundle of {local_name(self.name)}", retry_after_s=max(1.0, self._poll_s))
         return serving.loaded[serving.live]
 
     def _load(self, bundle: Bundle) -> Live:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from models.registry.name_record import DEFAULT_NAME
+from services.contracts.tenant import local_name, scoped_name, tenant_of_name
 from services.errors import InvalidRequest
 from services.gateway.request.live_bundle import Live, LiveBundle
 
@@ -25,12 +27,21 @@ class Names:
     def of(self, name: str | None) -> LiveBundle:
         """Return the bundles of a name, or of the first name for None.
 
-        Raises InvalidRequest listing the served names.
+        Raises InvalidRequest listing the tenant's served names.
         """
         found = self.first if name is None else self._bundles.get(name)
         if found is None:
-            raise InvalidRequest("name", f"unknown name {name!r:.100}", f"this stack serves {', '.join(self._bundles)}")
+            raise self._unknown(local_name(name or ""), tenant_of_name(name or ""))
         return found
+
+    def full_name(self, name: str | None, tenant: str) -> str | None:
+        """Return one of a tenant's names as `of` takes it. Raises InvalidRequest for another tenant's name."""
+        if name is None:
+            return scoped_name(tenant, DEFAULT_NAME) if tenant else None
+        full_name = scoped_name(tenant, name)
+        if tenant_of_name(full_name) != tenant:
+            raise self._unknown(name, tenant)
+        return full_name
 
     @property
     def is_loaded(self) -> bool:
@@ -42,10 +53,20 @@ class Names:
         """All bundles that serve now."""
         return [live for bundle in self._bundles.values() for live in bundle.loaded]
 
+    def loaded_for(self, tenant: str) -> list[Live]:
+        """All bundles that serve now under this tenant's names."""
+        return [live for live in self.loaded if live.tenant == tenant]
+
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
         """Call `prepare` with each bundle; see LiveBundle."""
         for bundle in self._bundles.values():
             bundle.before_swap(prepare)
+
+    def _unknown(self, name: str, tenant: str) -> InvalidRequest:
+        own = [local_name(one) for one in self._bundles if tenant_of_name(one) == tenant]
+        return InvalidRequest(
+            "name", f"unknown name {name!r:.100}", f"this stack serves {', '.join(own) or 'none yet'}"
+        )
 
     async def start(self) -> None:
         """Load the bundles of the names one after another, then follow the names in the background."""

@@ -1,7 +1,7 @@
 """Page tokens: the `next` of an answer, which a later request sends to get items not shown yet. Stateless.
 
     token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC, 16 bytes )
-    HMAC    SHA-256 of the length of everything before it, of those bytes, and of the user
+    HMAC    SHA-256 of the length of everything before it, of those bytes, and of the tenant's user
 
 Format 1 joined marks and user without a length, so a token could be recut for another user: it is refused.
 
@@ -95,7 +95,7 @@ class Pages:
         """
         if request.next is None:
             return ()
-        marks, known = self._read(request.next, request.user_id), self._marks_of(live)
+        marks, known = self._read(request.next, _owner_of(request)), self._marks_of(live)
         if known.num_behind(live) > _FEW_BEHIND:
             await self._marking.run(timeout_s, known.catch_up, live)
         return known.items(marks, live)
@@ -107,7 +107,7 @@ class Pages:
         """
         if not items or self._key is None:
             return None
-        before = [] if request.next is None else self._read(request.next, request.user_id)
+        before = [] if request.next is None else self._read(request.next, _owner_of(request))
         marks = sorted({*before, *(mark_of(item.item_id) for item in items)})
         if len(marks) > _MAX_BYTES:  # each mark takes at least a byte
             return None
@@ -115,9 +115,9 @@ class Pages:
         content = header + encode_marks(marks)
         if len(content) + _MAC_BYTES > _MAX_BYTES:
             return None
-        return base64.urlsafe_b64encode(content + self._mac(content, request.user_id)).rstrip(b"=").decode()
+        return base64.urlsafe_b64encode(content + self._mac(content, _owner_of(request))).rstrip(b"=").decode()
 
-    def _read(self, token: str, user_id: str | None) -> list[int]:
+    def _read(self, token: str, owner: bytes) -> list[int]:
         """Return the marks of a token.
 
         Raises InvalidRequest for a forged or expired token or another user's, DependencyUnavailable without a key.
@@ -130,17 +130,16 @@ class Pages:
             raise InvalidRequest("next", "no token", _FIX) from error
         content, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
         is_canonical = base64.urlsafe_b64encode(raw).rstrip(b"=") == token.encode()
-        if not (is_canonical and len(content) > _HEADER.size and hmac.compare_digest(mac, self._mac(content, user_id))):
+        if not (is_canonical and len(content) > _HEADER.size and hmac.compare_digest(mac, self._mac(content, owner))):
             raise InvalidRequest("next", "not made for this user by this server", _FIX)
         version, expires_s, num_marks = _HEADER.unpack_from(content)
         if version != _FORMAT or expires_s < self._wall_clock():
             raise InvalidRequest("next", "expired", _FIX)
         return decode_marks(content[_HEADER.size :], num_marks)
 
-    def _mac(self, content: bytes, user_id: str | None) -> bytes:
+    def _mac(self, content: bytes, owner: bytes) -> bytes:
         assert self._key is not None
-        whose = b"-" if user_id is None else b"+" + user_id.encode()
-        signed = len(content).to_bytes(_LENGTH_BYTES) + content + whose
+        signed = len(content).to_bytes(_LENGTH_BYTES) + content + owner
         return hmac.digest(self._key, signed, sha256)[:_MAC_BYTES]
 
     def _marks_of(self, live: Live) -> "ItemMarks":
@@ -149,6 +148,11 @@ class Pages:
         if found is None:
             found = self._marks[live] = ItemMarks(live)
         return found
+
+
+def _owner_of(request: RecommendRequest) -> bytes:
+    """Return the signed owner of a token: the user, scoped to the tenant, or the tenant's anonymous visitors."""
+    return b"-" + request.tenant.encode() if request.user_id is None else b"+" + request.user_id.encode()
 
 
 class ItemMarks:

@@ -12,13 +12,14 @@ from services.gateway.call.http import HttpApp, json_response
 from services.gateway.call.operations import ASSIGNMENT
 from services.gateway.data_plane import DataPlane
 from services.gateway.rest.schema import parse_query
+from services.gateway.tenant_plane import TenantPlane
 
 
 def add_assignment(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
     """Add the operation to the app."""
 
-    async def assignment(http: Request, _: Call) -> Response:
+    async def assignment(http: Request, call: Call) -> Response:
         sent = parse_query(http.query_params.multi_items(), AssignRequest.__struct_fields__)
-        return json_response(plane().assign(convert(AssignRequest, sent)))
+        return json_response(TenantPlane(plane(), call.admitted).assign(convert(AssignRequest, sent)))
 
     app.serve(ASSIGNMENT, assignment)

@@ -51,6 +51,7 @@ from services.gateway.rest.schema import (
     request_id_of,
 )
 from services.gateway.rest.users import add_users
+from services.gateway.tenant_plane import TenantPlane
 from services.observability.tracing import Tracing
 from services.router.deadline import Arrival
 
@@ -156,7 +157,7 @@ class _RestDoor:
             entries = await self._reading.read(body, parse_batch, body, call.request_id, deadline_ms)
             check_batch_size(len(entries), batch_size_from(http.headers))
             await call.charge(len(entries), "requests", "requests")
-            answers = await self._plane().recommend_batch(entries, arrival, DOOR, call.admitted)
+            answers = await TenantPlane(self._plane(), call.admitted).recommend_batch(entries, arrival, DOOR)
             return await self._reading.run(None, _batch_response, answers)
 
     @contextmanager
@@ -170,27 +171,27 @@ class _RestDoor:
 
     async def _answer(self, request: RecommendRequest, arrival: Arrival, call: Call) -> Response:
         call.request_id = request.request_id
-        return json_response(await self._plane().recommend(request, arrival, DOOR, call.admitted))
+        return json_response(await TenantPlane(self._plane(), call.admitted).recommend(request, arrival, DOOR))
 
-    def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        self._plane().recommend_refused(door, code, message, request_id)
+    def recommend_refused(self, call: Call, door: str, code: str, message: str) -> None:
+        self._plane().recommend_refused(door, code, message, call.request_id, call.tenant)
 
     async def record(self, http: Request, call: Call) -> Response:
         body = await read_body(http, self._max_body_bytes)
         refuse_query(http)
         plane = self._plane()
         events = await self._reading.read(body, parse_events, body, plane.max_events_per_request)
-        return json_response(await plane.record(events, DOOR, call.request_id))
+        return json_response(await TenantPlane(plane, call.admitted).record(events, DOOR, call.request_id))
 
-    def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        self._plane().events_refused(door, code, message, request_id)
+    def events_refused(self, call: Call, door: str, code: str, message: str) -> None:
+        self._plane().events_refused(door, code, message, call.request_id)
 
-    async def bundle(self, http: Request, _: Call) -> Response:
+    async def bundle(self, http: Request, call: Call) -> Response:
         sent = parse_query(http.query_params.multi_items(), ("name",))
-        return json_response(self._plane().bundle(sent.get("name")))
+        return json_response(TenantPlane(self._plane(), call.admitted).bundle(sent.get("name")))
 
-    async def explanation(self, http: Request, _: Call) -> Response:
-        found = await self._plane().explanations.find(http.path_params["request_id"])
+    async def explanation(self, http: Request, call: Call) -> Response:
+        found = await TenantPlane(self._plane(), call.admitted).explanation(http.path_params["request_id"])
         return json_response(ExplanationAnswer.of(found, describe(found)))
 
     async def healthz(self, _: Request, __: Call) -> Response:

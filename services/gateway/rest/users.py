@@ -13,20 +13,23 @@ from services.gateway.call.headers import Call
 from services.gateway.call.http import DOOR, HttpApp, json_response
 from services.gateway.call.operations import ERASE_USER, ERASURE, USER_DATA
 from services.gateway.data_plane import DataPlane
+from services.gateway.tenant_plane import TenantPlane
 
 
 def add_users(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
     """Add the operations to the REST door's app. `plane` returns the running data plane."""
 
     async def erase(http: Request, call: Call) -> Response:
-        receipt = await plane().users.erase(http.path_params["user_id"], DOOR, call.request_id)
+        receipt = await TenantPlane(plane(), call.admitted).erase(http.path_params["user_id"], DOOR, call.request_id)
         return json_response(ReceiptBody.of(receipt), 202)
 
-    async def erasure(http: Request, _: Call) -> Response:
-        return json_response(ReceiptBody.of(await plane().users.receipt(http.path_params["erasure_id"])))
+    async def erasure(http: Request, call: Call) -> Response:
+        return json_response(
+            ReceiptBody.of(await TenantPlane(plane(), call.admitted).receipt(http.path_params["erasure_id"]))
+        )
 
-    async def data(http: Request, _: Call) -> Response:
-        return json_response(await plane().export(http.path_params["user_id"]))
+    async def data(http: Request, call: Call) -> Response:
+        return json_response(await TenantPlane(plane(), call.admitted).export(http.path_params["user_id"]))
 
     app.serve(ERASE_USER, erase)
     app.serve(USER_DATA, data)

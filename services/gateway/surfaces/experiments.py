@@ -11,8 +11,9 @@ from pathlib import Path
 
 from services.contracts.experiments import Assignment, Experiment, Experiments, read_experiments
 from services.contracts.plain import nearest
+from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError
-from services.gateway.surfaces.followed_file import FileState, FollowedFile
+from services.gateway.followed_file import FileState, FollowedFile
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 
@@ -61,21 +62,24 @@ class RunningExperiments:
         """Read the file again if it has changed."""
         self._file.refresh()
 
-    def find(self, name: str | None, unit_id: str | None) -> Surface:
-        """Return the surface of this name as assigned to this user (or session).
+    def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
+        """Return this tenant's surface of this name as assigned to this user (or session).
 
-        Raises InvalidRequest suggesting the nearest names.
+        Raises InvalidRequest suggesting the nearest of the tenant's names.
         """
-        surface = self._surfaces.find(name)
+        surface = self._surfaces.find(name, tenant)
         if name is None or unit_id is None or not self._file.in_force:
             return surface
         surfaces, by_surface = self._by_surface()
         return surface.varied(self._assigned(by_surface, name, unit_id), surfaces)
 
-    def assigned(self, unit_id: str) -> Mapping[str, tuple[Surface, tuple[Assignment, ...]]]:
-        """Return every surface as assigned to this user (or session), with the assignments."""
+    def assigned(
+        self, unit_id: str, tenant: str = DEFAULT_TENANT
+    ) -> Mapping[str, tuple[Surface, tuple[Assignment, ...]]]:
+        """Return every surface of this tenant as assigned to this user (or session), with the assignments."""
         surfaces, by_surface = self._by_surface()
-        found = {name: self._assigned(by_surface, name, unit_id) for name in surfaces}
+        own = [name for name in surfaces if tenant_of_surface(name) == tenant]
+        found = {name: self._assigned(by_surface, name, unit_id) for name in own}
         return {name: (surfaces[name].varied(assigned, surfaces), assigned) for name, assigned in found.items()}
 
     def _assigned(self, by_surface: Mapping[str, Experiments], name: str, unit_id: str) -> tuple[Assignment, ...]:
@@ -110,13 +114,16 @@ class RunningExperiments:
     def _unknown(
         self, name: str, experiment: Experiment, surfaces: Mapping[str, Surface]
     ) -> Iterator[tuple[str, str, Collection[str]]]:
-        """Yield each entry with an unknown name: its path, the name, and the known names."""
+        """Yield each entry with an unknown name: its path, the name, and the known names of the same tenant."""
+        tenant = tenant_of_surface(min(experiment.surfaces, default=""))
+        own = [surface for surface in surfaces if tenant_of_surface(surface) == tenant]
+        models = [model for model in self._surfaces.models if tenant_of_name(model) == tenant]
         needed: list[tuple[str, str | None, Collection[str]]] = [
-            ("surfaces", surface, surfaces) for surface in sorted(experiment.surfaces)
+            ("surfaces", surface, own) for surface in sorted(experiment.surfaces)
         ]
         for key, variant in experiment.variants.items():
-            needed += [(f"variants.{key}.rules", variant.rules, surfaces)]
-            needed += [(f"variants.{key}.name", variant.name, self._surfaces.models)]
+            needed += [(f"variants.{key}.rules", variant.rules, own)]
+            needed += [(f"variants.{key}.name", variant.name, models)]
         for where, value, known in needed:
             if value is not None and value not in known:
                 yield f"experiments.{name}.{where}", value, known

@@ -21,12 +21,14 @@ from typing import Any
 
 import msgspec
 
+from models.registry.name_record import DEFAULT_NAME
 from services.contracts.experiments import Assignment, variant_field
 from services.contracts.filters import Expression, ExpressionBody, all_of, check_size
 from services.contracts.message import convert
 from services.contracts.plain import nearest, read_int, read_list, read_number, read_object, read_text, required
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, Filters, RecommendRequest, Tier
 from services.contracts.rules import NAMES, NO_RULES, Rules
+from services.contracts.tenant import scoped_name, tenant_of_surface
 from services.errors import InvalidRequest
 from services.gateway.ranking import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
@@ -97,10 +99,16 @@ class Surface:
 NO_SURFACE = Surface()
 
 
+def default_surface(tenant: str) -> Surface:
+    """Return the surface of this tenant's requests without a surface."""
+    return Surface(model=scoped_name(tenant, DEFAULT_NAME)) if tenant else NO_SURFACE
+
+
 def parse_surface(name: str, plain: Any) -> Surface:
     """Read one surface from plain values. Raises InvalidRequest naming the path."""
     given = read_object(name, plain, _FIELDS)
-    return Surface(name=name, **{field: _READERS[field](value, f"{name}.{field}") for field, value in given.items()})
+    fields = {field: _READERS[field](value, f"{name}.{field}") for field, value in given.items()}
+    return Surface(name=name, **{"model": default_surface(tenant_of_surface(name)).model, **fields})
 
 
 def _model(plain: Any, path: str) -> str:

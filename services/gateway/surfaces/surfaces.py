@@ -7,12 +7,13 @@ from pathlib import Path
 
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.plain import nearest
+from services.contracts.tenant import DEFAULT_TENANT, local_surface, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError, InvalidRequest
-from services.gateway.surfaces.followed_file import FileState, FollowedFile
-from services.gateway.surfaces.surface import NO_SURFACE, Surface, parse_surface
+from services.gateway.followed_file import FileState, FollowedFile
+from services.gateway.surfaces.surface import Surface, default_surface, parse_surface
 
 MAX_SURFACES = 64
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?/)?[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class Surfaces:
@@ -67,18 +68,18 @@ class Surfaces:
         """The surfaces by name."""
         return self._file.in_force
 
-    def find(self, name: str | None) -> Surface:
-        """Return the surface of this name, or the default for None.
+    def find(self, name: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
+        """Return this tenant's surface of this name, or the default for None.
 
-        Raises InvalidRequest suggesting the nearest names.
+        Raises InvalidRequest suggesting the nearest of the tenant's names.
         """
         if name is None:
-            return NO_SURFACE
-        surfaces = self._file.in_force
-        found = surfaces.get(name)
-        if found is None:
-            fix = nearest(name, surfaces) if surfaces else "leave it out, no surfaces are set up"
-            raise InvalidRequest("surface", f"unknown surface {name!r}", fix)
+            return default_surface(tenant)
+        found = self._file.in_force.get(name)
+        if found is None or tenant_of_surface(name) != tenant:
+            own = [local_surface(one) for one in self._file.in_force if tenant_of_surface(one) == tenant]
+            fix = nearest(local_surface(name), own) if own else "leave it out, no surfaces are set up"
+            raise InvalidRequest("surface", f"unknown surface {local_surface(name)!r}", fix)
         return found
 
     def read_draft(self, text: str) -> Mapping[str, Surface]:
@@ -112,8 +113,11 @@ class Surfaces:
 
 
 def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> None:
-    """Reject a surface whose model is not served. Raises InvalidRequest."""
+    """Reject a surface whose model is not served, or belongs to another tenant. Raises InvalidRequest."""
     for name, surface in surfaces.items():
+        if surface.model is not None and tenant_of_name(surface.model) != tenant_of_surface(name):
+            problem = f"model {surface.model!r} belongs to another tenant"
+            raise InvalidRequest(f"{name}.model", problem, "name a model of the surface's own tenant")
         if surface.model is not None and surface.model not in models:
             problem, fix = f"unknown model {surface.model!r}", f"this stack serves {', '.join(models)} (TAILRACE_NAMES)"
             raise InvalidRequest(f"{name}.model", problem, fix)
@@ -128,5 +132,9 @@ def parse_surfaces(text: str) -> Mapping[str, Surface]:
     if len(entries) > MAX_SURFACES:
         raise InvalidRequest("text", f"{len(entries)} surfaces", f"write at most {MAX_SURFACES}")
     if wrong := next((name for name in entries if not _NAME.fullmatch(name)), None):
-        raise InvalidRequest("text", f"{wrong!r} is no name", "use a to z, 0 to 9, dot, dash and underscore")
+        raise InvalidRequest(
+            "text",
+            f"{wrong!r} is no name",
+            "use a to z, 0 to 9, dot, dash and underscore, after the tenant and a slash for a tenant's surface",
+        )
     return {name: parse_surface(name, plain) for name, plain in entries.items()}

@@ -36,6 +36,7 @@ log = structlog.get_logger()
 
 _READ_TIMEOUT_S = 1.0
 _NO_FILTERS = Filters()
+_NO_EVENTS = RecentPopularity()
 _PRIOR_EVENTS = 50.0
 """The most used item's training events weigh at most as much as this many users of the last hour."""
 
@@ -74,7 +75,8 @@ class PopularTier:
     def __init__(self, names: Names, windows: PopularityWindows, refresh_s: float) -> None:
         self._names = names
         self._windows = windows
-        self._recent = RecentPopularity()
+        self._recent: Mapping[str, RecentPopularity] = {}
+        """By tenant."""
         self._rankings: WeakKeyDictionary[Live, PopularRanking] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[Live, _Head] = WeakKeyDictionary()
         self._refreshing = PeriodicTask("popularity", self.refresh, refresh_s, at_once=True)
@@ -98,7 +100,8 @@ class PopularTier:
         subject = context.request.subject
         if isinstance(subject, PopularIn) and subject.window is not None:
             found = (
-                (context.live.items.index(one), count) for one, count in self._recent.windows.get(subject.window, ())
+                (context.live.items.index(one), count)
+                for one, count in self._recent_of(context.live).windows.get(subject.window, ())
             )
             counts = {index: float(count) for index, count in found if index is not None and index < len(showable)}
             others = {index: 0.0 for index in indices.tolist() if index not in counts}
@@ -144,8 +147,11 @@ class PopularTier:
 
     def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called from several threads."""
-        ranking = self._rankings[live] = rank_by_popularity(live.version, live.items, self._recent.weights)
+        ranking = self._rankings[live] = rank_by_popularity(live.version, live.items, self._recent_of(live).weights)
         return ranking
+
+    def _recent_of(self, live: Live) -> RecentPopularity:
+        return self._recent.get(live.tenant, _NO_EVENTS)
 
     async def start(self) -> None:
         """Start refreshing in the background."""
@@ -165,11 +171,13 @@ class PopularTier:
 
     async def _read_and_rank(self) -> None:
         try:
-            self._recent = await self._windows.read_popular(_READ_TIMEOUT_S)
+            recent = await self._windows.read_popular(_READ_TIMEOUT_S)
         except DependencyUnavailable as error:
             log.warning("popularity_not_refreshed", error=repr(error))
             return
-        for live in self._names.loaded:
+        loaded = self._names.loaded
+        self._recent = {tenant: recent.of(tenant) for tenant in {live.tenant for live in loaded}}
+        for live in loaded:
             await asyncio.to_thread(self._rank, live)
 
 

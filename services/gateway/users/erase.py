@@ -10,6 +10,7 @@ import structlog
 
 from services.contracts.erasure import Erasure, ErasureReceipt, ErasureStore, remaining_after
 from services.contracts.message import check_id
+from services.contracts.tenant import scoped, scoped_name, tenant_of_name
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.events.record import EventLog
 
@@ -53,15 +54,17 @@ class EraseUsers:
         self._keeps = keeps
         self._wall_clock = wall_clock
 
-    async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
-        """Erase a user; returns when the broker has the event. Later events begin a new history.
+    async def erase(self, user_id: str, tenant: str, door: str, request_id: str) -> ErasureReceipt:
+        """Erase a tenant's user; returns when the broker has the event. Later events begin a new history.
 
         Raises InvalidRequest; DependencyUnavailable or Overloaded if the broker has not acknowledged it. May be
         repeated.
         """
         check_id("user_id", user_id)
         now_ms = int(self._wall_clock() * 1_000)
-        erasure = Erasure(erasure_id=uuid.uuid4().hex, user_id=user_id, accepted_time_ms=now_ms)
+        erasure = Erasure(
+            erasure_id=scoped_name(tenant, uuid.uuid4().hex), user_id=scoped(tenant, user_id), accepted_time_ms=now_ms
+        )
         await self._events.record([(erasure.key, erasure.encode())])
         log.info("erasure_accepted", erasure_id=erasure.erasure_id, door=door, request_id=request_id)
         try:
@@ -74,10 +77,11 @@ class EraseUsers:
             )
         )
 
-    async def receipt(self, erasure_id: str) -> ErasureReceipt:
-        """Return the receipt of an erasure. Raises NotFound, InvalidRequest or DependencyUnavailable."""
+    async def receipt(self, erasure_id: str, tenant: str) -> ErasureReceipt:
+        """Return the receipt of a tenant's erasure. Raises NotFound, InvalidRequest or DependencyUnavailable."""
         check_id("erasure_id", erasure_id)
-        found = await self._receipts.get(erasure_id, _RECEIPT_TIMEOUT_S)
+        is_own = tenant_of_name(erasure_id) == tenant
+        found = await self._receipts.get(erasure_id, _RECEIPT_TIMEOUT_S) if is_own else None
         if found is None:
             raise NotFound("no such erasure", "receipts are kept for 90 days, under the erasure_id of the answer")
         return self._complete(found)

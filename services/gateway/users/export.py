@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.contracts.message import check_id
 from services.errors import DependencyUnavailable, Overloaded
 
 _MAX_AT_ONCE = 2
@@ -21,9 +20,8 @@ class ExportUser:
     async def __call__(self, user_id: str) -> Mapping[str, Any]:
         """Return a user's data as plain values; empty for an unknown user.
 
-        Raises InvalidRequest, Overloaded or DependencyUnavailable.
+        Raises Overloaded or DependencyUnavailable.
         """
-        check_id("user_id", user_id)
         if self._num_running >= _MAX_AT_ONCE:
             raise Overloaded("export", _RETRY_AFTER_S)
         self._num_running += 1

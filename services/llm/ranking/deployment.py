@@ -23,6 +23,7 @@ from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.name_record import DEFAULT_NAME
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest
+from services.contracts.tenant import tenant_of_name
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import Knowledge, LiveItems
@@ -143,6 +144,7 @@ class LlmDeployment:
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
+        self._items_of_tenant = LiveItems() if tenant_of_name(name) else self._items
         self._engines = Engines(BundleStore.of(settings, name), settings.bundle_poll_s, self._start, self._report)
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(
@@ -206,7 +208,7 @@ class LlmDeployment:
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         config = with_weights_of(bundle, settings)
-        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, self._items)
+        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, self._items_of_tenant)
         report = EngineStepMetrics(self._metrics, loaded.engine, _MODEL_NAME, self._limits)
         return RunningBundle(loaded, EngineThread(loaded.engine, settings.llm_threads, report.record))
 
@@ -289,7 +291,7 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
 def build_llm(settings: Settings, name: str = DEFAULT_NAME) -> Any:
     """Return the bound Ray Serve application of a name's ranking model; pass its handle to `LlmHandle`."""
     deployment = serve.deployment(
-        name="llm" if name == DEFAULT_NAME else f"llm-{name}",
+        name="llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}",
         num_replicas=settings.llm_replicas,
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,

@@ -7,8 +7,8 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from services.gateway.followed_file import FileState, FollowedFile
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.surfaces.followed_file import FileState, FollowedFile
 from tests.support.wait import until
 
 

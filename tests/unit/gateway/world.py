@@ -4,7 +4,7 @@ import atexit
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +27,7 @@ from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredKey, write_keys
 from services.gateway.access.shared_rates import SharedRates
+from services.gateway.access.tenants import FollowedTenants, StoredTenant, TenantsFile, write_tenants
 from services.gateway.build import PlaneConfig, Ports, build_data_plane
 from services.gateway.data_plane import DataPlane
 from services.gateway.overload.admission import AdmissionLimits
@@ -251,8 +252,9 @@ def let_write(
     return world.plane.text
 
 
-def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100) -> KeyedAccess:
-    """Return access control with these keys, stored in the folder."""
-    path = folder / "keys.json"
+def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100, tenants: Sequence[StoredTenant] = ()) -> KeyedAccess:
+    """Return access control with these keys and tenants, stored in the folder."""
+    path, tenants_path = folder / "keys.json", folder / "tenants.json"
     write_keys(path, KeysFile(keys=keys))
-    return KeyedAccess(KeyRing(path, max_k), SharedRates())
+    write_tenants(tenants_path, TenantsFile(tenants=tuple(tenants)))
+    return KeyedAccess(KeyRing(path, max_k), FollowedTenants(tenants_path), SharedRates())

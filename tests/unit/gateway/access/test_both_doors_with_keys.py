@@ -16,6 +16,7 @@ from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.shared_rates import SharedRates
+from services.gateway.access.tenants import FollowedTenants
 from services.gateway.rest.door import create_rest_app
 from tests.support.gateway.keys import bearer, stored_key
 from tests.unit.gateway.clients import CLIENT_HOST, Door, RestClient, RpcClient, in_process
@@ -101,7 +102,9 @@ async def test_readiness_names_degraded_keys_and_limits(tmp_path: Path, world: W
     path, rates = tmp_path / "keys.json", SharedRates()
     write_keys(path, KeysFile(keys=(stored_key("shop", Scope.RECOMMEND),)))
     ring = KeyRing(path, MAX_K)
-    app = create_rest_app(lambda: world.plane, lambda: b"", 1_000, access=KeyedAccess(ring, rates))
+    app = create_rest_app(
+        lambda: world.plane, lambda: b"", 1_000, access=KeyedAccess(ring, FollowedTenants(None), rates)
+    )
     path.write_text("{")
     ring.refresh()
     rates.is_unavailable = True

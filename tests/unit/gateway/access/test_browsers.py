@@ -1,6 +1,7 @@
 """Protection of a server without keys against requests from pages of other sites."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from services.contracts.access import Scope
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import open_to_all
 from services.gateway.call.headers import Call
+from services.gateway.call.operations import POPULAR
 
 ACCESS = open_to_all(10, frozenset({"shop.internal"}))
 HERE = "localhost:8000"
@@ -17,7 +19,7 @@ def refused_field(scope: Scope, **headers: str) -> str | None:
     """Return the header named by a call's rejection, or None if the call is admitted."""
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        asyncio.run(ACCESS.authorize(Call("r"), sent, scope))
+        asyncio.run(ACCESS.authorize(Call("r"), sent, replace(POPULAR, scope=scope)))
     except InvalidRequest as error:
         return error.field
     return None

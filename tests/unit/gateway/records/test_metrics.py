@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.events import EventBody
 from services.contracts.recommend import Filters, Tier
+from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import ErrorKind
 from services.gateway.call import http
 from services.gateway.grpc import answers as rpc_answers
@@ -30,7 +31,7 @@ async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World
     shown = await world.recommend(request_id="shown", k=5)
 
     for named in ({"request_id": "shown"}, {"request_id": "x"}, {}):
-        await world.plane.record([EventBody("long", "i05", **named)], "rest", "r")
+        await world.plane.record([EventBody("long", "i05", **named)], DEFAULT_TENANT, "rest", "r")
 
     labels = {"tier": shown.tier.value, "bundle_version": shown.bundle_version}
     assert world.metric("tailrace_answers_total", **labels) == 1

@@ -12,8 +12,8 @@ from services.contracts.events import decode_impression
 from services.contracts.experiments import parse_experiments
 from services.contracts.recommend import Tier
 from services.errors import ConfigError
+from services.gateway.followed_file import POLL_S, FileState
 from services.gateway.surfaces.experiments import RunningExperiments
-from services.gateway.surfaces.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
 from tests.support.spans import Recorder
 from tests.support.wait import until, until_answer

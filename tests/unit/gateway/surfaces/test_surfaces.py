@@ -11,7 +11,7 @@ from services.contracts.filters import Condition, OneOf
 from services.contracts.recommend import Filters, Reason, RecommendRequest, Tier
 from services.contracts.rules import Cap, Pin, Rules
 from services.errors import ConfigError, InvalidRequest
-from services.gateway.surfaces.followed_file import POLL_S, FileState
+from services.gateway.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
 from tests.support.wait import until_answer
 from tests.unit.gateway.world import started_world

@@ -1,0 +1,126 @@
+"""Make, list, change, suspend and delete the stack's tenants in the tenants file.
+
+Gateways reload the file within two seconds, without a restart. A tenant's keys are made with `tailrace keys new
+--tenant`, its model names are `TENANT.NAME`, and its surfaces `TENANT/SURFACE`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli.keys import locked
+from infra.cli.session import audited, out
+from services.errors import ConfigError
+
+if TYPE_CHECKING:
+    from services.gateway.access.tenants import TenantsFile
+
+tenants_app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+_OPTIONS = {"share": "--share", "rate_per_s": "--rate", "burst": "--burst", "daily_quota": "--daily-quota"}
+
+TenantArgument = Annotated[str, typer.Argument(help="Id of the tenant.", show_default=False)]
+Share = Annotated[float | None, typer.Option(help="Weight of the tenant when capacity is scarce. Default: 1.")]
+Rate = Annotated[float | None, typer.Option(help="Maximal calls per second of all its keys.")]
+Burst = Annotated[float | None, typer.Option(help="Maximal calls at once. Default: one second of --rate.")]
+DailyQuota = Annotated[int | None, typer.Option(help="Maximal calls per day (UTC) of all its keys.")]
+MaxK = Annotated[int | None, typer.Option(help="Maximal items per answer.")]
+
+
+@tenants_app.command()
+def new(
+    tenant: TenantArgument,
+    share: Share = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    daily_quota: DailyQuota = None,
+    max_k: MaxK = None,
+) -> None:
+    """Add a tenant."""
+    from services.gateway.access.tenants import StoredTenant
+
+    limits = _given(share=share, rate_per_s=rate, burst=burst, daily_quota=daily_quota, max_k=max_k)
+    _change("tenants new", tenant, lambda file: file.with_new(StoredTenant(id=tenant, **limits)))
+    out.print(f"tenant {tenant} is added; `tailrace keys new --tenant {tenant}` makes its keys", markup=False)
+
+
+@tenants_app.command("list")
+def list_() -> None:
+    """List the tenants, with their shares and limits."""
+    from rich.table import Column, Table
+
+    from services.gateway.access.tenants import read_tenants
+
+    _, path = _tenant_files()
+    table = Table(Column("id", no_wrap=True), "state", "share", "rate/s", "burst", "a day", "max k", box=None)
+    for one in read_tenants(path).tenants:
+        limits = (one.rate_per_s, one.burst, one.daily_quota, one.max_k)
+        table.add_row(
+            one.id, one.state, f"{one.share:g}", *("-" if value is None else f"{value:g}" for value in limits)
+        )
+    out.print(table if table.row_count else f"no tenants in {path}")
+
+
+@tenants_app.command("set")
+def set_(
+    tenant: TenantArgument,
+    share: Share = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    daily_quota: DailyQuota = None,
+    max_k: MaxK = None,
+    unlimited: Annotated[bool, typer.Option(help="Remove every limit that is not given.")] = False,
+) -> None:
+    """Change the share and the limits of a tenant."""
+    changes = _given(share=share, rate_per_s=rate, burst=burst, daily_quota=daily_quota, max_k=max_k)
+    if unlimited:
+        changes = dict.fromkeys(("rate_per_s", "burst", "daily_quota", "max_k"), None) | changes
+    if not changes:
+        raise ConfigError("tenants set: no change; give --share, a limit or --unlimited")
+    _change("tenants set", tenant, lambda file: file.with_changed(tenant, **changes))
+    out.print(f"tenant {tenant} is changed", markup=False)
+
+
+@tenants_app.command()
+def suspend(
+    tenant: TenantArgument,
+    resume: Annotated[bool, typer.Option(help="Admit the tenant's calls again.")] = False,
+) -> None:
+    """Refuse a tenant's calls, and keep its data; `--resume` admits them again."""
+    from services.contracts.tenant import TenantState
+
+    state = TenantState.ACTIVE if resume else TenantState.SUSPENDED
+    _change("tenants suspend", tenant, lambda file: file.with_changed(tenant, state=state), resume=str(resume))
+    out.print(f"tenant {tenant} is {state}", markup=False)
+
+
+def _given(**fields: float | None) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tenant_files() -> tuple[Path, Path]:
+    """Return the state folder and the tenants file. Raises ConfigError if it is not set."""
+    from services.settings.settings import load_settings
+
+    settings = load_settings()
+    if settings.tenants_file is None:
+        raise ConfigError("TAILRACE_TENANTS_FILE: not set; set it to the path of the tenants file, which may be new")
+    return settings.state_dir, settings.tenants_file
+
+
+def _change(act: str, tenant: str, change: "Callable[[TenantsFile], TenantsFile]", **details: str) -> None:
+    """Write the changed file, with an audit line. Raises ConfigError."""
+    from pydantic import ValidationError
+
+    from services.gateway.access.tenants import TenantsFile, read_tenants, write_tenants
+
+    state_dir, path = _tenant_files()
+    with audited(state_dir, act, tenant=tenant, **details), locked(path):
+        try:
+            write_tenants(path, change(read_tenants(path) if path.exists() else TenantsFile()))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = next((str(part) for part in first["loc"]), "rate_per_s")
+            raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None

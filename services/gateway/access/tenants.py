@@ -1,0 +1,139 @@
+"""The tenants file: ids, states, shares and limits of the stack's tenants; their keys are in the keys file.
+
+    {"tenants": [{"id": "acme", "state": "active", "share": 2.0, "rate_per_s": 200, "burst": 400, "daily_quota": null,
+                  "max_k": 100}]}
+
+A deleted tenant keeps its entry, so that nobody gets its id, and with it the remains in backups, by accident.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from services.contracts.access import Allowance
+from services.contracts.recommend import MAX_K
+from services.contracts.tenant import Tenant, TenantState, check_tenant
+from services.errors import ConfigError
+from services.gateway.access.keys import Stored, write_privately
+from services.gateway.followed_file import FileState, FollowedFile
+
+TenantId = Annotated[str, AfterValidator(check_tenant)]
+
+
+class StoredTenant(Stored):
+    """One tenant. None means no limit of its own."""
+
+    id: TenantId
+    state: TenantState = TenantState.ACTIVE
+    share: float = Field(1.0, gt=0, le=1_000)
+    rate_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    burst: float | None = Field(None, ge=1, allow_inf_nan=False)
+    daily_quota: int | None = Field(None, ge=0)
+    max_k: int | None = Field(None, ge=1, le=MAX_K)
+
+    @model_validator(mode="after")
+    def _burst_needs_a_rate(self) -> "StoredTenant":
+        if self.burst is not None and self.rate_per_s is None:
+            raise ValueError("burst needs rate_per_s")
+        return self
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant as the doors know it."""
+        burst = self.burst or max(1.0, self.rate_per_s or 1.0)
+        allowance = Allowance(rate_per_s=self.rate_per_s, burst=burst, daily_quota=self.daily_quota)
+        return Tenant(id=self.id, state=self.state, share=self.share, allowance=allowance, max_k=self.max_k)
+
+
+class TenantsFile(Stored):
+    """All tenants. Each change returns a new value."""
+
+    tenants: tuple[StoredTenant, ...] = ()
+
+    @model_validator(mode="after")
+    def _refuse_doubles(self) -> "TenantsFile":
+        if len({one.id for one in self.tenants}) < len(self.tenants):
+            raise ValueError("an id is there twice")
+        return self
+
+    def find(self, tenant: str) -> StoredTenant | None:
+        """Return the tenant of this id, or None."""
+        return next((one for one in self.tenants if one.id == tenant), None)
+
+    def with_new(self, tenant: StoredTenant) -> "TenantsFile":
+        """Add a tenant. Raises ConfigError if its id is or was in use."""
+        if (before := self.find(tenant.id)) is not None:
+            raise ConfigError(f"tenant {tenant.id}: the id is taken ({before.state}); choose another id")
+        return TenantsFile(tenants=(*self.tenants, tenant))
+
+    def with_changed(self, tenant: str, **changes: object) -> "TenantsFile":
+        """Change fields of a tenant. Raises ConfigError for an unknown or deleted tenant, ValidationError."""
+        before = self.existing(tenant)
+        after = StoredTenant(**{**before.model_dump(), **changes})
+        return TenantsFile(tenants=tuple(after if one.id == tenant else one for one in self.tenants))
+
+    def existing(self, tenant: str) -> StoredTenant:
+        """Return the tenant of this id. Raises ConfigError for an unknown or deleted tenant."""
+        found = self.find(tenant)
+        if found is None or found.state is TenantState.DELETED:
+            what = "unknown" if found is None else "deleted"
+            raise ConfigError(f"tenant {tenant}: {what}; `tailrace tenants list` shows the tenants")
+        return found
+
+
+class FollowedTenants:
+    """The tenants of the current file, by id; without a file there are none."""
+
+    def __init__(self, path: Path | None, on_state: Callable[[FileState], None] = lambda _: None) -> None:
+        """Read the file. Raises ConfigError. `on_state` is called with the state at each change."""
+        self._file = FollowedFile[Mapping[str, Tenant]](path, "tenants", _by_id, {}, on_state=on_state)
+
+    def find(self, tenant: str) -> Tenant | None:
+        """Return the tenant of this id, or None."""
+        return self._file.in_force.get(tenant)
+
+    @property
+    def in_force(self) -> Mapping[str, Tenant]:
+        """The tenants by id, deleted ones included."""
+        return self._file.in_force
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the tenants come from an earlier file because the current one is rejected or missing."""
+        return self._file.is_outdated
+
+    async def start(self) -> None:
+        """Start following the file. Call in the serving loop."""
+        await self._file.start()
+
+    async def stop(self) -> None:
+        """Stop following; the tenants stay."""
+        await self._file.stop()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        self._file.refresh()
+
+
+def read_tenants(path: Path) -> TenantsFile:
+    """Read a tenants file. Raises ConfigError."""
+    try:
+        return TenantsFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"tenants file {path}: {error.strerror}; `tailrace tenants new` makes one") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        path_of = ".".join(str(part) for part in first["loc"]) or "file"
+        raise ConfigError(f"tenants file {path}: {path_of}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def write_tenants(path: Path, tenants: TenantsFile) -> None:
+    """Replace or create the file atomically, readable only by its owner."""
+    write_privately(path, json.dumps(tenants.model_dump(mode="json"), indent=2) + "\n")
+
+
+def _by_id(path: Path) -> Mapping[str, Tenant]:
+    return {one.id: one.tenant for one in read_tenants(path).tenants}

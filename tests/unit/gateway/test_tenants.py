@@ -1,0 +1,223 @@
+"""Tenants at both doors: the calls that their keys open, and that no answer has another tenant's data."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.registry.store import BundleStore
+from services.contracts.access import Scope
+from services.contracts.events import decode_interaction
+from services.contracts.tenant import TenantState, scoped
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.tenants import StoredTenant
+from tests.support.gateway.fakes import FakeLlm
+from tests.support.gateway.keys import bearer, stored_key
+from tests.support.wait import until
+from tests.unit.gateway.clients import Door, RestClient
+from tests.unit.gateway.world import World, add_version, catalogue_of, keyed_access, make_world, publish, user
+
+TENANTS = ("acme", "bolt")
+HISTORY = ("i00", "i01", "i02", "i03")
+ASKED: dict[str, Any] = {"user_id": "long", "k": 2, "deadline_ms": 4_000}
+SURFACES = """
+[home]
+k = 1
+["acme/home"]
+k = 3
+["acme/secret"]
+k = 4
+["bolt/home"]
+k = 2
+"""
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> KeyedAccess:
+    """Keys of the default tenant (op), of two tenants, of a suspended, a deleted and an unknown tenant."""
+    gone = {"paused": TenantState.SUSPENDED, "gone": TenantState.DELETED}
+    keys = [stored_key("op", *Scope), stored_key("lost", *Scope, tenant="nobody")]
+    keys += [stored_key(one, *Scope, tenant=one) for one in (*TENANTS, *gone)]
+    tenants = [StoredTenant(id="acme", daily_quota=3, max_k=5), StoredTenant(id="bolt")]
+    keys.append(stored_key("acme-app", Scope.RECOMMEND, tenant="acme"))
+    tenants += [StoredTenant(id=one, state=state) for one, state in gone.items()]
+    return keyed_access(tmp_path, *keys, tenants=tenants)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A stack with a bundle of its own for each tenant, all with the same items and the same user ids."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    for tenant in TENANTS:
+        add_version(root, f"{tenant}-v1", catalogue_of())
+        BundleStore(root, f"{tenant}.default").promote(f"{tenant}-v1")
+    (tmp_path / "surfaces.toml").write_text(SURFACES)
+    llms = {f"{one}.default": FakeLlm([f"i{place:02}" for place in range(10, 20)], f"{one}-v1") for one in TENANTS}
+    made = make_world(root, others=llms, surfaces_file=tmp_path / "surfaces.toml")
+    for tenant in ("", *TENANTS):
+        made.features.users[scoped(tenant, "long")] = user(*HISTORY)
+    await made.plane.start()
+    yield made
+    await made.plane.stop()
+
+
+async def test_each_tenant_is_answered_by_its_own_bundle(world: World, door: Door) -> None:
+    """The same request gets each tenant's version; the features read are those of the tenant's user."""
+    del world.features.users[scoped("bolt", "long")]
+
+    answers = [(await door.recommend(ASKED, bearer(key))).body for key in ("op", *TENANTS)]
+
+    assert [one["bundle_version"] for one in answers] == ["v1", "acme-v1", "bolt-v1"]
+    assert [one["reason"] for one in answers] == ["llm_in_time", "llm_in_time", "unknown_user"]
+    assert world.others["acme.default"].requests[0].user_id == scoped("acme", "long")
+
+
+async def test_events_are_recorded_under_the_tenant_s_user(world: World, door: Door) -> None:
+    """The same user id of two tenants has two keys in the log, so no store ever joins them."""
+    for key in ("op", "acme"):
+        assert (await door.record([{"user_id": "u", "item_id": "i00"}], bearer(key))).code == "ok"
+
+    assert [key for key, _ in world.events.records] == [b"u", b"acme\x1fu"]
+    assert [decode_interaction(value).user_id for _, value in world.events.records] == ["u", "acme\x1fu"]
+
+
+@pytest.mark.parametrize("sent", ["acme\x1fu", "\x1fu"])
+async def test_no_caller_can_send_another_tenant_s_id(world: World, door: Door, sent: str) -> None:
+    """The separator is a control character, which no field of a request may have."""
+    recommended = await door.recommend({**ASKED, "user_id": sent}, bearer("op"))
+    recorded = await door.record([{"user_id": sent, "item_id": "i00"}], bearer("bolt"))
+
+    assert (recommended.code, recorded.code) == ("invalid_request", "invalid_request")
+    assert world.events.records == []
+
+
+async def test_surfaces_of_other_tenants_are_unknown(world: World, door: Door) -> None:
+    """A tenant has the surfaces of its own prefix; errors name and suggest no other."""
+    found = [await door.recommend({"user_id": "long", "surface": "home"}, bearer(key)) for key in ("op", *TENANTS)]
+    refused = [
+        await door.recommend({"user_id": "long", "surface": name}, bearer(key))
+        for key, name in (("op", "acme/home"), ("bolt", "acme/home"), ("bolt", "secret"))
+    ]
+
+    assert [len(one.body["items"]) for one in found] == [1, 3, 2]
+    assert [(one.code, one.field) for one in refused] == [("invalid_request", "surface")] * 3
+    assert not any("acme" in one.sent.replace("acme/home", "") for one in refused[1:])
+
+
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [("gone", "unauthenticated"), ("lost", "unauthenticated"), ("paused", "not_allowed"), ("acme", "ok")],
+)
+async def test_a_key_is_worth_as_much_as_its_tenant(door: Door, key: str, code: str) -> None:
+    """A deleted or unknown tenant's key is a wrong key; a suspended tenant's is refused."""
+    assert (await door.recommend(ASKED, bearer(key))).code == code
+
+
+async def test_all_keys_of_a_tenant_share_its_limits(world: World, door: Door) -> None:
+    """The daily quota and the most items of a tenant hold for its keys together, and for no other tenant."""
+    too_many = await door.recommend({**ASKED, "k": 6}, bearer("acme"))
+    codes = [(await door.recommend(ASKED, bearer(key))).code for key in ("acme", "acme-app", "acme-app", "bolt")]
+
+    assert too_many.code == "invalid_request"
+    assert codes == ["ok", "ok", "quota_exceeded", "ok"]
+
+
+async def test_a_page_token_is_worth_nothing_to_another_tenant(world: World, door: Door) -> None:
+    """Neither the same user id nor an anonymous visitor of another tenant may send it."""
+    for asked in (ASKED, {"recent_item_ids": ["i00"], "k": 2, "deadline_ms": 4_000}):
+        token = (await door.recommend(asked, bearer("op"))).body["next"]
+        again = [(await door.recommend({**asked, "next": token}, bearer(key))).code for key in ("bolt", "op")]
+
+        assert again == ["invalid_request", "ok"]
+
+
+async def test_an_explanation_belongs_to_its_tenant(world: World, rest: RestClient) -> None:
+    """The same request id of two tenants has two explanations, each with the ids that its callers know."""
+    for key in ("acme", "bolt"):
+        await rest.recommend({**ASKED, "request_id": "r", "surface": "home"}, bearer(key))
+    await world.plane.explanations.flush()
+
+    found = [await rest.http.get("/v1/explanations/r", headers=bearer(key)) for key in ("bolt", "acme", "op")]
+    forged = await rest.http.get("/v1/explanations/acme%1Fr", headers=bearer("op"))
+
+    assert [one.status_code for one in found] == [200, 200, 404]
+    assert forged.status_code in {404, 422, 400}
+    bodies = [one.json() for one in found[:2]]
+    assert [one["bundle_version"] for one in bodies] == ["bolt-v1", "acme-v1"]
+    assert {(one["request_id"], one["user_id"], one["surface"]) for one in bodies} == {("r", "long", "home")}
+
+
+async def test_a_refused_request_is_explained_to_its_tenant_only(world: World, rest: RestClient) -> None:
+    """A refusal too is kept under the caller's tenant."""
+    await rest.recommend({**ASKED, "request_id": "bad", "surface": "none"}, bearer("bolt"))
+    await world.plane.explanations.flush()
+
+    found = [await rest.http.get("/v1/explanations/bad", headers=bearer(key)) for key in ("op", "bolt")]
+
+    assert [one.status_code for one in found] == [404, 200]
+
+
+async def test_a_receipt_belongs_to_its_tenant(world: World, rest: RestClient) -> None:
+    """An erasure covers the tenant's own user, and only the tenant can read its receipt."""
+    erased = await rest.http.delete("/v1/users/long", headers=bearer("bolt"))
+    receipt = f"/v1/erasures/{erased.json()['erasure_id']}"
+
+    found = [(await rest.http.get(receipt, headers=bearer(key))).status_code for key in ("acme", "op", "bolt")]
+
+    assert (erased.status_code, found) == (202, [404, 404, 200])
+    assert world.events.records[0][0] == b"bolt\x1flong"
+
+
+async def test_assignments_and_bundles_name_no_other_tenant(world: World, rest: RestClient) -> None:
+    """A tenant sees its own surfaces and names, without its prefix; other names are unknown."""
+    assigned = await rest.http.get("/v1/assignment", params={"user_id": "long"}, headers=bearer("bolt"))
+    bundle = await rest.http.get("/v1/bundle", headers=bearer("bolt"))
+    others = [
+        await rest.http.get("/v1/bundle", params={"name": name}, headers=bearer(key))
+        for key, name in (("bolt", "acme.default"), ("op", "acme.default"), ("bolt", "fr"))
+    ]
+
+    assert [(one["surface"], one["name"]) for one in assigned.json()["surfaces"]] == [
+        (None, "default"),
+        ("home", "default"),
+    ]
+    assert (bundle.json()["name"], bundle.json()["version"]) == ("default", "bolt-v1")
+    assert [one.status_code for one in others] == [422] * 3
+    assert "acme" not in "".join(one.text.replace("acme.default", "") for one in others)
+
+
+async def test_calls_about_the_whole_stack_are_the_operator_s(rest: RestClient) -> None:
+    """A tenant's key with every scope cannot read all metrics."""
+    found = [(await rest.http.get("/metrics", headers=bearer(key))).status_code for key in ("op", "acme")]
+
+    assert found == [200, 403]
+
+
+async def test_impressions_carry_their_tenant(world: World, door: Door) -> None:
+    """An impression belongs to the tenant of its user, or of the name that answered an anonymous visitor."""
+    await door.recommend(ASKED, bearer("acme"))
+    await door.recommend({"recent_item_ids": ["i00"], "k": 2}, bearer("bolt"))
+
+    await until(lambda: len(world.impressions.records) == 2)
+    found = [json.loads(value or b"") for _, value in world.impressions.records]
+
+    assert [(one.get("user_id"), one["name"]) for one in found] == [
+        ("acme\x1flong", "acme.default"),
+        (None, "bolt.default"),
+    ]
+
+
+async def test_popularity_of_a_tenant_comes_from_its_own_users(world: World, rest: RestClient) -> None:
+    """Users per window are counted by tenant: the default tenant's are not those of a tenant, nor the reverse."""
+    world.features.popular = [("i19", 900.0), (scoped("acme", "i18"), 900.0)]
+    await world.plane.popular.refresh()
+
+    first = [
+        (await rest.http.get("/v1/popular", params={"k": 1}, headers=bearer(key))).json()["items"][0]["item_id"]
+        for key in ("op", *TENANTS)
+    ]
+
+    assert first == ["i19", "i18", "i00"]

@@ -1,0 +1,69 @@
+"""`tailrace tenants`, and the keys of a tenant."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from services.contracts.tenant import TenantState
+from services.gateway.access.keys import read_keys
+from services.gateway.access.tenants import read_tenants
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of a tenants file that does not exist yet, beside a keys file."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("TAILRACE_API_KEYS_FILE", str(tmp_path / "keys.json"))
+    monkeypatch.setenv("TAILRACE_TENANTS_FILE", str(tmp_path / "tenants.json"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "tenants.json"
+
+
+def tailrace(*arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_tenant_is_made_changed_suspended_and_resumed(path: Path, tmp_path: Path) -> None:
+    """Each command changes one entry of the file, and leaves an audit line."""
+    assert tailrace("tenants", "new", "acme", "--rate", "50", "--share", "2").exit_code == 0
+    assert tailrace("tenants", "set", "acme", "--unlimited", "--daily-quota", "9").exit_code == 0
+    assert tailrace("tenants", "suspend", "acme").exit_code == 0
+    suspended = read_tenants(path).existing("acme")
+    listed = tailrace("tenants", "list").stdout
+    assert tailrace("tenants", "suspend", "acme", "--resume").exit_code == 0
+
+    assert (suspended.state, suspended.share) == (TenantState.SUSPENDED, 2)
+    assert (suspended.rate_per_s, suspended.daily_quota) == (None, 9)
+    assert [word in listed for word in ("acme", "suspended")] == [True, True]
+    assert read_tenants(path).existing("acme").state is TenantState.ACTIVE
+    assert (tmp_path / "audit.log").read_text().count('"tenant": "acme"') == 4
+
+
+@pytest.mark.parametrize("tenant", ["Acme", "a.b", "-a", "a-", "operator", "a" * 33])
+def test_an_id_that_names_could_not_carry_is_refused(path: Path, tenant: str) -> None:
+    """An id has lower-case letters, digits and inner hyphens, since model names and surfaces begin with it."""
+    assert tailrace("tenants", "new", "--", tenant).exit_code == 1
+    assert not path.exists()
+
+
+def test_an_id_is_used_once(path: Path) -> None:
+    """A second tenant of the same id is refused, and the first stays."""
+    tailrace("tenants", "new", "acme", "--max-k", "7")
+
+    assert tailrace("tenants", "new", "acme").exit_code == 1
+    assert read_tenants(path).existing("acme").max_k == 7
+
+
+def test_a_key_is_made_for_a_known_tenant(path: Path, tmp_path: Path) -> None:
+    """`--tenant` names a tenant of the file; a key without it belongs to the default tenant."""
+    new = ("keys", "new", "--scope", "recommend", "--id")
+    unknown = tailrace(*new, "a", "--tenant", "acme")
+    tailrace("tenants", "new", "acme")
+    made = [tailrace(*new, "a", "--tenant", "acme").exit_code, tailrace(*new, "b").exit_code]
+
+    assert (unknown.exit_code, made) == (1, [0, 0])
+    assert [key.tenant for key in read_keys(tmp_path / "keys.json").keys] == ["acme", ""]
