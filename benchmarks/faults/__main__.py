@@ -24,7 +24,6 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
-from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, num_showing, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
@@ -131,8 +130,7 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str
 
 
 def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:
-    """Print the matrix, and return the common header of results files."""
-    print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
+    """Print the totals, and return the common header of results files."""
     for what in ("lost", "doubled"):
         print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")
     print(f"answers with a hidden item: {sum(row['hidden']['shown'] for row in rows)}")
@@ -145,7 +143,7 @@ def _note(line: str) -> None:
 
 
 def main() -> None:
-    """Measure, print the matrix, write the JSON."""
+    """Measure, write the JSON."""
     options = _options()
     with exit_on_errors():
         if options.nodes is not None:

@@ -5,7 +5,6 @@ name the value.
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,6 @@ def test_the_chart_is_the_overlay(overlay: str, options: tuple[str | Path, ...])
     [
         ("llm.resources.requests.cpu=8", ("4", "8"), 15),
         ("gateway.resources.requests.cpu=6500m", ("6", "4"), 15),
-        ("gateway.resources.requests.cpu=500m", ("4", "4"), 15),
         ("settings.TAILRACE_TEXT_PATH=/text", ("4", "4"), 60),
         ("settings.TAILRACE_TEXT_URL=http://text:80/v1,settings.TAILRACE_TEXT_DEADLINE_MS=90500", ("4", "4"), 91),
         ("settings.TAILRACE_TEXT_DEADLINE_MS=90500", ("4", "4"), 15),
@@ -110,30 +108,13 @@ def test_lint_finds_nothing() -> None:
         ("gateway.pods.min=many", "gateway.pods.min: Invalid type"),
         ("gateway.pods.mn=3", "gateway.pods: Additional property mn"),
         ("settings.TAILRACE_REDIS_HOST=a", "settings: Additional property TAILRACE_REDIS_HOST"),
-        ("settings.TAILRACE_NO_SUCH=a", "settings: Additional property TAILRACE_NO_SUCH"),
-        ("redis.port=70000", "redis.port: Must be less than or equal to 65535"),
-        ("image.digest=latest", "image.digest: Does not match pattern"),
-        ("surfaces.configMap=Shop", "surfaces.configMap: Does not match pattern"),
-        ("rayRedis.address=host:6379", "rayRedis.address: Does not match pattern"),
         ("llm.resources.requests.cpu=lots", "llm.resources.requests.cpu: Does not match pattern"),
         ("gateway.pods.min=20", "gateway.pods.min: more than gateway.pods.max"),
-        ("gateway.replicas.min=2", "gateway.replicas.min: less than gateway.pods.min"),
         ("stream.workers=40", "stream.workers: more than kafka.partitions"),
         ("ingress.enabled=true", "ingress.host: empty"),
         ("doors.serviceType=LoadBalancer", "callers.cidrs: empty"),
-        ("callers.cidrs={everybody}", "callers.cidrs.0: Does not match pattern"),
-        ("apiKeys.secret=", "apiKeys.secret: empty"),
-        ("llm.replicas.max=40", "gateway.replicas.max: with 2 CPUs"),
-        ("redis.host=redis.shop:6379", "redis.host: Does not match pattern"),
-        ("kafka.bootstrap=kafka.shop", "kafka.bootstrap: Does not match pattern"),
-        ("traces.endpoint=http://collector", "traces.endpoint: Does not match pattern"),
-        ("bundles.store=minio:9000/bundles", "bundles.store: Does not match pattern"),
         ("ingress.enabled=true,ingress.host=a.b,ingress.grpcHost=a.b", "ingress.grpcHost: the same as ingress.host"),
-        ("settings.TAILRACE_LOG_LEVEL=loud", "settings.TAILRACE_LOG_LEVEL"),
-        ("settings.TAILRACE_MAX_RUNNING=1.5", "settings.TAILRACE_MAX_RUNNING: Does not match pattern"),
         ("settings.TAILRACE_MAX_RUNNING=0", "settings.TAILRACE_MAX_RUNNING: Must be"),
-        ("settings.TAILRACE_CONSOLE=maybe", "settings.TAILRACE_CONSOLE: Does not match pattern"),
-        ("bundles.cacheGib=0", "bundles.cacheGib: Must be greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(wrong: str, field: str) -> None:
@@ -244,7 +225,7 @@ def chosen(values: dict[str, Any], folder: Path, *options: str | Path, namespace
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("kind", ["", "gpu", "trial"])
+@pytest.mark.parametrize("kind", ["", *(pytest.param(kind, marks=pytest.mark.grid) for kind in ("gpu", "trial"))])
 def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_path: Path) -> None:
     """Each referenced object, key, volume, port, image, namespace and selector is rendered or created by the page."""
     options = ("--values", CHART / f"values-{kind}.yaml") if kind else ()
@@ -306,9 +287,7 @@ def test_callers_networks_and_namespaces_are_admitted() -> None:
         ("redis.port=7000", [6379, 7000, 9093]),
         ("kafka.bootstrap=a:9094\\,b:9095", [6379, 9094, 9095]),
         ("rayRedis.address=redis://a:6400", [6379, 6400, 9093]),
-        ("traces.endpoint=http://a:4318", [4318, 6379, 9093]),
         ("settings.TAILRACE_TEXT_URL=https://text.example/v1", [443, 6379, 9093]),
-        ("settings.TAILRACE_TEXT_URL=http://text:8001/v1", [6379, 8001, 9093]),
         ("settings.TAILRACE_TEXT_URL=http://[fd00::1]/v1", [80, 6379, 9093]),
     ],
 )
@@ -317,14 +296,6 @@ def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:
     policy = the(templated("--set", values), "NetworkPolicy", "tailrace-dependencies")
 
     assert [one["port"] for one in policy["spec"]["egress"][0]["ports"]] == ports
-
-
-def test_a_larger_body_may_come_over_grpc_too() -> None:
-    """Ray's message limit follows the setting."""
-    things = templated("--set", "settings.TAILRACE_MAX_BODY_BYTES=3000000")
-    head = pod_of(things, "tailrace-head").container("ray-head")
-
-    assert environment(things, head)["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == "3000000"
 
 
 def test_a_trial_needs_nothing_but_the_operator() -> None:
@@ -413,31 +384,6 @@ def test_a_changed_setting_changes_the_pods() -> None:
 
     assert len(before) == len(after) == 2
     assert len(before & after) == 1
-
-
-def test_the_notes_name_what_to_do_next(tmp_path: Path) -> None:
-    """The notes name this install's namespace, Secrets and host, and each object in their commands exists.
-
-    Helm renders notes only with a cluster, so a template in a copy of the chart includes them here.
-    """
-    copy = shutil.copytree(CHART, tmp_path / "chart")
-    notes = copy / "templates/NOTES.txt"
-    body = (
-        f'{{{{- define "notes" }}}}\n{notes.read_text()}{{{{- end }}}}\nkind: Notes\ntext: {{{{ include "notes" . | '
-        f"quote }}}}\n"
-    )
-    notes.with_name("notes.yaml").write_text(body)
-    options = ("--namespace", "shop", "--kube-version", OLDEST, "--set", "apiKeys.secret=our-keys")
-    done = helm("template", "tailrace", copy, *options, "--set", "ingress.enabled=true,ingress.host=shop.example")
-    assert done.returncode == 0, done.stderr
-    (text,) = [thing["text"] for thing in parse(done.stdout) if thing and thing["kind"] == "Notes"]
-    named = set(re.findall(r"\b(?:cronjob|rayservice|service)/[\w-]+", text))
-
-    assert "-n shop" in text
-    assert "secret our-keys tailrace-tls" in text
-    assert "https://shop.example" in text
-    assert named == {"cronjob/tailrace-data", "rayservice/tailrace", "service/tailrace-doors"}
-    assert named <= {f"{kind}/{name}".lower() for kind, name in by_name(templated())}
 
 
 def test_the_first_deployment_is_eight_commands_that_fit_the_chart() -> None:
