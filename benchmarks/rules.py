@@ -1,45 +1,57 @@
 """The cost of filters and rules: a request with and without them, the rule stage only, and expressions over many items.
 
-    python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000]
+    python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000] [--no-stack]
 
 Requests without rules, with a surface's rules and with the same rules in the body alternate, one at a time over REST,
-for each tier of a stack that the benchmark starts. The stage and the expressions run without a stack: 200 candidates
-under all rules at once, and columns of `--items` items.
+for each tier of a stack that the benchmark starts. Everything else runs without a stack: requests in this process, from
+the bytes of the body to the bytes of the answer; 200 candidates under all rules at once; columns of `--items` items.
 """
 
 import asyncio
+import gc
+import json
+import logging
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import tomlkit
+from google.protobuf.json_format import ParseDict
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.lone_plane import HIDDEN_SIZE, lone_plane
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import require_ready, stack_for
 from benchmarks.scale.row import catalogue_of
+from services.contracts import recommend_pb2 as pb
+from services.contracts.access import ANYONE
 from services.contracts.filters import Clause
-from services.contracts.message import convert
-from services.contracts.recommend import Tier
+from services.contracts.message import convert, decode, encode
+from services.contracts.protobuf import message_of, parse_strictly, plain_of
+from services.contracts.recommend import RecommendBody, RecommendRequest, Tier
 from services.contracts.rules import Rules
+from services.gateway.data_plane import DataPlane
 from services.gateway.ranking import ItemRanking, choose
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import apply_rules
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
+from services.router.deadline import Arrival
 from services.settings.settings import Settings, load_settings
 
 DEADLINE_MS = 1_000
 NUM_WARM = 20
-NUM_CANDIDATES, NUM_SHOWN, K, HIDDEN_SIZE = 200, 50, 10, 64
+NUM_CANDIDATES, NUM_SHOWN, K = 200, 50, 10
+NUM_ITEMS, NUM_VISITORS = 2_000, 50
 NUM_EXPRESSIONS, NUM_STAGES = 40, 500
 NOW_MS = 1_800_000_000_000
 FILTERS = {
@@ -69,15 +81,25 @@ def main() -> None:
     parser.add_argument(
         "--items", type=at_least_one, default=1_000_000, help="items that expressions are compiled over"
     )
+    parser.add_argument("--no-stack", action="store_true", help="measure only what needs no stack")
     options = parser.parse_args()
+    report: dict[str, Any] = {} if options.no_stack else {"requests": _measure_stack(settings, options.rounds)}
+    report |= {
+        "in_process": asyncio.run(measure_in_process(options.rounds)),
+        "stage": measure_stage(),
+        "expressions": measure_expressions(options.items),
+    }
+    for name in report.keys() - {"requests"}:
+        print(name, report[name])
+    write_report(options.json, about_run("rules") | report)
+
+
+def _measure_stack(settings: Settings, num_rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "surfaces.toml")
         file.write_text(tomlkit.dumps({SURFACE: {"filter": FILTERS, "rules": RULES}}))
         with stack_for(settings.model_copy(update={"surfaces_file": file}), is_started=True):
-            requests = asyncio.run(_measure_requests(settings, options.rounds))
-    report = {"requests": requests, "stage": measure_stage(), "expressions": measure_expressions(options.items)}
-    print(f"stage {report['stage']}\nexpressions {report['expressions']}")
-    write_report(options.json, about_run("rules") | report)
+            return asyncio.run(_measure_requests(settings, num_rounds))
 
 
 async def _measure_requests(settings: Settings, num_rounds: int) -> list[dict[str, Any]]:
@@ -116,11 +138,57 @@ async def _timed(rest: RestClient, ask: RequestFields, extra: RequestFields) -> 
     return outcome.tier, 1_000 * (time.perf_counter() - started_s)
 
 
+async def measure_in_process(num_rounds: int) -> list[dict[str, Any]]:
+    """Time requests of anonymous visitors, whom the student answers, in the formats of both doors."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        pairs = tuple((f"c{number % 20}", f"c{number % 7}x") for number in range(NUM_ITEMS))
+        catalogue = replace(catalogue_of(NUM_ITEMS), categories=pairs, popularity=np.arange(NUM_ITEMS, dtype=float))
+        async with lone_plane(catalogue) as plane:
+            gc.collect()
+            gc.freeze()  # as a gateway does
+            return [await _door_case(plane, door, num_rounds) for door in ("rest", "grpc")]
+    finally:
+        gc.unfreeze()
+        structlog.reset_defaults()
+
+
+async def _door_case(plane: DataPlane, door: str, num_rounds: int) -> dict[str, Any]:
+    spent_ms: dict[str, list[float]] = {"plain": [], "body": []}
+    for number in range(NUM_WARM + num_rounds):
+        for kind, of_kind_ms in spent_ms.items():
+            visitor = {"recent_item_ids": [f"item-{number % NUM_VISITORS:07d}"], "k": K, "request_id": f"r{number}"}
+            body = visitor | KINDS[kind]
+            sent = json.dumps(body).encode() if door == "rest" else _message(body)
+            started_s = time.perf_counter()
+            await _answer(plane, door, sent)
+            of_kind_ms.append(1_000 * (time.perf_counter() - started_s))
+        await asyncio.sleep(0)
+    plain_ms, body_ms = (percentile(of_kind[NUM_WARM:], 0.5) for of_kind in spent_ms.values())
+    case = {"plain_p50_ms": round(plain_ms, 3), "body_p50_ms": round(body_ms, 3)}
+    return {"door": door, **case, "body_over_plain_p50": round(body_ms / plain_ms, 3)}
+
+
+def _message(body: RequestFields) -> bytes:
+    return ParseDict(body, pb.RecommendRequest()).SerializeToString()
+
+
+async def _answer(plane: DataPlane, door: str, sent: bytes) -> bytes:
+    arrival = Arrival(time.monotonic())
+    if door == "rest":
+        body = decode(RecommendBody, sent)
+    else:
+        body = convert(RecommendBody, plain_of(parse_strictly(pb.RecommendRequest, sent, len(sent))))
+    answer = await plane.recommend(RecommendRequest.of(body, "", None), arrival, door, ANYONE)
+    assert (answer.tier, len(answer.items)) == (Tier.STUDENT, K), answer
+    return encode(answer) if door == "rest" else message_of(pb.RecommendResponse, answer).SerializeToString()
+
+
 def measure_stage() -> dict[str, float]:
     """Time the stage over 200 candidates with every rule set, and the choice without rules."""
-    scene = _Scene.of(2_000)
+    scene = _Scene.of(NUM_ITEMS)
     rules = convert(Rules, {**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]})
-    drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
+    drawn = np.random.default_rng(1).permutation(NUM_ITEMS)[:NUM_CANDIDATES]
     ranking = ItemRanking(Tier.STUDENT, drawn, np.linspace(0, -9, NUM_CANDIDATES))
     known = Known(
         expressions=scene.expressions.compiled([]),

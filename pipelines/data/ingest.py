@@ -24,6 +24,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from models.files import file_sha256
@@ -103,7 +104,8 @@ def key(source: IngestSources) -> str:
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
     gone = sorted(one.erasure_id for one in _tombstones(source))
-    parameters = {"own": own, "live": live, "roles": asdict(source.roles)} | ({"erased": gone} if gone else {})
+    parameters = {"own": own, "live": live, "roles": msgspec.to_builtins(source.roles)}
+    parameters |= {"erased": gone} if gone else {}
     parameters |= {"tables": repr(source.tables)} if source.tables != PLAIN else {}
     return content_key(
         parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, erased, aggregate, event_roles]

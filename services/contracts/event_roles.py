@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from services.contracts.toml_file import entries_of, read_toml_text, refuse_unknown, table_at
-from services.errors import ConfigError
+import msgspec
+from msgspec import Meta
 
-_EXAMPLE = "[types.view] with role = 'weak'"
+from services.contracts.message import InvalidField, Message
+from services.contracts.toml_file import parse_toml, read_toml
 
 
 class Role(StrEnum):
@@ -36,8 +37,7 @@ HISTORY_ROLES = (Role.POSITIVE, Role.WEAK)
 """The roles of events in histories."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeRule:
+class TypeRule(Message, frozen=True, kw_only=True):
     """The rule of one event type. Events with a value below `min_value` have the role `below` instead.
 
     `weight` is the weight of an event in `role` in training, popularity and similar items, relative to other types;
@@ -46,9 +46,17 @@ class TypeRule:
     """
 
     role: Role = Role.POSITIVE
-    weight: float | None = None
+    weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] | None = None
     min_value: float | None = None
     below: Role = Role.WEAK
+
+    def __post_init__(self) -> None:
+        """Check that the fields fit together. Raises InvalidField."""
+        super().__post_init__()
+        if self.role is Role.IGNORED and self.weight is not None:
+            raise InvalidField("weight", "set for an ignored type", "omit it")
+        if self.below is not Role.WEAK and self.min_value is None:
+            raise InvalidField("below", "has no meaning without min_value", "send min_value too, or omit it")
 
     def role_of(self, value: float) -> Role:
         """Return the role of an event with this value."""
@@ -67,6 +75,7 @@ class TypeRule:
         return self.weight if self.weight is not None and role is self.role else 1.0
 
 
+_OTHER_RULE = TypeRule()
 _DEFAULT_RULES = {
     "dislike": TypeRule(role=Role.NEGATIVE),
     "hide": TypeRule(role=Role.NEGATIVE),
@@ -79,7 +88,7 @@ class EventRoles:
     """The rules by event type; other types use the rule `other`."""
 
     rules: Mapping[str, TypeRule] = field(default_factory=_DEFAULT_RULES.copy)
-    other: TypeRule = TypeRule()
+    other: TypeRule = _OTHER_RULE
 
     def rule(self, event_type: str) -> TypeRule:
         """Return the rule of a type."""
@@ -93,49 +102,20 @@ class EventRoles:
 DEFAULT_ROLES = EventRoles()
 
 
+class _File(Message, frozen=True):
+    other: TypeRule = TypeRule()
+    types: dict[str, TypeRule] = msgspec.field(default_factory=dict)
+
+
 def read_event_roles(path: Path | None) -> EventRoles:
-    """Read the rules from a TOML file; the defaults without a file.
-
-    Raises ConfigError naming the entry and the allowed values.
-    """
-    if path is None:
-        return DEFAULT_ROLES
-    return parse_event_roles(read_toml_text(path, "events"), path.name)
+    """Read the rules from a TOML file; the defaults without a file. Raises ConfigError naming the entry."""
+    return DEFAULT_ROLES if path is None else _roles(read_toml(_File, path, "events"))
 
 
-def parse_event_roles(text: str, name: str = "events.toml") -> EventRoles:
-    """Return this text's rules on top of the defaults. Raises ConfigError naming the entry and the allowed values."""
-    entries = entries_of(text, name, ("other", "types"))
-    types = table_at(f"{name}: types", entries.get("types", {}), _EXAMPLE)
-    rules = {key: _rule(f"{name}: types.{key}", value) for key, value in types.items()}
-    return EventRoles(_DEFAULT_RULES | rules, _rule(f"{name}: other", entries.get("other", {})))
+def parse_event_roles(text: str) -> EventRoles:
+    """Return this text's rules on top of the defaults. Raises ConfigError naming the entry."""
+    return _roles(parse_toml(_File, text, "events.toml"))
 
 
-def _rule(where: str, entry: Any) -> TypeRule:
-    fields = table_at(where, entry, _EXAMPLE)
-    refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
-    weight, min_value = _number(where, fields, "weight"), _number(where, fields, "min_value")
-    role = _role(f"{where}.role", fields.get("role", Role.POSITIVE))
-    if weight is not None and (role is Role.IGNORED or not 0 <= weight <= MAX_WEIGHT):
-        raise ConfigError(
-            f"{where}.weight: {weight} for the role {role}; give 0 to {MAX_WEIGHT:g}, and to no ignored type"
-        )
-    if "below" in fields and min_value is None:
-        raise ConfigError(f"{where}.below: has no meaning without min_value; give min_value too, or leave it out")
-    below = _role(f"{where}.below", fields.get("below", Role.WEAK))
-    return TypeRule(role=role, weight=weight, min_value=min_value, below=below)
-
-
-def _role(where: str, value: Any) -> Role:
-    if value not in list(Role):
-        raise ConfigError(f"{where}: {value!r} is no role; give one of {', '.join(Role)}")
-    return Role(value)
-
-
-def _number(where: str, fields: Mapping[str, Any], key: str) -> float | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ConfigError(f"{where}.{key}: {value!r} is no number; give for example 0.5")
-    return float(value)
+def _roles(file: _File) -> EventRoles:
+    return EventRoles(_DEFAULT_RULES | file.types, file.other)

@@ -35,28 +35,31 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from services.contracts.recommend import MAX_DEADLINE_MS, Tier
-from services.contracts.toml_file import entries_of, read_toml_text, refuse_unknown, table_at
-from services.errors import ConfigError
+import msgspec
+from msgspec import Meta
+
+from services.contracts.message import Id, InvalidField, Message, check_id
+from services.contracts.recommend import DeadlineMs, Tier
+from services.contracts.toml_file import parse_toml, read_toml
 
 _PLACES = 2**53
 _OVERRIDES = ("name", "rules", "deadline_ms", "tiers")
 _FORBIDDEN = "=,"
 """Separators of the impression's variant field, so names must not contain them."""
-_EXAMPLE = "[experiments.fresher]"
+_ROUNDING = 1e-9
+_Time = Annotated[datetime, Meta(tz=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Variant(Message, frozen=True, kw_only=True):
     """Changes by a variant to its surface: model name, rules, deadline, allowed tiers. None: unchanged."""
 
-    weight: float = 1.0
-    name: str | None = None
-    rules: str | None = None
-    deadline_ms: int | None = None
-    tiers: tuple[Tier, ...] | None = None
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    name: Id | None = None
+    rules: Id | None = None
+    deadline_ms: DeadlineMs | None = None
+    tiers: Annotated[tuple[Tier, ...], Meta(min_length=1)] | None = None
 
     @property
     def changes(self) -> frozenset[str]:
@@ -150,137 +153,109 @@ def variant_in(recorded: str | None, experiment: str) -> str | None:
     return dict(part.split("=", 1) for part in (recorded or "").split(",") if "=" in part).get(experiment)
 
 
+class _Layer(Message, frozen=True):
+    salt: Id
+
+
+class _Entry(Message, frozen=True, kw_only=True):
+    layer: Id
+    surfaces: Annotated[tuple[Id, ...], Meta(min_length=1)]
+    start: Annotated[float, Meta(ge=0, le=1)] = msgspec.field(default=0.0, name="from")
+    share: Annotated[float, Meta(gt=0, le=1)]
+    starts: _Time | None = None
+    ends: _Time | None = None
+    exclude_users: tuple[Id, ...] = ()
+    variants: Annotated[dict[str, Variant], Meta(min_length=2)]
+
+    def __post_init__(self) -> None:
+        """Check that the fields fit together. Raises InvalidField."""
+        super().__post_init__()
+        if self.start + self.share > 1 + _ROUNDING:
+            problem = f"from {self.start:g} + {self.share:g} is more than 1"
+            raise InvalidField("share", problem, "send from and share within 0 to 1")
+        if self.ends is not None and self.starts is not None and self.ends <= self.starts:
+            raise InvalidField("ends", "not after starts", "send a later time")
+        for name in self.variants:
+            _check_name(f"variants.{name}", name)
+
+
+class _File(Message, frozen=True):
+    layers: dict[str, _Layer] = msgspec.field(default_factory=dict)
+    experiments: dict[str, _Entry] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check names, layers, and that no two experiments disturb each other. Raises InvalidField."""
+        salts: set[str] = set()
+        for name, layer in self.layers.items():
+            if layer.salt in salts:
+                raise InvalidField(
+                    f"layers.{name}.salt", "also another layer's, which divides users alike", "change it"
+                )
+            salts.add(layer.salt)
+        for name, one in self.experiments.items():
+            _check_name(f"experiments.{name}", name)
+            if one.layer not in self.layers:
+                fix = f"send one of {', '.join(self.layers) or '[layers]'}"
+                raise InvalidField(f"experiments.{name}.layer", f"unknown layer {one.layer!r}", fix)
+        for (name, one), (other_name, other) in combinations(self.experiments.items(), 2):
+            _refuse_disturbance(name, one, f"experiments.{other_name}", other)
+
+
 def read_experiments(path: Path) -> Experiments:
-    """Read the file. Raises ConfigError naming the entry and the allowed values."""
-    return parse_experiments(read_toml_text(path, "experiments"), path.name)
+    """Read the file. Raises ConfigError naming the entry."""
+    return _experiments(read_toml(_File, path, "experiments"))
 
 
-def parse_experiments(text: str, file: str = "experiments.toml") -> Experiments:
-    """Return the experiments of this text. Raises ConfigError naming the entry and the allowed values."""
-    entries = entries_of(text, file, ("layers", "experiments"))
-    salts = _salts(file, entries)
-    table = table_at(f"{file}: experiments", entries.get("experiments", {}), _EXAMPLE)
-    found = {name: _experiment(f"{file}: experiments.{name}", name, one, salts) for name, one in table.items()}
-    for one, other in combinations(found.values(), 2):
-        _refuse_disturbance(file, one, other)
-    return Experiments(found)
+def parse_experiments(text: str) -> Experiments:
+    """Return the experiments of this text. Raises ConfigError naming the entry."""
+    return _experiments(parse_toml(_File, text, "experiments.toml"))
 
 
-def _salts(file: str, entries: Mapping[str, Any]) -> dict[str, str]:
-    salts: dict[str, str] = {}
-    for name, entry in table_at(f"{file}: layers", entries.get("layers", {}), _EXAMPLE).items():
-        where = f"{file}: layers.{name}"
-        fields = table_at(where, entry, _EXAMPLE)
-        refuse_unknown(where, fields, ("salt",))
-        salt = _text(f"{where}.salt", fields.get("salt"))
-        if salt in salts.values():
-            raise ConfigError(
-                f"{where}.salt: {salt!r} is another layer's, so both would divide the users alike; give one of its own"
+def _experiments(file: _File) -> Experiments:
+    return Experiments(
+        {
+            name: Experiment(
+                name=name,
+                salt=file.layers[one.layer].salt,
+                layer=one.layer,
+                surfaces=frozenset(one.surfaces),
+                start=one.start,
+                share=one.share,
+                variants=one.variants,
+                starts_ms=0 if one.starts is None else _ms(one.starts),
+                ends_ms=None if one.ends is None else _ms(one.ends),
+                exclude_users=frozenset(one.exclude_users),
             )
-        salts[name] = salt
-    return salts
-
-
-def _experiment(where: str, name: str, entry: Any, salts: Mapping[str, str]) -> Experiment:
-    fields = table_at(where, entry, _EXAMPLE)
-    refuse_unknown(where, fields, ("layer", "surfaces", "from", "share", "starts", "ends", "exclude_users", "variants"))
-    _check_name(where, name)
-    layer = str(fields.get("layer"))
-    if layer not in salts:
-        raise ConfigError(f"{where}.layer: {layer!r} is no layer; give one of {', '.join(salts) or '[layers]'}")
-    start, share = (
-        _number(f"{where}.{key}", fields.get(key, default)) for key, default in (("from", 0.0), ("share", None))
-    )
-    if not (start >= 0 < share and start + share <= 1 + 1e-9):
-        raise ConfigError(f"{where}.share: {start:g} + {share:g} leaves the layer; from and share lie within 0 to 1")
-    variants = {
-        key: _variant(f"{where}.variants.{key}", key, one)
-        for key, one in table_at(f"{where}.variants", fields.get("variants", {}), _EXAMPLE).items()
-    }
-    if len(variants) < 2:
-        raise ConfigError(f"{where}.variants: {len(variants)} is too few to compare; give two or more")
-    starts, ends = (_time(f"{where}.{key}", fields.get(key)) for key in ("starts", "ends"))
-    if ends is not None and ends <= (starts or 0):
-        raise ConfigError(f"{where}.ends: is not after starts; give a later time")
-    return Experiment(
-        name=name,
-        salt=salts[layer],
-        layer=layer,
-        surfaces=frozenset(_texts(f"{where}.surfaces", fields.get("surfaces"))),
-        start=start,
-        share=share,
-        variants=variants,
-        starts_ms=starts or 0,
-        ends_ms=ends,
-        exclude_users=frozenset(_texts(f"{where}.exclude_users", fields.get("exclude_users", []), least=0)),
+            for name, one in file.experiments.items()
+        }
     )
 
 
-def _variant(where: str, key: str, entry: Any) -> Variant:
-    _check_name(where, key)
-    fields = table_at(where, entry, _EXAMPLE)
-    refuse_unknown(where, fields, ("weight", *_OVERRIDES))
-    weight = _number(f"{where}.weight", fields.get("weight", 1.0))
-    if weight <= 0:
-        raise ConfigError(f"{where}.weight: {weight:g} draws no user; give above 0, or leave the variant out")
-    deadline_ms, tiers = fields.get("deadline_ms"), fields.get("tiers")
-    if deadline_ms is not None and (type(deadline_ms) is not int or not 1 <= deadline_ms <= MAX_DEADLINE_MS):
-        raise ConfigError(f"{where}.deadline_ms: {deadline_ms!r} is no deadline; give 1 to {MAX_DEADLINE_MS}")
-    if tiers is not None and (unknown := set(_texts(f"{where}.tiers", tiers)) - set(Tier)):
-        raise ConfigError(f"{where}.tiers: {', '.join(sorted(unknown))} is unknown; the tiers are {', '.join(Tier)}")
-    return Variant(
-        weight=weight,
-        deadline_ms=deadline_ms,
-        tiers=None if tiers is None else tuple(Tier(one) for one in tiers),
-        **{one: _text(f"{where}.{one}", fields[one]) for one in ("name", "rules") if one in fields},
-    )
-
-
-def _refuse_disturbance(file: str, one: Experiment, other: Experiment) -> None:
+def _refuse_disturbance(name: str, one: _Entry, other_path: str, other: _Entry) -> None:
     """Refuse concurrent experiments that share users of one layer, or set one field of a surface from two layers."""
-    first, second = one.ends_ms or math.inf, other.ends_ms or math.inf
-    surfaces = sorted(one.surfaces & other.surfaces)
-    if first <= other.starts_ms or second <= one.starts_ms:
+    if not (_begins_before_end_of(one, other) and _begins_before_end_of(other, one)):
         return
-    where = f"{file}: experiments.{other.name}"
     if one.layer == other.layer:
-        if other.start < one.start + one.share - 1e-9 and one.start < other.start + other.share - 1e-9:
-            raise ConfigError(f"{where}.from: overlaps {one.name} in layer {one.layer}; give a part that is free")
+        if other.start < one.start + one.share - _ROUNDING and one.start < other.start + other.share - _ROUNDING:
+            problem = f"overlaps {name} in layer {one.layer}"
+            raise InvalidField(f"{other_path}.from", problem, "send a part of the layer that is free")
         return
+    surfaces = sorted({*one.surfaces} & {*other.surfaces})
     changed = [frozenset().union(*(variant.changes for variant in each.variants.values())) for each in (one, other)]
     if surfaces and (both := sorted(changed[0] & changed[1])):
-        raise ConfigError(
-            f"{where}: sets {both[0]} of {surfaces[0]}, as {one.name} does in layer {one.layer}; put both into "
-            f"one layer, which has each user in one of them"
-        )
+        problem = f"sets {both[0]} of {surfaces[0]}, as {name} does in layer {one.layer}"
+        raise InvalidField(other_path, problem, "put both into one layer, which has each user in one of them")
 
 
-def _check_name(where: str, name: str) -> None:
-    if not name or any(one in name for one in _FORBIDDEN) or not name.isprintable():
-        raise ConfigError(f"{where}: the name must be printable and without {' and '.join(_FORBIDDEN)}")
+def _begins_before_end_of(one: _Entry, other: _Entry) -> bool:
+    return one.starts is None or other.ends is None or one.starts < other.ends
 
 
-def _text(where: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where}: {value!r} is no text; give for example 'home'")
-    return value
+def _check_name(path: str, name: str) -> None:
+    check_id(path, name)
+    if any(one in name for one in _FORBIDDEN):
+        raise InvalidField(path, f"has {' or '.join(_FORBIDDEN)}", "choose a name without them")
 
 
-def _texts(where: str, value: Any, least: int = 1) -> list[str]:
-    if not isinstance(value, list) or len(value) < least:
-        raise ConfigError(f"{where}: {value!r} is no list of {least} or more; give for example ['home']")
-    return [_text(where, one) for one in value]
-
-
-def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{where}: {value!r} is no number; give for example 0.5")
-    return float(value)
-
-
-def _time(where: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ConfigError(f"{where}: {value!r} is no time with its zone; write for example 2026-11-01T00:00:00Z")
-    return int(value.timestamp() * 1_000)
+def _ms(time: datetime) -> int:
+    return int(time.timestamp() * 1_000)

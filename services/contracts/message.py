@@ -12,6 +12,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from enum import Enum
 from functools import cache, lru_cache, reduce
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -301,10 +302,12 @@ def _is_printable(values: Iterable[Any]) -> bool:
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _WRONG_TYPE = re.compile(r"Expected `(.*)`, got `(.*)`", re.DOTALL)
+_ENUM = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `(array|object|str|int|float)(?: \| null)?` (of length )?.*", re.DOTALL)
 _KINDS = {
     "array": "an array",
     "bool": "true or false",
+    "datetime": "a time",
     "float": "a number",
     "int": "an integer",
     "null": "null",
@@ -317,7 +320,7 @@ def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, se
     """Return the error of the first wrong field; `whole` is the path of the message, `sent` returns plain values."""
     message, steps = _parts(str(error))
     cause = error.__cause__
-    if _ANY_KEY in steps:
+    while _ANY_KEY in steps:
         steps = _with_key(steps, kind, sent())
     path = reduce(join, (step[:_MAX_NAME_CHARS] for step in steps), "")
     if isinstance(cause, InvalidRequest):
@@ -331,6 +334,8 @@ def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, se
         if not path and wrong[1] == "object":
             return InvalidField(whole, "not a JSON object", _SEND_ONE_OBJECT)
         return InvalidField(path or whole, f"not {wanted}", f"send {wanted}")
+    if invalid := _ENUM.fullmatch(message):
+        return InvalidField(path or whole, f"{invalid[1]:.{_SHOWN_CHARS}} is unknown", _known_values(kind, steps))
     if bound := _BOUND.fullmatch(message):
         hint, value = _hint_at(kind, steps), _value_at(sent(), steps)
         if bound[1] == "str" and isinstance(value, Mapping):
@@ -351,9 +356,9 @@ def _parts(text: str) -> tuple[str, list[str]]:
 
 def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, str]:
     """Return the problem and the fix of a value outside the declared bounds."""
-    low, high = ("min_length", "max_length") if bound[2] else ("ge", "le")
-    limits = {name: limit for one in _metas(hint) for name in (low, high) if (limit := getattr(one, name)) is not None}
-    wanted = _range_of(limits.get(low), limits.get(high))
+    names = ("min_length", "max_length") if bound[2] else ("ge", "le", "gt", "lt")
+    limits = {name: limit for one in _metas(hint) for name in names if (limit := getattr(one, name)) is not None}
+    wanted = _range_of(limits)
     if not bound[2]:
         shown = f"{value!r:.{_SHOWN_CHARS}}" if isinstance(value, int | float) else "the value"
         return f"{shown} is out of range", f"send {wanted}"
@@ -364,10 +369,15 @@ def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, st
     return f"{size} {noun}", f"send {wanted}"
 
 
-def _range_of(low: Any, high: Any) -> str:
-    if low is None or high is None:
-        return f"at most {high:,}" if low is None else f"at least {low:,}"
-    return f"{low} to {high}"
+def _range_of(limits: Mapping[str, Any]) -> str:
+    low, high = limits.get("ge", limits.get("min_length")), limits.get("le", limits.get("max_length"))
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    above = limits.get("gt")
+    words = [f"more than {above:,}"] if above is not None else [f"at least {low:,}"] if low is not None else []
+    below = limits.get("lt")
+    words += [f"less than {below:,}"] if below is not None else [f"at most {high:,}"] if high is not None else []
+    return " and ".join(words)
 
 
 def _metas(hint: Any) -> Iterator[Meta]:
@@ -424,6 +434,14 @@ def _known_fields(kind: type[Message], steps: Sequence[str]) -> str:
         if isinstance(one, type) and issubclass(one, Message):
             return f"the fields are {', '.join(sorted(_hints(one)))}"
     return "omit it"
+
+
+def _known_values(kind: type[Message], steps: Sequence[str]) -> str:
+    """Return a fix with the values of the enumeration at a path."""
+    for one in _leaves(_hint_at(kind, steps)):
+        if values := [*one] if isinstance(one, type) and issubclass(one, Enum) else get_args(one):
+            return f"send one of {', '.join(map(str, values))}"
+    return "send a value of the schema"
 
 
 def _wrong_name(hint: Any, values: Mapping[str, Any]) -> tuple[Any, str]:

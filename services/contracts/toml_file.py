@@ -1,39 +1,26 @@
-"""Reads TOML files whose entries are checked one by one: errors name the position in the file."""
+"""Reads a TOML file as a message."""
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from services.errors import ConfigError
+from services.contracts.message import M, convert
+from services.errors import ConfigError, InvalidRequest
 
 
-def read_toml_text(path: Path, what: str) -> str:
-    """Return the text of a file, which `what` names in errors. Raises ConfigError."""
+def read_toml(kind: type[M], path: Path, what: str) -> M:
+    """Read a file, which `what` names in errors. Raises ConfigError naming the entry."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} file: {path} cannot be read ({error}); give a TOML file") from error
+    return parse_toml(kind, text, path.name)
 
 
-def entries_of(text: str, file: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return the entries of a TOML text. Raises ConfigError for an unknown entry."""
+def parse_toml(kind: type[M], text: str, file: str) -> M:
+    """Read the text of a file. Raises ConfigError naming the entry."""
     try:
-        entries = tomllib.loads(text)
+        return convert(kind, tomllib.loads(text))
+    except InvalidRequest as error:
+        raise ConfigError(f"{file}: {error.summary}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not TOML ({error})") from error
-    refuse_unknown(file, entries, known)
-    return entries
-
-
-def table_at(where: str, entry: Any, example: str) -> dict[str, Any]:
-    """Return an entry that is a table. Raises ConfigError, with an example of what to write."""
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: {entry!r} is no table; write for example {example}")
-    return entry
-
-
-def refuse_unknown(where: str, entries: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise ConfigError for an entry with an unknown name."""
-    for key in entries.keys() - set(known):
-        raise ConfigError(f"{where}: unknown entry {key!r}; the entries are {', '.join(known)}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.contracts.access import Caller
 from services.contracts.explanation import RuledItem
-from services.contracts.plain import nearest
+from services.contracts.nearest import nearest
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.tenant import DEFAULT_TENANT, tenant_of_surface
 from services.errors import InvalidRequest

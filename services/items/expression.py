@@ -23,7 +23,7 @@ from services.contracts.filters import (
     Range,
     conditions_of,
 )
-from services.contracts.plain import nearest
+from services.contracts.nearest import nearest
 from services.errors import InvalidRequest
 from services.items.columns import ALL, FlagColumn, ItemColumns, Kind, NumberColumn, Rows, TextColumn
 from services.items.layout import ItemLayout

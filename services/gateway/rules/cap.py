@@ -4,7 +4,7 @@ Each position gets the first candidate within all caps, or the first remaining c
 cap.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from services.contracts.rules import Cap, Rules
 from services.gateway.rules.slate import Known, Slate
@@ -32,20 +32,17 @@ class Room:
 
     def __init__(self, caps: Sequence[Cap], columns: ItemColumns) -> None:
         self._caps = caps
-        self._columns = columns
-        self._left: dict[Hashable, int] = {}
+        self._values_of = [values_by(columns, one.attribute) for one in caps]
+        self._left: dict[tuple[int, Hashable], int] = {}
 
     def keys(self, index: int) -> Sequence[tuple[int, Hashable]]:
         """Return the keys of an item."""
-        return [
-            (number, value)
-            for number, one in enumerate(self._caps)
-            for value in values_of(self._columns, one.attribute, index)
-        ]
+        return [(number, value) for number, values_of in enumerate(self._values_of) for value in values_of(index)]
 
     def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
         """Whether an item with these keys stays within the caps."""
-        return all(self._left.get(key, 1) > 0 for key in keys)
+        left = self._left
+        return all(left.get(key, 1) > 0 for key in keys)
 
     def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
         """Count an item."""
@@ -53,13 +50,18 @@ class Room:
             self._left[key] = self._left.get(key, self._caps[key[0]].most) - 1
 
 
-def values_of(columns: ItemColumns, attribute: str, index: int) -> tuple[Hashable, ...]:
-    """Return the item's values of an attribute; empty if it has none."""
-    found: tuple[Hashable, ...] = ()
-    if (texts := columns.texts.get(attribute)) is not None:
-        found = texts.values[texts.codes[index]]
-    if (numbers := columns.numbers.get(attribute)) is not None and (number := float(numbers.numbers[index])) == number:
-        found = (*found, number)
-    if (flags := columns.flags.get(attribute)) is not None and (state := int(flags.flags[index])) >= 0:
-        found = (*found, ("flag", state))
-    return found
+def values_by(columns: ItemColumns, attribute: str) -> Callable[[int], tuple[Hashable, ...]]:
+    """Return a function from an item's index to its values of an attribute; empty if it has none."""
+    texts, numbers, flags = columns.texts.get(attribute), columns.numbers.get(attribute), columns.flags.get(attribute)
+    if texts is not None and numbers is None and flags is None:
+        return lambda index: texts.values[texts.codes[index]]
+
+    def values_of(index: int) -> tuple[Hashable, ...]:
+        found: tuple[Hashable, ...] = () if texts is None else texts.values[texts.codes[index]]
+        if numbers is not None and (number := float(numbers.numbers[index])) == number:
+            found = (*found, number)
+        if flags is not None and (state := int(flags.flags[index])) >= 0:
+            found = (*found, ("flag", state))
+        return found
+
+    return values_of

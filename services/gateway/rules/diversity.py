@@ -29,7 +29,7 @@ def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) ->
         return
     relevant = ((1.0 - weight) * relevance(slate.scores[:MAX_COMPARED])).astype(np.float32)
     unlike, best = np.float32(-weight) * vectors, 0
-    value, beside = np.full_like(relevant, np.inf), np.empty_like(relevant)
+    value, beside = np.full(len(relevant), np.inf, dtype=np.float32), np.empty(len(relevant), dtype=np.float32)
     for _ in range(min(MAX_PLACES, len(relevant), 2 * slate.num_free)):
         yield best
         np.dot(unlike, vectors[best], out=beside)

@@ -9,22 +9,31 @@ are deterministic, so the propensity of this position covers all randomness of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
+from services.contracts.message import InvalidField, Message
 from services.contracts.rules import Rules
+from services.gateway.ranking import NUM_CANDIDATES
 from services.gateway.rules.cap import Room
 from services.gateway.rules.slate import Known, Slate
 
 
-@dataclass(frozen=True, slots=True)
-class Exploration:
-    """A surface's exploration: probability (above 0, at most 1), list position (from 1), last rank to draw from."""
+class Exploration(Message, frozen=True):
+    """A surface's exploration: probability, list position (from 1), last rank to draw from."""
 
-    share: float
-    position: int
-    of: int
+    share: Annotated[float, Meta(gt=0, le=1)]
+    position: Annotated[int, Meta(ge=1, lt=NUM_CANDIDATES)]
+    of: Annotated[int, Meta(le=NUM_CANDIDATES)]
+
+    def __post_init__(self) -> None:
+        """Check that there is another candidate to draw. Raises InvalidField."""
+        super().__post_init__()
+        if self.of <= self.position:
+            raise InvalidField("of", f"{self.of} is out of range", f"send {self.position + 1} to {NUM_CANDIDATES}")
 
 
 def explore(

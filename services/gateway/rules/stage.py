@@ -137,7 +137,7 @@ def apply_rules(
         found, propensity = explore(slate, exploration, rules, known, draw)
         explored = None if found is slate else found
         slate = found
-    scored = _never_rising(list(slate.listed()))
+    scored = _never_rising(list(slate.listed())) if slate.pinned else _falling(slate)
     tiers = _tiers_of([index for index, _ in scored], parts, slate.pinned.values(), answering)
     return Ruled(
         chosen=[(index, score, tiers[index]) for index, score in scored],
@@ -208,6 +208,13 @@ def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[
         last = last if own is None else min(last, own)
         scored.append((index, last))
     return scored
+
+
+def _falling(slate: Slate) -> Sequence[tuple[int, float]]:
+    """Return the items of a list without pinned items, and their scores, lowered where they increase."""
+    num_listed = slate.num_listed
+    scores = np.minimum.accumulate(slate.scores[:num_listed])
+    return list(zip(slate.indices[:num_listed].tolist(), scores.tolist(), strict=True))
 
 
 def _as_logs(ranking: ItemRanking) -> ItemRanking:

@@ -20,7 +20,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from models.files import rename_durably
 from services.contracts.message import check_id
-from services.contracts.plain import nearest, read_number
+from services.contracts.nearest import nearest
 from services.contracts.rules import MAX_FACTOR, MIN_FACTOR
 from services.errors import InvalidRequest
 from services.gateway.surfaces.surface import parse_surface
@@ -101,7 +101,8 @@ class SurfacesEditor:
         Keeps its other rules, and the text outside its boosts with comments. Raises InvalidRequest.
         """
         check_id("item_id", item_id)
-        read_number("factor", factor, MIN_FACTOR, MAX_FACTOR)
+        if not MIN_FACTOR <= factor <= MAX_FACTOR:
+            raise InvalidRequest("factor", f"{factor:g} is out of range", f"send {MIN_FACTOR:g} to {MAX_FACTOR:g}")
         drafted = self._surfaces.read_draft(text)
         if surface not in drafted:
             raise InvalidRequest("surface", f"unknown surface {surface!r:.100}", nearest(surface, drafted))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from services.contracts.experiments import Assignment, Experiment, Experiments, read_experiments
-from services.contracts.plain import nearest
+from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError
 from services.gateway.followed_file import FileState, FollowedFile

@@ -16,7 +16,6 @@ A request may not set a `locked` field. The popular tier is always allowed, so t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,18 +23,43 @@ import msgspec
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.experiments import Assignment, variant_field
 from services.contracts.filters import Expression, ExpressionBody, all_of, check_size
-from services.contracts.message import convert
-from services.contracts.plain import nearest, read_int, read_list, read_number, read_object, read_text, required
-from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, Filters, RecommendRequest, Tier
+from services.contracts.message import Id, InvalidField, Message, convert
+from services.contracts.nearest import nearest
+from services.contracts.recommend import DeadlineMs, Filters, K, RecommendRequest, Tier
 from services.contracts.rules import NAMES, NO_RULES, Rules
 from services.contracts.tenant import scoped_name, tenant_of_surface
 from services.errors import InvalidRequest
-from services.gateway.ranking import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.explore import Exploration
 
 LOCKABLE = ("k", "deadline_ms", "filters", *NAMES)
-_FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked", "explore")
+
+
+class SurfaceBody(Message, frozen=True, kw_only=True):
+    """One surface of the file."""
+
+    model: Id | None = None
+    k: K | None = None
+    deadline_ms: DeadlineMs | None = None
+    filter: ExpressionBody | None = None
+    rules: Rules = NO_RULES
+    tiers: tuple[Tier, ...] | None = None
+    locked: tuple[str, ...] = ()
+    explore: Exploration | None = None
+
+    def __post_init__(self) -> None:
+        """Check the size of the filter, and the names of locked fields. Raises InvalidField."""
+        super().__post_init__()
+        if (expression := self.expression) is not None:
+            check_size(expression, "filter", level=1)
+        for index, name in enumerate(self.locked):
+            if name not in LOCKABLE:
+                raise InvalidField(f"locked[{index}]", f"unknown {name!r}", nearest(name, LOCKABLE))
+
+    @property
+    def expression(self) -> Expression | None:
+        """The filter; None without clauses."""
+        return None if self.filter is None else self.filter.as_expression()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,58 +130,15 @@ def default_surface(tenant: str) -> Surface:
 
 def parse_surface(name: str, plain: Any) -> Surface:
     """Read one surface from plain values. Raises InvalidRequest naming the path."""
-    given = read_object(name, plain, _FIELDS)
-    fields = {field: _READERS[field](value, f"{name}.{field}") for field, value in given.items()}
-    return Surface(name=name, **{"model": default_surface(tenant_of_surface(name)).model, **fields})
-
-
-def _model(plain: Any, path: str) -> str:
-    return read_text(path, plain)
-
-
-def _filter(plain: Any, path: str) -> Expression | None:
-    expression = convert(ExpressionBody, plain, path).as_expression()
-    if expression is not None:
-        check_size(expression, path, level=1)
-    return expression
-
-
-def _tiers(plain: Any, path: str) -> frozenset[Tier]:
-    tiers = {Tier.POPULAR}
-    for place, one in enumerate(read_list(path, plain, len(Tier))):
-        if one not in list(Tier):
-            raise InvalidRequest(
-                f"{path}[{place}]", f"unknown tier {one!r}", nearest(str(one), [tier.value for tier in Tier])
-            )
-        tiers.add(Tier(one))
-    return frozenset(tiers)
-
-
-def _locked(plain: Any, path: str) -> frozenset[str]:
-    names = [read_text(f"{path}[{place}]", one) for place, one in enumerate(read_list(path, plain, len(LOCKABLE)))]
-    for place, name in enumerate(names):
-        if name not in LOCKABLE:
-            raise InvalidRequest(f"{path}[{place}]", f"unknown {name!r}", nearest(name, LOCKABLE))
-    return frozenset(names)
-
-
-def _explore(plain: Any, path: str) -> Exploration:
-    given = read_object(path, plain, ("share", "position", "of"))
-    share = read_number(f"{path}.share", required(path, given, "share"), 0, 1)
-    if share == 0:
-        raise InvalidRequest(f"{path}.share", "0 never draws", "send above 0, or leave explore out")
-    position = read_int(f"{path}.position", required(path, given, "position"), 1, NUM_CANDIDATES - 1)
-    of = read_int(f"{path}.of", required(path, given, "of"), position + 1, NUM_CANDIDATES)
-    return Exploration(share, position, of)
-
-
-_READERS: Mapping[str, Any] = {
-    "model": _model,
-    "k": lambda plain, path: read_int(path, plain, 1, MAX_K),
-    "deadline_ms": lambda plain, path: read_int(path, plain, 1, MAX_DEADLINE_MS),
-    "filter": _filter,
-    "rules": partial(convert, Rules),
-    "tiers": _tiers,
-    "locked": _locked,
-    "explore": _explore,
-}
+    sent = convert(SurfaceBody, plain, name)
+    return Surface(
+        name=name,
+        model=sent.model or default_surface(tenant_of_surface(name)).model,
+        k=sent.k,
+        deadline_ms=sent.deadline_ms,
+        filter=sent.expression,
+        rules=sent.rules,
+        tiers=frozenset(Tier if sent.tiers is None else (*sent.tiers, Tier.POPULAR)),
+        locked=frozenset(sent.locked),
+        explore=sent.explore,
+    )

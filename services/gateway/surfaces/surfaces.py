@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.registry.name_record import DEFAULT_NAME
-from services.contracts.plain import nearest
+from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, local_surface, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.followed_file import FileState, FollowedFile

@@ -18,43 +18,41 @@ from services.contracts.event_roles import (
 )
 from services.errors import ConfigError
 
-RULES = st.builds(
-    TypeRule, role=st.sampled_from(Role), min_value=st.none() | st.integers(1, 5), below=st.sampled_from(Role)
+RULES = st.builds(TypeRule, role=st.sampled_from(Role)) | st.builds(
+    TypeRule, role=st.sampled_from(Role), min_value=st.integers(1, 5), below=st.sampled_from(Role)
 )
 TYPES = st.sampled_from(["click", "rating", "dislike", "buy"])
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "field"),
     [
-        ("role = [", "events.toml: not TOML"),
-        ("[type.view]", "events.toml: unknown entry 'type'; the entries are other, types"),
-        (
-            "[types.view]\nroles = 'weak'",
-            "types.view: unknown entry 'roles'; the entries are role, weight, min_value, below",
-        ),
-        (
-            "[types.view]\nrole = 'bad'",
-            "types.view.role: 'bad' is no role; give one of positive, weak, negative, ignored",
-        ),
-        ("[types.view]\nweight = 20", "types.view.weight: 20.0 for the role positive; give 0 to 10"),
-        ("[types.no]\nrole = 'negative'\nweight = -1", "types.no.weight: -1.0 for the role negative; give 0 to 10"),
-        (
-            "[types.no]\nrole = 'ignored'\nweight = 1",
-            "types.no.weight: 1.0 for the role ignored; give 0 to 10, and to no",
-        ),
-        ("[types.rating]\nmin_value = 'four'", "types.rating.min_value: 'four' is no number"),
-        ("[types.rating]\nbelow = 'negative'", "types.rating.below: has no meaning without min_value"),
-        ("types = 3", "events.toml: types: 3 is no table"),
-        ("[types]\nview = 'weak'", "types.view: 'weak' is no table"),
+        ("role = [", "not TOML"),
+        ("[type.view]", "type"),
+        ("[types.view]\nroles = 'weak'", "types.view.roles"),
+        ("[types.view]\nrole = 'bad'", "types.view.role"),
+        ("[types.view]\nweight = 20", "types.view.weight"),
+        ("[types.no]\nrole = 'negative'\nweight = -1", "types.no.weight"),
+        ("[types.no]\nrole = 'ignored'\nweight = 1", "types.no.weight"),
+        ("[types.rating]\nmin_value = 'four'", "types.rating.min_value"),
+        ("[types.rating]\nmin_value = nan", "types.rating.min_value"),
+        ("[types.rating]\nbelow = 'negative'", "types.rating.below"),
+        ("types = 3", "types"),
+        ("[types]\nview = 'weak'", "types.view"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_fix(text: str, words: str) -> None:
-    """The error names the entry and its allowed values."""
-    with pytest.raises(ConfigError, match=r"events.toml") as refused:
+def test_an_error_names_its_entry(text: str, field: str) -> None:
+    """The error names the file and the entry."""
+    with pytest.raises(ConfigError) as refused:
         parse_event_roles(text)
 
-    assert words in str(refused.value)
+    assert str(refused.value).startswith((f"events.toml: {field}: ", f"events.toml: {field} ("))
+
+
+def test_an_unknown_role_is_answered_with_the_roles() -> None:
+    """The error lists the allowed values."""
+    with pytest.raises(ConfigError, match="positive, weak, negative, ignored"):
+        parse_event_roles("[types.view]\nrole = 'bad'")
 
 
 def test_a_file_adds_to_the_defaults(tmp_path: Path) -> None:

