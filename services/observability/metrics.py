@@ -362,6 +362,8 @@ class EngineMetrics(_Metrics):
     )
     prompt_tokens = _counter("vllm:prompt_tokens_total", "Prompt tokens prefilled", "model_name")
     generation_tokens = _counter("vllm:generation_tokens_total", "Text tokens generated", "model_name")
+    draft_tokens = _counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens verified", "model_name")
+    accepted_tokens = _counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens accepted", "model_name")
     finished = _counter("vllm:request_success_total", "Finished requests by reason", "model_name finished_reason")
     step_tokens = _histogram(
         "vllm:iteration_tokens_total",

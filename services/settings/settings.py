@@ -267,6 +267,9 @@ class Settings(BaseSettings):
     """As llm_weight_kind, for the text model, which has no bundle."""
     text_kv_num_blocks: int | None = Field(None, ge=2)
     """As kv_num_blocks, for the text model; 2,048 on a CPU."""
+    text_num_speculative_tokens: int | None = Field(None, ge=0)
+    """Maximum number of draft tokens that a step of the text engine verifies, per text; 0 for none. Empty: 7 on a CPU,
+    0 on a GPU, where their gain was not measured."""
     text_max_tokens: int = Field(1_024, ge=1)
     """Maximum number of tokens per choice."""
     text_max_choices: int = Field(16, ge=1)

@@ -29,6 +29,7 @@ INTERNAL_FIELDS = {
 }
 """The fields of EngineConfig without a setting, and why. Every other field has a setting."""
 
+_LEAST = {"num_speculative_tokens": 0}
 _KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu_kernels": get_args(CpuKernels)}
 
 
@@ -68,6 +69,8 @@ class EngineConfig:
     target_step_s: float | None = None
     """Maximum duration of a step: its tokens and beams are bounded by their measured time. None: only the two limits
     above apply."""
+    num_speculative_tokens: int = 0
+    """Maximum number of draft tokens per text and step; 0 for none."""
     max_running: int = 32
     max_waiting: int = 128
     default_beam_width: int = 32
@@ -91,7 +94,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}: must be {' or '.join(kinds)}, got {getattr(self, name)!r}")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < _LEAST.get(name, 1e-9):
                 raise ConfigError(f"{name}: must be positive, got {value}")
         if self.tile_tokens % self.block_tokens:
             raise ConfigError(

@@ -25,7 +25,7 @@ from services.errors import CheckpointError
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.cost.cost_model import CostModel, StepCost, StepKind, number_sizes
 from services.llm.engine.cost.step_time import StepTime
 from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.device import DeviceStream
@@ -39,6 +39,7 @@ from services.llm.engine.runner import Runner, RunningStep
 from services.llm.engine.sampling_parameters import GREEDY, SampledToken, SamplingParams, TokenMask
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence, TextWork
+from services.llm.engine.text.drafts import DraftCounts, Drafter
 
 _NOTHING = StepSize(num_batched_tokens=0, num_requests=0, num_beam_rows=0)
 
@@ -50,6 +51,7 @@ class _Started:
     running: RunningStep
     size: StepSize
     cost: StepCost
+    has_drafts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Engine:
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._step_time = StepTime(config.target_step_s)
+        self._drafter = Drafter(config.num_speculative_tokens, config.block_tokens, config.max_num_batched_tokens)
+        self._drafts = config.num_speculative_tokens > 0
         self.expected_step_s = 0.0
         """Expected duration of the running call of `step`; 0 before the first measurement. Other threads may read
         it."""
@@ -139,6 +143,11 @@ class Engine:
     def graph_counts(self) -> GraphCounts:
         """Graphs captured after warm-up, and decode or beam steps that ran without a graph; both 0 after `warm_up`."""
         return self._runner.graph_counts
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """Draft tokens verified so far, and how many were right."""
+        return self._drafter.counts
 
     @property
     def weight_bytes(self) -> int:
@@ -272,6 +281,8 @@ class Engine:
     def record_step_time(self, seconds: float) -> None:
         """Record the duration of the last collected step, which determines the sizes of later steps."""
         self._step_time.record(self.last_step.num_rows, seconds)
+        if self._drafts and self.last_cost is not None and self.last_cost.kind is StepKind.DECODE:
+            self._drafter.record_step_time(self.last_step.num_rows, seconds)
 
     def load(self) -> EngineLoad:
         """Return the engine's load."""
@@ -302,7 +313,8 @@ class Engine:
         The planned step starts before the collection if it can be fed on the device, otherwise after it.
         """
         before, self._started = self._started, None
-        if before is not None and self._runner.can_feed(plan):
+        waits = self._drafts and self._drafter.could_draft(plan)
+        if before is not None and not (waits or before.has_drafts) and self._runner.can_feed(plan):
             self._started = self._start(plan)
             self._collect(before)
         else:
@@ -313,12 +325,14 @@ class Engine:
         """Start a step; None if there is nothing to run."""
         if plan.is_empty:
             return None
+        if self._drafts:
+            plan = self._drafter.with_drafts(plan)
         self.memory.order(self.stream)
         try:
             running = self._runner.submit(plan)
         finally:  # also after a failure: its work may still run when `close` frees the blocks
             self.stream.mark()
-        started = _Started(running, plan.size, self._costs.of(plan))
+        started = _Started(running, plan.size, self._costs.of(plan), plan.has_drafts)
         with self.memory.lock:
             self._scheduler.advance(plan)
         return started
@@ -332,9 +346,14 @@ class Engine:
         for sequence, items, scores in result.rankings:
             if not sequence.has_ended:
                 self._end(sequence, Status.DONE, items, scores)
-        for sequence, sampled in result.tokens:
-            if not sequence.has_ended:
-                self._append(sequence, sampled)
+        for sequence, sampled in result.tokens.items():
+            for place, token in enumerate(self._drafter.verify(sequence, sampled)):
+                if sequence.has_ended:
+                    break
+                if place:
+                    with self.memory.lock:
+                        self._scheduler.accept_draft(sequence)
+                self._append(sequence, token)
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         work = TextWork.of(sequence)
@@ -354,6 +373,7 @@ class Engine:
         """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a completed ranking."""
         with self.memory.lock:
             self._scheduler.finish(sequence)
+        self._drafter.forget(sequence)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))
 
 

@@ -1,13 +1,16 @@
 """The plan of one step: decided by the scheduler, run by the runner."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.llm.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens start to start+num_tokens of one sequence to compute: a prefill chunk, or one token of text decode."""
+    """Tokens start to start+num_tokens of one sequence to compute.
+
+    A prefill chunk, or the last token of a text and its drafts.
+    """
 
     sequence: Sequence
     start: int
@@ -24,7 +27,12 @@ class Chunk:
 
         Valid before the step has started.
         """
-        return self.end == self.sequence.num_tokens
+        return self.end >= self.sequence.num_tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens to compute, drafts included."""
+        return [*self.sequence.tokens[self.start : self.end], *self.sequence.drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,13 @@ class StepPlan:
     late: list[Sequence] = field(default_factory=list)
 
     def without_ended(self) -> "StepPlan":
-        """Return the plan without sequences that ended after it was made."""
+        """Return the plan without sequences that ended after it was made, and after the drafts verified since."""
         return StepPlan(
-            [chunk for chunk in self.chunks if not chunk.sequence.has_ended],
+            [
+                replace(chunk, start=chunk.sequence.num_computed_tokens)
+                for chunk in self.chunks
+                if not chunk.sequence.has_ended
+            ],
             [sequence for sequence in self.beam_steps if not sequence.has_ended],
         )
 
@@ -65,6 +77,11 @@ class StepPlan:
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
         return not (self.chunks or self.beam_steps)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a text has drafts to verify. Valid until the step is collected."""
+        return any(chunk.sequence.drafts for chunk in self.chunks)
 
     @property
     def num_batched_tokens(self) -> int:

@@ -6,6 +6,7 @@ requests. A step is submitted without waiting for the device, and its result is 
 Shape suffixes: T rows of the step, P rows that go to the paged cache, D hidden, R requests, V vocabulary.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,15 +31,18 @@ from services.llm.engine.sequence import Sequence
 from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
 SampledTokens = list[tuple[list[Sequence], SampledBatch]]
-"""Text sequences, and the token that was sampled for each of them."""
+"""Text sequences, once for each of their rows, and the token that was sampled for each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: the rankings that it completed, and a new token for each text whose last chunk ran."""
+    """The result of a step: the rankings that it completed, and new tokens for each text whose last chunk ran.
+
+    A text has a token after its last token and after each of its drafts.
+    """
 
     rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
-    tokens: list[tuple[Sequence, SampledToken]]
+    tokens: dict[Sequence, list[SampledToken]]
 
 
 class RunningStep:
@@ -52,7 +56,10 @@ class RunningStep:
 
     def collect(self) -> StepResult:
         """Wait for the device and return the result."""
-        tokens = [pair for sequences, drawn in self._sampled for pair in zip(sequences, drawn.tokens(), strict=True)]
+        tokens: dict[Sequence, list[SampledToken]] = defaultdict(list)
+        for sequences, drawn in self._sampled:
+            for sequence, token in zip(sequences, drawn.tokens(), strict=True):
+                tokens[sequence].append(token)
         return StepResult(self._collect_rankings() if self._rankings else [], tokens)
 
     def _collect_rankings(self) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
@@ -109,7 +116,8 @@ class Runner:
         if self._graphs is None:
             return RunningStep(*self._eager.run(plan))
         rankings, sampled = self._replay(plan, self._graphs)
-        self._graphs.keep(sampled)
+        if not plan.has_drafts:  # otherwise the host has to verify them before the next step
+            self._graphs.keep(sampled)
         return RunningStep(rankings, sampled)
 
     def can_feed(self, plan: StepPlan) -> bool:
@@ -159,7 +167,7 @@ class EagerSteps:
         return self._select(plan, None, hidden_TD)
 
     def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:
-        tokens = [token for chunk in plan.chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
+        tokens = [token for chunk in plan.chunks for token in chunk.tokens]
         ranges = [np.arange(chunk.start, chunk.end) for chunk in plan.chunks]
         ranges += [
             np.full(sequence.num_beam_rows, len(sequence.tokens) + sequence.num_levels_done - 1)
@@ -180,7 +188,12 @@ class EagerSteps:
         ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
         ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
         ranked = [pair for pair in ending if pair[0].num_levels]
-        texts = [pair for pair in ending if not pair[0].num_levels]
+        texts = [
+            (sequence, row)
+            for sequence, end in ending
+            if not sequence.num_levels
+            for row in range(end - len(sequence.drafts), end + 1)
+        ]
         rankings: list[RankedItems] = []
         if self._ranker is not None and ranked:
             rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
@@ -194,7 +207,8 @@ class EagerSteps:
 
     def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> SampledTokens:
         logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
-        return [(sequences, sample(logits_RV, [SamplingInput.of(sequence) for sequence in sequences]))]
+        draws = [draw for sequence in dict.fromkeys(sequences) for draw in SamplingInput.rows_of(sequence)]
+        return [(sequences, sample(logits_RV, draws))]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self._device)

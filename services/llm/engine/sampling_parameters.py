@@ -94,3 +94,7 @@ class TokenMask(Protocol):
     def take(self, token_id: int) -> None:
         """Advance by an allowed token. Called once for each sampled token, including the last."""
         ...
+
+    def fork(self) -> "TokenMask":
+        """Return an independent mask at the same position, to look ahead."""
+        ...

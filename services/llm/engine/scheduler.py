@@ -97,7 +97,7 @@ class Scheduler:
         """
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            sequence.num_computed_tokens = chunk.end
+            sequence.num_computed_tokens = min(chunk.end, sequence.num_tokens)
             self._tables.record(sequence, chunk.start)
             if chunk.is_last and sequence.num_levels:
                 sequence.num_levels_done = 1
@@ -109,6 +109,11 @@ class Scheduler:
             sequence.num_steps += 1
             if sequence.is_fully_scheduled:
                 self._live.remove(sequence)
+
+    def accept_draft(self, sequence: Sequence) -> None:
+        """Record that the last step has also computed the text's newest token, which was drafted."""
+        sequence.num_computed_tokens += 1
+        self._tables.record(sequence, sequence.num_computed_tokens - 1)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence and free its blocks."""

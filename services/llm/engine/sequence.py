@@ -11,6 +11,8 @@ dropped here.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from services.llm.engine.sampling_parameters import SampledToken, SamplingParams, TokenMask
 
 
@@ -64,6 +66,10 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     generated: list[SampledToken] = field(default_factory=list)
     """The generated tokens (the end of `tokens`), with their logprobs if requested."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of the tokens after the last, which the started step verifies. No count includes them."""
+    draft_masks: tuple[np.ndarray, ...] = ()
+    """With a mask and drafts: the allowed tokens before each draft and after the last."""
     started_s: float | None = None
     decoding_s: float | None = None
     """Time at which its prompt was computed, if it had more work."""
@@ -125,8 +131,8 @@ class Sequence:
         return self.leader is not None and not (self.leader.has_ended or self.leader.num_new_tokens)
 
     def append_token(self, sampled: SampledToken) -> None:
-        """Append a generated token."""
-        self.num_pending -= 1
+        """Append a generated token, which was pending or a draft."""
+        self.num_pending = max(0, self.num_pending - 1)
         self.tokens.append(sampled.token_id)
         self.generated.append(sampled)
 
@@ -136,6 +142,7 @@ class Sequence:
         self.num_levels_done = 0
         self.block_table = []
         self.beams = None
+        self.drafts, self.draft_masks = (), ()
         self.num_preemptions += 1
 
 

@@ -25,11 +25,13 @@ class EngineStepMetrics:
         self._engine = engine
         self._name = model_name
         self._last_token_s: dict[str, float] = {}
-        self._num_late = self._num_eager = 0
+        self._num_late = self._num_eager = self._num_drafted = self._num_accepted = 0
         self._num_running = self._num_waiting = 0
         for counter in (metrics.prefix_queries, metrics.prefix_hits, metrics.preemptions, metrics.prompt_tokens):
             counter.labels(model_name)
         for counter in (metrics.generation_tokens, metrics.beam_rows, metrics.late_captures, metrics.eager_fallbacks):
+            counter.labels(model_name)
+        for counter in (metrics.draft_tokens, metrics.accepted_tokens):
             counter.labels(model_name)
         for kind in StepKind:
             metrics.step_seconds.labels(model_name, kind.value)
@@ -47,6 +49,7 @@ class EngineStepMetrics:
             metrics.beam_rows.labels(name).inc(size.num_beam_rows)
             self._record_cost(stepped.finished_s - stepped.began_s)
         self._record_graphs()
+        self._record_drafts()
         self._record_queues(stepped.load)
         metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
         if stepped.new_tokens:
@@ -74,6 +77,12 @@ class EngineStepMetrics:
         self._metrics.late_captures.labels(self._name).inc(counts.late_captures - self._num_late)
         self._metrics.eager_fallbacks.labels(self._name).inc(counts.eager_fallbacks - self._num_eager)
         self._num_late, self._num_eager = counts.late_captures, counts.eager_fallbacks
+
+    def _record_drafts(self) -> None:
+        counts = self._engine.draft_counts
+        self._metrics.draft_tokens.labels(self._name).inc(counts.num_drafted - self._num_drafted)
+        self._metrics.accepted_tokens.labels(self._name).inc(counts.num_accepted - self._num_accepted)
+        self._num_drafted, self._num_accepted = counts.num_drafted, counts.num_accepted
 
     def _record_token_times(self, new_tokens: Sequence[NewToken], now_s: float) -> None:
         gap_seconds = self._metrics.inter_token_seconds.labels(self._name)

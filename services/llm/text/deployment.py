@@ -38,6 +38,7 @@ from services.settings.settings import Settings
 log = structlog.get_logger()
 
 _CPU_BLOCKS = 2_048
+_CPU_DRAFTS = 7
 _MESSAGE_S = 0.001
 _LOAD_BOUND = 1.25
 """A conversation leaves its replica when the replica has this many times the mean load."""
@@ -109,11 +110,15 @@ class TextDeployment:
 
 
 def text_engine_config(settings: Settings) -> EngineConfig:
-    """Return the text engine's configuration: the ranking engine's with another number of blocks and weight format."""
+    """Return the text engine's configuration: the ranking engine's with other blocks and weights, and with drafts."""
+    num_drafts = settings.text_num_speculative_tokens
+    if num_drafts is None:
+        num_drafts = _CPU_DRAFTS if settings.llm_device == "cpu" else 0
     return replace(
         engine_config(settings),
         num_blocks=settings.text_kv_num_blocks or _CPU_BLOCKS,
         weight_kind=settings.text_weight_kind,
+        num_speculative_tokens=num_drafts,
     )
 
 

@@ -131,6 +131,12 @@ class JsonMask:
             self._matcher.consume_token(token_id)
             self._note_failure()
 
+    def fork(self) -> "JsonMask":
+        """Return an independent mask at the same position."""
+        fork = JsonMask(self._matcher.deep_copy(), 32 * self._bits.shape[-1], self._validator)
+        fork.failure = self.failure
+        return fork
+
     def _note_failure(self) -> None:
         if self._matcher.is_error():
             self.failure = self._matcher.get_error()

@@ -1,5 +1,6 @@
 """Scripts of requests, cancellations and steps for engines, and each request's expected outcome when run by itself."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -81,6 +82,10 @@ class EvenAndOdd:
         """Check and count a token."""
         assert token_id % 2 != self._num_taken % 2
         self._num_taken += 1
+
+    def fork(self) -> "EvenAndOdd":
+        """Return a mask at the same position."""
+        return copy.copy(self)
 
 
 def prompt_of(seed: int) -> list[int]:

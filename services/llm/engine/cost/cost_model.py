@@ -126,7 +126,7 @@ class CostModel:
             tally.scores += self._level_sizes[0]
         else:
             tally.scores_vocabulary = True
-            tally.scores += self._vocab_size
+            tally.scores += self._vocab_size * (1 + len(chunk.sequence.drafts))
 
     def _count_beams(self, tally: "_Tally", sequence: Sequence) -> None:
         context, rows_by_level = sequence.num_computed_tokens, sequence.next_beam_rows

@@ -59,8 +59,9 @@ def _cut(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[Tile]:
     tiles: list[Tile] = []
     row = 0
     for chunk in plan.chunks:
-        for start in range(0, chunk.num_tokens, tile_queries):
-            count = min(tile_queries, chunk.num_tokens - start)
+        height = 1 if chunk.sequence.drafts else tile_queries  # as without drafts, so that not a bit differs
+        for start in range(0, chunk.num_tokens, height):
+            count = min(height, chunk.num_tokens - start)
             limit = chunk.start + start + 1
             blocks = chunk.sequence.block_table[: -(-(limit + count - 1) // block_tokens)]
             tiles.append(Tile(row + start, count, limit, 1, blocks, limit - 1))

@@ -116,7 +116,7 @@ class PromptTable:
             table = chunk.sequence.block_table[: -(-chunk.end // self._block_tokens)]
             position_C = np.arange(chunk.start, chunk.end)
             rows = slice(row, row + chunk.num_tokens)
-            columns[0, rows] = chunk.sequence.tokens[chunk.start : chunk.end]
+            columns[0, rows] = chunk.tokens
             columns[1, rows] = position_C
             columns[2, rows] = np.array(table)[position_C // self._block_tokens] * self._block_tokens
             columns[2, rows] += position_C % self._block_tokens

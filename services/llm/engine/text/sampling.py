@@ -61,6 +61,18 @@ class SamplingInput:
         allowed = work.mask.allowed() if work.mask is not None else None
         return cls(work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed, sequence.num_pending)
 
+    @classmethod
+    def rows_of(cls, sequence: Sequence) -> "list[SamplingInput]":
+        """Return the inputs for the tokens after a text's last token and after each of its drafts."""
+        if not sequence.drafts:
+            return [cls.of(sequence)]
+        work, drafts = TextWork.of(sequence), sequence.drafts
+        masks = sequence.draft_masks or (None,) * (len(drafts) + 1)
+        return [
+            cls(work.sampling, [*sequence.tokens, *drafts[:place]], sequence.num_prompt_tokens, masks[place])
+            for place in range(len(drafts) + 1)
+        ]
+
 
 class SampledBatch:
     """The sampled tokens of some rows and their logprobs, while they are copied to the host."""

@@ -1,5 +1,7 @@
 """Text decode: cached turns, followers, errors, windows. The served text's tests compare with transformers."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,10 @@ class FailingMask:
         """Count a token."""
         self.num_taken += 1
         self.failure = "too many items" if self.num_taken == 3 else None
+
+    def fork(self) -> "FailingMask":
+        """Return a mask at the same position."""
+        return copy.copy(self)
 
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])

@@ -58,6 +58,34 @@ def test_recorded_steps_have_the_same_outcomes(world: World, is_asynchronous: bo
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
 
 
+@pytest.mark.parametrize(
+    ("world", "is_recorded", "is_asynchronous", "num_examples"),
+    [
+        (WORLDS[0], False, False, 12),
+        (WORLDS[2], True, True, 6),
+        pytest.param(WORLDS[2], False, True, 60, marks=GRID),
+        pytest.param(WORLDS[0], True, False, 60, marks=GRID),
+    ],
+)
+def test_drafts_change_no_outcome(world: World, is_recorded: bool, is_asynchronous: bool, num_examples: int) -> None:
+    """With speculation, greedy, sampled, masked and preempted texts have the outcomes of plain decoding."""
+    device = ReplayingDevice() if is_recorded else None
+    num_drafted = 0
+
+    @settings(max_examples=num_examples)
+    @example(num_blocks=13, script=[("text", seed, 12) for seed in range(8)])
+    @example(num_blocks=60, script=[("choices", 4, 12), ("masked", 3, 12), ("masked", 4, 12), ("text", 4, 12)])
+    @given(num_blocks=st.sampled_from([13, 60]), script=scripts)
+    def compare(num_blocks: int, script: list[Action]) -> None:
+        nonlocal num_drafted
+        engine = world.engine(device, is_asynchronous=is_asynchronous, num_blocks=num_blocks, num_speculative_tokens=3)
+        assert_as_alone(Play(world, engine).run(script))
+        num_drafted += engine.draft_counts.num_drafted
+
+    compare()
+    assert num_drafted > 0
+
+
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_a_preempted_text_continues_where_it_was(is_recorded: bool) -> None:
     """A preempted text is recomputed and gets the tokens that it gets in isolation."""
