@@ -131,6 +131,7 @@ def engine_figures() -> Iterator[str]:
     best = {name: percent(row["best_share"], 1) for name, row in run["quality"].items()}
     error = max(row["logits_max_error"] for row in run["quality"].values())
     door = [case["door_over_engine"] for case in result("text")["cases"]]
+    drafts = result("speculation")["rows"]
     rows = [
         ("decode step of one row, % of memory bandwidth", percent(step["memory_share"], 0)),
         (
@@ -150,6 +151,10 @@ def engine_figures() -> Iterator[str]:
         (
             "text door over the bare engine at 1 / 8 / 32 streams, % of tokens/s",
             " / ".join(percent(row["tokens_per_s"], 0) for row in door),
+        ),
+        (
+            f"speed-up of whole requests by drafts: {', '.join(row['case'] for row in drafts)}",
+            " / ".join(f"{row['request_ratio']:.2f}x" for row in drafts),
         ),
     ]
     return table(("figure", "value"), rows)

