@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from services.observability.objectives import Objective, Objectives, Onset, Rung, Selector, Term, seconds_of
+from services.observability.objectives import Objective, Objectives, Onset, Rung, Selector, SignedSelector, seconds_of
 
 Rule = dict[str, Any]
 
@@ -130,7 +130,7 @@ def selector(chosen: Selector, span: str | None = None) -> str:
     return chosen.metric + (f"{{{matchers}}}" if matchers else "") + (f"[{span}]" if span else "")
 
 
-def over(terms: tuple[Term, ...], function: str, span: str) -> str:
+def over(terms: tuple[SignedSelector, ...], function: str, span: str) -> str:
     """Write the signed sum of terms, each through rate or increase over a window."""
     signed = [(term.sign, f"sum by ({ENVIRONMENT}) ({function}({selector(term.selector, span)}))") for term in terms]
     return signed[0][1] + "".join(f" {'+' if sign > 0 else '-'} {text}" for sign, text in signed[1:])

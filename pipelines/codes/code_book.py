@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from pipelines.codes.embedding import ItemEncoder, TextEncoder, fit_encoder
+from pipelines.codes.embedding import HashedTextEncoder, ItemEncoder, fit_encoder
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
 from pipelines.codes.quantizer import CodeLevel, fit_level
@@ -52,7 +52,7 @@ def load_code_book(path: Path) -> CodeBook:
         tensors = load_file(path)
         depth = sum(name.startswith("prices.") for name in tensors)
         levels = tuple(CodeLevel(tensors[f"centroids.{level}"], tensors[f"prices.{level}"]) for level in range(depth))
-        text = TextEncoder(tensors["rarity"], tensors["text"])
+        text = HashedTextEncoder(tensors["rarity"], tensors["text"])
         return CodeBook(ItemEncoder(text, tensors["use"]), levels)
     except (OSError, KeyError, SafetensorError) as error:
         raise BundleCorrupt(f"{path}: not a code book ({error})") from error

@@ -31,7 +31,7 @@ PRIOR_EVENTS = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextEncoder:
+class HashedTextEncoder:
     """How rare each hashed word is, and the vector of each."""
 
     rarity_W: np.ndarray
@@ -48,7 +48,7 @@ class TextEncoder:
 class ItemEncoder:
     """What an item's text becomes: its vector, and by `use_TU` the use that this predicts."""
 
-    text: TextEncoder
+    text: HashedTextEncoder
     use_TU: np.ndarray
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -97,7 +97,7 @@ def share_of_distinct_texts(texts: Sequence[str]) -> float:
     return sum(number == 1 for number in Counter(texts).values()) / max(1, len(texts))
 
 
-def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
+def fit_text(texts: Sequence[str], size: int, seed: int) -> HashedTextEncoder:
     """Learn the encoder of texts from a catalogue's own.
 
     Its vectors have `size` numbers, or as many as there are texts if those are fewer.
@@ -106,7 +106,7 @@ def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
     num_with = np.bincount(counts_NW.indices, minlength=_NUM_WORDS)
     rarity_W = (np.log((1 + len(texts)) / (1 + num_with)) + 1).astype(np.float32)
     _, _, right = _svd(_weighted(counts_NW, rarity_W), size, seed)
-    return TextEncoder(rarity_W, np.ascontiguousarray(right.T))
+    return HashedTextEncoder(rarity_W, np.ascontiguousarray(right.T))
 
 
 def fit_encoder(

@@ -101,7 +101,7 @@ Counts = Mapping[str, Means | Affected]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class GuardResult:
     """One guard's estimate: how much worse the candidate is, relative to the control, with its interval.
 
     Each side of the interval is at the guard's alpha. Negative values are better. NaN and infinities without enough
@@ -122,7 +122,7 @@ class AnalysisResult:
 
     outcome: Outcome
     reason: str
-    readings: tuple[Reading, ...]
+    readings: tuple[GuardResult, ...]
 
 
 def verdict(
@@ -165,7 +165,7 @@ def verdict(
     return AnalysisResult(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
 
 
-def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
+def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> GuardResult:
     found = counts.get(guard.name)
     if found is None:
         raise ConfigError(f"guard {guard.name}: no counts; give a guard on one of {', '.join(counts)}")
@@ -204,7 +204,7 @@ def _most_added(guard: Guard, lists: Means, alpha: float) -> float:
     return candidate.mean - control.mean + half_width(variance, guard.tolerance, alpha)
 
 
-def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:
+def _read_means(guard: Guard, found: Means, alpha: float) -> GuardResult:
     candidate, control = found.candidate, found.control
     fewest = min(candidate.num_users, control.num_users)
     if fewest < MIN_USERS or not control.total > 0:
@@ -227,7 +227,7 @@ def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:
     return _reading(guard, worse_by, worse_by - half, worse_by + half, lacks)
 
 
-def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str) -> Reading:
+def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str) -> GuardResult:
     state = State.OPEN
     if low > guard.budget:
         state = State.WORSE
@@ -235,7 +235,7 @@ def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str)
         state = State.BETTER
     elif high < max(guard.budget, guard.effect):
         state = State.NO_WORSE
-    return Reading(
+    return GuardResult(
         name=guard.name,
         state=state,
         worse_by=worse_by,
@@ -245,7 +245,7 @@ def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str)
     )
 
 
-def _describe(one: Reading) -> str:
+def _describe(one: GuardResult) -> str:
     return f"{one.name} {one.state}: {_range(one.worse_by, one.low, one.high)}"
 
 

@@ -14,7 +14,7 @@ from pipelines.profiler.activity import Activity, activity_of, own_times
 from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
 from pipelines.profiler.names import is_communication, is_launch
 from pipelines.profiler.operations import OperationCost, dtype_of, dtype_of_products, limits_of, most_expensive
-from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
+from pipelines.profiler.shares import Shares, TimeParts, parts_of, shares_of
 from pipelines.profiler.verdict import BottleneckReport, Circumstances, common_verdict, verdict_of
 
 SHARE_NAMES = {
@@ -39,11 +39,11 @@ class RankProfile:
 
     trace: Trace
     activity: Activity
-    parts: Parts
+    parts: TimeParts
     shares: Shares
     operations: Sequence[OperationCost]
     verdict: BottleneckReport
-    devices: dict[int, Parts]
+    devices: dict[int, TimeParts]
 
     @property
     def notes(self) -> list[str]:

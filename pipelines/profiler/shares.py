@@ -12,7 +12,7 @@ from pipelines.profiler.intervals import intersect, subtract, total, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TimeParts:
     """Microseconds from the first to the last activity. `communication_hidden_us` is part of `compute_us`."""
 
     span_us: float
@@ -45,14 +45,14 @@ class Shares:
         return [(one.name, getattr(self, one.name)) for one in fields(self)]
 
 
-def parts_of(activity: Activity) -> Parts:
+def parts_of(activity: Activity) -> TimeParts:
     """Return the parts of the span."""
     busy = activity.busy
     running = union(busy, activity.communication)
     span_us = activity.end_us - activity.start_us
     compute_us, running_us = total(busy), total(running)
     all_us = total(union(running, activity.copy))
-    return Parts(
+    return TimeParts(
         span_us=span_us,
         compute_us=compute_us,
         communication_exposed_us=running_us - compute_us,

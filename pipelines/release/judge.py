@@ -28,7 +28,7 @@ _MOVED_MEANWHILE = (CanaryError, BundleMoved, BundleNotFound, BundleWithdrawn)
 _VERDICTS = {Outcome.WORSE: -1, Outcome.CONTINUE: 0, Outcome.UNDECIDED: 0, Outcome.NO_WORSE: 1, Outcome.BETTER: 2}
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Reads the topics from a time on; see `pipelines.release.topics.ReleaseTopicReader`."""
 
     def read(self) -> Iterator[Batch]:
@@ -47,7 +47,7 @@ class _Stage:
     canary: Canary
     live: str
     counts: StageCounts
-    reader: Reader
+    reader: RecordReader
 
 
 class ReleaseJudge:
@@ -56,7 +56,7 @@ class ReleaseJudge:
     def __init__(
         self,
         store: BundleStore,
-        open_reader: Callable[[int], Reader],
+        open_reader: Callable[[int], RecordReader],
         metrics: ReleaseMetrics,
         lead_ms: int,
         beat: Callable[[], object] = lambda: None,

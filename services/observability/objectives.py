@@ -41,7 +41,7 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SignedSelector:
     """A selector whose series are added (sign 1) or subtracted (sign -1)."""
 
     sign: int
@@ -56,14 +56,14 @@ class Ratio:
     bad: Selector
 
     @property
-    def total_terms(self) -> tuple[Term, ...]:
+    def total_terms(self) -> tuple[SignedSelector, ...]:
         """All events."""
-        return (Term(1, self.total),)
+        return (SignedSelector(1, self.total),)
 
     @property
-    def bad_terms(self) -> tuple[Term, ...]:
+    def bad_terms(self) -> tuple[SignedSelector, ...]:
         """Bad events."""
-        return (Term(1, self.bad),)
+        return (SignedSelector(1, self.bad),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
@@ -81,16 +81,16 @@ class Bounded:
             raise ValueError("give either at_most or above")
 
     @property
-    def total_terms(self) -> tuple[Term, ...]:
+    def total_terms(self) -> tuple[SignedSelector, ...]:
         """All observations."""
-        return (Term(1, Selector(metric=f"{self.histogram}_count", match=self.match)),)
+        return (SignedSelector(1, Selector(metric=f"{self.histogram}_count", match=self.match)),)
 
     @property
-    def bad_terms(self) -> tuple[Term, ...]:
+    def bad_terms(self) -> tuple[SignedSelector, ...]:
         """Observations on the wrong side of the bound."""
         border = self.above if self.at_most is None else self.at_most
         below = Selector(metric=f"{self.histogram}_bucket", match={**self.match, "le": (floatToGoString(border),)})  # type: ignore[no-untyped-call]
-        return (Term(1, below),) if self.at_most is None else (*self.total_terms, Term(-1, below))
+        return (SignedSelector(1, below),) if self.at_most is None else (*self.total_terms, SignedSelector(-1, below))
 
 
 def _kind_of(sli: Any) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from models.documents import is_version
 from models.files import rename_durably, rename_if_absent
 from models.registry.name_record import DEFAULT_NAME, is_name
-from models.registry.storage.port import Stored
+from models.registry.storage.port import StoredRecord
 
 _REMOVED = ".removed"
 SCRATCH_KEPT_S = 24 * 3_600
@@ -40,12 +40,12 @@ class FolderStorage:
     def __str__(self) -> str:
         return str(self._root)
 
-    def read_record(self, name: str) -> Stored:
+    def read_record(self, name: str) -> StoredRecord:
         """Return a name's record."""
         with suppress(FileNotFoundError):
             content = self._record(name).read_bytes()
-            return Stored(content, sha256(content).hexdigest())
-        return Stored(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
+            return StoredRecord(content, sha256(content).hexdigest())
+        return StoredRecord(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
 
     def keep_record(self, name: str, content: bytes) -> None:
         """Do nothing: the records are on this machine."""

@@ -41,7 +41,7 @@ from models.files import file_sha256, rename_durably, rename_if_absent
 from models.registry.bundle import REPORT, hashes, open_bundle
 from models.registry.manifest import MANIFEST, decode_manifest
 from models.registry.name_record import is_name
-from models.registry.storage.port import Stored
+from models.registry.storage.port import StoredRecord
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ class ObjectStorage:
         """Whether the store did not answer the last request."""
         return self._is_lost
 
-    def read_record(self, name: str) -> Stored:
+    def read_record(self, name: str) -> StoredRecord:
         """Return a name's record; the cached record while the store is unavailable.
 
         Raises StoreUnavailable without a cached record, BundleCorrupt.
@@ -93,12 +93,12 @@ class ObjectStorage:
         try:
             with self._asking(path):
                 found = self._store.get(path)
-                return Stored(self._content(found, path), found.meta["e_tag"])
+                return StoredRecord(self._content(found, path), found.meta["e_tag"])
         except BundleNotFound:
-            return Stored(None, None)
+            return StoredRecord(None, None)
         except StoreUnavailable:
             if (kept := self.kept_record(name)) is not None:
-                return Stored(kept, None)
+                return StoredRecord(kept, None)
             raise
 
     def keep_record(self, name: str, content: bytes) -> None:

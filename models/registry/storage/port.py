@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record's bytes, and the mark that proves a writer's read; both None without a record."""
 
     content: bytes | None
@@ -20,7 +20,7 @@ class Storage(Protocol):
         """Whether the storage did not answer the last request."""
         ...
 
-    def read_record(self, name: str) -> Stored:
+    def read_record(self, name: str) -> StoredRecord:
         """Return a name's record. One small read. Raises StoreUnavailable."""
         ...
 

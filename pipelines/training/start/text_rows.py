@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue
 from models.decoder.decoder import Decoder
-from pipelines.codes.embedding import TextEncoder, fit_text
+from pipelines.codes.embedding import HashedTextEncoder, fit_text
 from services.errors import BundleCorrupt, ConfigError
 
 ITEM_TEXT = "item_text.safetensors"
@@ -44,7 +44,7 @@ class ItemText:
     trained items.
     """
 
-    encoder: TextEncoder
+    encoder: HashedTextEncoder
     map_TD: np.ndarray
     trained_UT: np.ndarray
     own_UD: np.ndarray
@@ -84,7 +84,7 @@ def load_item_text(folder: Path) -> ItemText | None:
         return None
     try:
         tensors = load_file(path)
-        encoder = TextEncoder(tensors["rarity"], tensors["text"])
+        encoder = HashedTextEncoder(tensors["rarity"], tensors["text"])
         none = {"trained": encoder.text_WT[:0], "own": tensors["map"][:0]}
         trained_UT, own_UD = ((none | tensors)[name].astype(np.float32) for name in none)
         return ItemText(encoder, tensors["map"], trained_UT, own_UD)
@@ -113,7 +113,7 @@ class TextRows(nn.Module):
             return torch.addmm(own_VD * self.has_own_V1, self.text_VT, self.map_TD)
 
 
-def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size: int) -> TextEncoder:
+def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size: int) -> HashedTextEncoder:
     """Make the decoder's input and output rows learnable from text, and return the encoder of the texts.
 
     Rows keep their initial values, split into the part predicted from text and the rest. Raises ConfigError if the
@@ -139,7 +139,7 @@ def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size:
     return encoder
 
 
-def learned_text(decoder: Decoder, encoder: TextEncoder) -> ItemText:
+def learned_text(decoder: Decoder, encoder: HashedTextEncoder) -> ItemText:
     """Return the text map of a decoder whose rows are learned from text by this encoder, for new items."""
     (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
     own_VD = decoder.embedding.weight - rows.text_VT @ rows.map_TD

@@ -29,7 +29,7 @@ from models.registry.bundle import Bundle
 from models.registry.canary import CanaryStage
 from models.registry.name_record import ReferenceVersion
 from models.registry.storage.folder import FolderStorage
-from models.registry.storage.port import Stored
+from models.registry.storage.port import StoredRecord
 from models.registry.store import BundleStore
 from models.registry.trainings import lineage_of_addition, lineage_of_variant
 from tests.support.release_moves import ANALYSIS, PEOPLE, VERSIONS, Moves, release
@@ -534,7 +534,7 @@ def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root
                 other.promote("v4")
             super().hide(version)
 
-        def read_record(self, name: str) -> Stored:
+        def read_record(self, name: str) -> StoredRecord:
             """Read a record and count the read."""
             self.num_read += 1
             return super().read_record(name)
