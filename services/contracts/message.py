@@ -11,6 +11,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
 from functools import cache, lru_cache, reduce
@@ -166,6 +167,15 @@ def join(path: str, field: str) -> str:
 def check_id(field: str, value: str) -> None:
     """Reject an identifier that is empty, too long or not printable. Raises InvalidRequest."""
     check_text(field, value, MAX_ID_CHARS)
+
+
+def valid_id(value: Any) -> str | None:
+    """Return a valid identifier; None for any other value."""
+    with suppress(InvalidRequest):
+        if isinstance(value, str):
+            check_id("id", value)
+            return value
+    return None
 
 
 def check_text(field: str, value: str, max_chars: int) -> None:

@@ -258,7 +258,7 @@ def path(sent: bytes) -> None:
 def page_token(body: bytes) -> None:
     """Read a page token like a gateway, under a fixed key."""
     PAGES._key = b"k"
-    PAGES._read(body.decode(errors="replace"), "u")
+    PAGES._read(body.decode(errors="replace"), b"u")
     content = body[7:]
     decode_marks(content, len(content) % 400)
 

@@ -46,8 +46,8 @@ class ErrorFormat:
 
     model: Model
     status: Mapping[ErrorKind, int]
-    body: Callable[[TailraceError, str], Mapping[str, Any]]
-    no_route: Callable[[str, str, str, str], Mapping[str, Any]]
+    body: Callable[[TailraceError, str], object]
+    no_route: Callable[[str, str, str, str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

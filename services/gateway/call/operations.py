@@ -8,7 +8,7 @@ from typing import Any
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
-from services.contracts.answers import BatchAnswersBody, BundleInfo, ErrorBody, Status
+from services.contracts.answers import BatchAnswersBody, BundleInfo, ErrorBody, ErrorDetail, Status
 from services.contracts.assignment import Assigned, AssignRequest
 from services.contracts.batch import MAX_BATCH, BatchBody
 from services.contracts.erasure import ReceiptBody, UserDataBody
@@ -17,7 +17,7 @@ from services.contracts.explanation import ExplanationAnswer
 from services.contracts.items import ItemPatchBody, ItemStateBody, PutItemsBody, PutOutcomesBody, StatedItemBody
 from services.contracts.message import MAX_ID_CHARS, PRINTABLE
 from services.contracts.recommend import MAX_DEADLINE_MS, PopularQuery, Recommendation, RecommendBody, SimilarBody
-from services.errors import ErrorKind, TailraceError
+from services.errors import ErrorKind
 from services.gateway.call.json_schema import query_parameters
 from services.gateway.call.operation import (
     JSON,
@@ -44,19 +44,11 @@ STATUS = {
 }
 
 
-def _error(code: str, message: str, field: str | None, fix: str | None, request_id: str) -> dict[str, object]:
-    return {"error": {"code": code, "message": message, "field": field, "fix": fix, "request_id": request_id}}
-
-
-def _body(error: TailraceError, request_id: str) -> dict[str, object]:
-    return _error(error.kind.value, error.problem, error.field, error.fix, request_id)
-
-
 REST_ERRORS = ErrorFormat(
     model=ErrorBody,
     status=STATUS,
-    body=_body,
-    no_route=lambda code, problem, fix, request_id: _error(code, problem, None, fix, request_id),
+    body=lambda error, request_id: ErrorBody(ErrorDetail.of(error, request_id)),
+    no_route=lambda code, problem, fix, request_id: ErrorBody(ErrorDetail(code, problem, None, fix, request_id)),
 )
 
 _EVENT = {"user_id": "196", "item_id": "242", "event_type": "click"}

@@ -48,7 +48,6 @@ class RecordEvents:
         Overloaded if the broker has not acknowledged all of them.
         """
         now_ms = int(self._wall_clock() * 1_000)
-        check_num_events(len(drafts), self.max_events)
         events, records = await self._checking.run_if(len(drafts) > _FEW, self._checked, drafts, now_ms, tenant)
         await self._log.record(records)
         return events

@@ -13,9 +13,13 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.assignment import Assigned
 from services.contracts.batch import check_batch_size
+from services.contracts.erasure import ReceiptBody
+from services.contracts.events import Recorded
+from services.contracts.items import ItemState, PutOutcomesBody
 from services.contracts.protobuf import message_of, parse_strictly
-from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
+from services.contracts.recommend import MAX_DEADLINE_MS, Recommendation, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import OpenAccess
 from services.gateway.call.guard import Access, OnError
@@ -41,10 +45,7 @@ from services.gateway.data_plane import DataPlane
 from services.gateway.grpc import items
 from services.gateway.grpc.answers import DOOR, SERVICE, GrpcContext, guarded, method_of, traced
 from services.gateway.grpc.schema import (
-    format_assigned,
     format_batch,
-    format_receipt,
-    format_recommendation,
     parse_assign,
     parse_batch,
     parse_events,
@@ -56,8 +57,8 @@ from services.gateway.grpc.schema import (
 from services.gateway.tenant_plane import TenantPlane
 from services.observability.tracing import Tracing
 
-Method = Callable[[bytes, Call, dict[str, str]], Awaitable[Message]]
-"""Answers an admitted call, given its message and metadata."""
+Method = Callable[[bytes, Call, dict[str, str]], Awaitable[Any]]
+"""Answers an admitted call, given its message and metadata, with a message of the contract or of protobuf."""
 Parse = Callable[[bytes, int, str, int | None], RecommendRequest]
 
 
@@ -103,12 +104,14 @@ class RpcDoor:
     async def _answer(
         self, operation: Operation, method: Method, refused: OnError | None, request: bytes, context: GrpcContext
     ) -> Message:
-        assert operation.rpc is not None, "the gRPC door serves operations with a method"
+        rpc = operation.rpc
+        assert rpc is not None, "the gRPC door serves operations with a method"
 
-        def handle(call: Call, headers: dict[str, str]) -> Awaitable[Message]:
-            return method(request, call, headers)
+        async def handle(call: Call, headers: dict[str, str]) -> Message:
+            answer = await method(request, call, headers)
+            return answer if isinstance(answer, Message) else message_of(rpc.answer, answer)
 
-        answering = guarded(operation, context, handle, operation.rpc.answer(), self._access, refused)
+        answering = guarded(operation, context, handle, rpc.answer(), self._access, refused)
         if not operation.is_traced:
             return await answering
         return await traced(self._tracing, context, method_of(operation), answering)
@@ -121,7 +124,7 @@ class RpcDoor:
 
     async def _ranked(
         self, parse: Parse, kind: type[Message], request: bytes, call: Call, headers: dict[str, str]
-    ) -> pb.RecommendResponse:
+    ) -> Recommendation:
         plane = self._plane()
         arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
         try:
@@ -132,7 +135,7 @@ class RpcDoor:
             call.request_id = sent_id or call.request_id
             raise
         call.request_id = sent.request_id
-        return format_recommendation(await TenantPlane(plane, call.admitted).recommend(sent, arrival, DOOR))
+        return await TenantPlane(plane, call.admitted).recommend(sent, arrival, DOOR)
 
     async def _recommend_batch(self, request: bytes, call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
         plane = self._plane()
@@ -144,44 +147,41 @@ class RpcDoor:
         answers = await TenantPlane(plane, call.admitted).recommend_batch(entries, arrival, DOOR)
         return await plane.reading.run(None, format_batch, answers)
 
-    async def _assign(self, request: bytes, call: Call, _: dict[str, str]) -> pb.AssignResponse:
-        return format_assigned(TenantPlane(self._plane(), call.admitted).assign(parse_assign(request, self._max_bytes)))
+    async def _assign(self, request: bytes, call: Call, _: dict[str, str]) -> Assigned:
+        return TenantPlane(self._plane(), call.admitted).assign(parse_assign(request, self._max_bytes))
 
-    async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
+    async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> Recorded:
         plane = self._plane()
         events = await plane.reading.read(request, parse_events, request, self._max_bytes, plane.max_events_per_request)
-        return message_of(
-            pb.RecordEventsResponse, await TenantPlane(plane, call.admitted).record(events, DOOR, call.request_id)
-        )
+        return await TenantPlane(plane, call.admitted).record(events, DOOR, call.request_id)
 
-    async def _erase(self, request: bytes, call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+    async def _erase(self, request: bytes, call: Call, _: dict[str, str]) -> ReceiptBody:
         message = parse_strictly(pb.EraseUserRequest, request, self._max_bytes)
-        return format_receipt(
-            await TenantPlane(self._plane(), call.admitted).erase(message.user_id, DOOR, call.request_id)
-        )
+        plane = TenantPlane(self._plane(), call.admitted)
+        return ReceiptBody.of(await plane.erase(message.user_id, DOOR, call.request_id))
 
-    async def _erasure(self, request: bytes, call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+    async def _erasure(self, request: bytes, call: Call, _: dict[str, str]) -> ReceiptBody:
         message = parse_strictly(pb.GetErasureRequest, request, self._max_bytes)
-        return format_receipt(await TenantPlane(self._plane(), call.admitted).receipt(message.erasure_id))
+        return ReceiptBody.of(await TenantPlane(self._plane(), call.admitted).receipt(message.erasure_id))
 
-    async def _put_items(self, request: bytes, _: Call, __: dict[str, str]) -> pb.PutItemsResponse:
+    async def _put_items(self, request: bytes, _: Call, __: dict[str, str]) -> PutOutcomesBody:
         plane = self._plane()
         drafts = await plane.reading.read(request, items.parse_put, request, self._max_bytes)
-        return items.format_outcomes(await plane.items.put(drafts))
+        return PutOutcomesBody.of(await plane.items.put(drafts))
 
-    async def _patch_item(self, request: bytes, _: Call, __: dict[str, str]) -> pb.CatalogueItem:
+    async def _patch_item(self, request: bytes, _: Call, __: dict[str, str]) -> ItemState:
         plane = self._plane()
         patch = await plane.reading.read(request, items.parse_patch, request, self._max_bytes)
-        return message_of(pb.CatalogueItem, await plane.items.patch(*patch))
+        return await plane.items.patch(*patch)
 
-    async def _get_item(self, request: bytes, _: Call, __: dict[str, str]) -> pb.CatalogueItem:
+    async def _get_item(self, request: bytes, _: Call, __: dict[str, str]) -> ItemState:
         message = parse_strictly(pb.GetItemRequest, request, self._max_bytes)
-        return message_of(pb.CatalogueItem, self._plane().items.get(message.item_id))
+        return self._plane().items.get(message.item_id)
 
-    async def _delete_items(self, request: bytes, _: Call, __: dict[str, str]) -> pb.DeleteItemsResponse:
+    async def _delete_items(self, request: bytes, _: Call, __: dict[str, str]) -> dict[str, int]:
         item_ids = list(parse_strictly(pb.DeleteItemsRequest, request, self._max_bytes).item_ids)
         await self._plane().items.delete(item_ids)
-        return pb.DeleteItemsResponse(deleted=len(item_ids))
+        return {"deleted": len(item_ids)}
 
     async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""

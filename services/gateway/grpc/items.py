@@ -1,11 +1,10 @@
 """Items of the live catalogue at the gRPC door: messages to item ids and fields. The contract checks values."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.items import FIELDS, ItemOutcome, PutOutcomesBody
-from services.contracts.protobuf import message_of, parse_strictly, plain_of
+from services.contracts.items import FIELDS
+from services.contracts.protobuf import parse_strictly, plain_of
 from services.errors import InvalidRequest
 
 
@@ -41,8 +40,3 @@ def _refuse_without_value(attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         if value is None:
             raise InvalidRequest(f"changes.attributes.{name}", "no value", "send a text, texts, a number or a flag")
-
-
-def format_outcomes(outcomes: Sequence[ItemOutcome]) -> pb.PutItemsResponse:
-    """Return the outcomes of a batch as a message."""
-    return message_of(pb.PutItemsResponse, PutOutcomesBody.of(outcomes))

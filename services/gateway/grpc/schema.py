@@ -11,11 +11,10 @@ from google.protobuf.message import DecodeError, Message
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.answers import ErrorDetail
-from services.contracts.assignment import Assigned, AssignRequest
+from services.contracts.assignment import AssignRequest
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
-from services.contracts.erasure import ErasureReceipt, ReceiptBody
 from services.contracts.events import EventBody
-from services.contracts.message import check_id, convert
+from services.contracts.message import convert, valid_id
 from services.contracts.protobuf import message_of, parse, parse_strictly, plain_of, refuse_unknown
 from services.contracts.recommend import (
     PopularIn,
@@ -69,7 +68,7 @@ def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | No
 
 
 def _entry(message: pb.RecommendRequest, request_id: str, deadline_ms: int | None) -> BatchEntry:
-    request_id = _valid_id(message.request_id) or request_id
+    request_id = valid_id(message.request_id) or request_id
     try:
         refuse_unknown(message)
         sent = convert(RecommendBody, plain_of(message))
@@ -84,14 +83,7 @@ def request_id_of(body: bytes, kind: type[Message] = pb.RecommendRequest) -> str
     message: Any = kind()
     with suppress(DecodeError):
         message.ParseFromString(body)
-        return _valid_id(message.request_id if kind is pb.RecommendRequest else message.request.request_id)
-    return None
-
-
-def _valid_id(request_id: str) -> str | None:
-    with suppress(InvalidRequest):
-        check_id("request_id", request_id)
-        return request_id
+        return valid_id(message.request_id if kind is pb.RecommendRequest else message.request.request_id)
     return None
 
 
@@ -103,16 +95,6 @@ def parse_events(body: bytes, max_bytes: int, max_events: int) -> tuple[EventBod
     return read_events(plain_of(message).get("events", ()), max_events)
 
 
-def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
-    """Return an answer as a message."""
-    return message_of(pb.RecommendResponse, answer)
-
-
-def format_assigned(assigned: Assigned) -> pb.AssignResponse:
-    """Return an assignment as a message."""
-    return message_of(pb.AssignResponse, assigned)
-
-
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
     """Return the answers as a message."""
     return pb.RecommendBatchResponse(answers=[_outcome(one) for one in answers])
@@ -120,10 +102,5 @@ def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
 
 def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
     if isinstance(answer.outcome, Recommendation):
-        return pb.BatchAnswer(recommendation=format_recommendation(answer.outcome))
+        return pb.BatchAnswer(recommendation=message_of(pb.RecommendResponse, answer.outcome))
     return pb.BatchAnswer(error=message_of(pb.Error, ErrorDetail.of(answer.outcome, answer.request_id)))
-
-
-def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
-    """Return a receipt as a message."""
-    return message_of(pb.ErasureReceipt, ReceiptBody.of(receipt))

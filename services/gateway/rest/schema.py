@@ -11,13 +11,7 @@ import pydantic_core
 
 from services.contracts.batch import BatchBody, BatchEntry, check_batch_size, check_entry_deadline, entry_id
 from services.contracts.events import EventBody
-from services.contracts.message import (
-    check_id,
-    convert,
-    decode,
-    decode_object,
-    decode_plain,
-)
+from services.contracts.message import convert, decode, decode_object, decode_plain, valid_id
 from services.contracts.recommend import (
     Filters,
     PopularIn,
@@ -88,7 +82,7 @@ def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[Batc
 
 def _entry(sent: Any, request_id: str, deadline_ms: int | None) -> BatchEntry:
     if isinstance(sent, dict):
-        request_id = _valid_id(sent.get("request_id")) or request_id
+        request_id = valid_id(sent.get("request_id")) or request_id
     try:
         body = convert(RecommendBody, sent)
         check_entry_deadline(body.deadline_ms)
@@ -101,15 +95,7 @@ def request_id_of(body: bytes) -> str | None:
     """Return the request id of a rejected body, if it can be read and is valid."""
     with suppress(ValueError):
         sent = pydantic_core.from_json(body, allow_partial=True)
-        return _valid_id(sent.get("request_id")) if isinstance(sent, dict) else None
-    return None
-
-
-def _valid_id(request_id: Any) -> str | None:
-    with suppress(InvalidRequest):
-        if isinstance(request_id, str):
-            check_id("request_id", request_id)
-            return request_id
+        return valid_id(sent.get("request_id")) if isinstance(sent, dict) else None
     return None
 
 
