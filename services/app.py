@@ -399,6 +399,7 @@ def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
         settings.kafka_address,
         settings.items_topic,
         settings.items_snapshot,
+        arrivals_dir=settings.arrivals_dir,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
         on_left_out=metrics.left_out.inc,
@@ -458,4 +459,11 @@ def _explanation_store(settings: Settings) -> RedisExplanations | None:
 
 
 def _producer(settings: Settings, topic: str, max_in_flight: int, gather_s: float = 0.0) -> TopicProducer:
-    return TopicProducer(settings.kafka_address, topic, settings.events_ack_timeout_s, max_in_flight, gather_s)
+    return TopicProducer(
+        settings.kafka_address,
+        topic,
+        settings.events_ack_timeout_s,
+        max_in_flight,
+        gather_s,
+        None if gather_s else settings.arrivals_dir,
+    )

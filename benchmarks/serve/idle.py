@@ -7,10 +7,13 @@ import asyncio
 import time
 from typing import Any
 
+import psutil
+
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.footprint import find_groups, used_by
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from infra.local.supervisor.stackfile import StackFile
 from services.settings.settings import Settings, load_settings
 
 
@@ -40,7 +43,10 @@ async def _check(url: tuple[str, int]) -> None:
 
 def measure(settings: Settings, seconds: float) -> dict[str, Any]:
     """Return the fraction of a core that each group of processes uses over `seconds`."""
-    with used_by(find_groups(settings.state_dir)) as usage:
+    groups = find_groups(settings.state_dir)
+    if record := StackFile(settings.state_dir).read():
+        groups["supervisor"] = [psutil.Process(record.supervisor_pid)]
+    with used_by(groups) as usage:
         time.sleep(seconds)
     cores = {name: round(cpu_s / usage.wall_s, 3) for name, cpu_s in sorted(usage.cpu_s.items())}
     return about_run("serve idle") | {"seconds": seconds, "cores": cores, "cores_in_all": round(sum(cores.values()), 3)}

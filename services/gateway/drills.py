@@ -30,7 +30,7 @@ log = structlog.get_logger()
 HOLD_S = 300.0
 """Duration after which a drill ends by itself."""
 
-_POLL_S = 0.25
+_POLL_S = 1.0
 _RETRY_AFTER_S = 0.5
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
+from services.settings.arrivals import ArrivalFile
 from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.kafka_topics import Topic, create_missing
@@ -36,14 +38,14 @@ log = structlog.get_logger()
 
 ITEMS_START_S = 15.0
 """How long a starting process waits for the next records if a broker answers; it reads about 20,000 per second."""
-_FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=500)
+_FETCH_WAITS = FetchWaits(busy_ms=50, quiet_ms=500, untouched_ms=700)
 _POLL_MS = 300
 _MAX_RECORDS = 500
 """Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
 _RETRY_S = 0.5
 _RETRY_AFTER_S = 1.0
-_TICK_S = 0.1
+_TICK_S, _LONGEST_TICK_S = 0.1, 1.0
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class ItemFollower:
         *,
         makes: Topic | None = None,
         write_every_s: float | None = None,
+        arrivals_dir: Path | None = None,
         on_refused: Callable[[int], object] = lambda _number: None,
         on_unavailable: Callable[[int], object] = lambda _is_unavailable: None,
         on_look: Callable[[], object] = lambda: None,
@@ -84,6 +87,7 @@ class ItemFollower:
             snapshot: The file to begin with, which may be missing.
             makes: The topic, in the process that creates it if it is missing.
             write_every_s: How often changes are written to the snapshot, in the process that writes it; None: never.
+            arrivals_dir: Where producers on this machine touch the topic's file, if they do.
             on_refused: Called with a number of records that cannot be read.
             on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be read again.
             on_look: Called about every two seconds while the topic can be read, in the reading thread.
@@ -96,6 +100,7 @@ class ItemFollower:
         self._snapshot = snapshot
         self._makes = makes
         self._write_every_s = write_every_s
+        self._arrivals = ArrivalFile(arrivals_dir, topic)
         self._on_refused = on_refused
         self._on_unavailable = on_unavailable
         self._on_look = on_look
@@ -111,6 +116,8 @@ class ItemFollower:
         self._awaited: list[_Awaited] = []
         self._awaited_lock = threading.Lock()
         self._stopped = threading.Event()
+        self._has_times = threading.Event()
+        """Ends the clock's wait: an item that is due earlier may have arrived."""
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._run, "items-reader"), (self._tick, "items-clock"))
@@ -135,6 +142,7 @@ class ItemFollower:
     def stop(self) -> None:
         """End the threads. Blocks for a moment."""
         self._stopped.set()
+        self._has_times.set()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * _POLL_MS / 1_000 + 1.0)
@@ -151,6 +159,7 @@ class ItemFollower:
         awaited = _Awaited()
         with self._awaited_lock:
             self._awaited.append(awaited)
+        self._arrivals.touch()
         return awaited.done
 
     def _fail_awaited(self) -> None:
@@ -172,8 +181,11 @@ class ItemFollower:
         self._on_knowledge(knowledge)
 
     def _tick(self) -> None:
-        while not self._stopped.wait(_TICK_S):
+        """Act on items' times, a tenth of a second after each is due; until then wait, at most a second."""
+        while not self._stopped.is_set():
+            self._has_times.clear()
             self._items.act_on_time()
+            self._has_times.wait(min(max(_TICK_S, self._items.until_next_s()), _LONGEST_TICK_S))
 
     def _run(self) -> None:
         """Follow until stopped; after any failure of the broker or its records, start again after a moment."""
@@ -218,11 +230,11 @@ class ItemFollower:
         log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
         self._on_unavailable(0)
         checked_s, current = time.monotonic(), self._await_end()
-        pace = FetchPace(consumer, _FETCH_WAITS)
+        pace = FetchPace(consumer, _FETCH_WAITS, self._arrivals.watch())
+        clients.callback(pace.close)
         while not self._stopped.is_set():
             awaited = self._begin_awaiting(consumer, reader.places)
-            fetched = reader.poll(_POLL_MS)
-            pace.polled(has_records=bool(fetched or awaited))
+            fetched = reader.poll(_POLL_MS, partial(pace.poll, is_urgent=bool(awaited)))
             if reader.num_begun_again:
                 reader.num_begun_again, current = 0, self._await_end()
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
@@ -232,7 +244,7 @@ class ItemFollower:
             if current.done() and (self._deferred or self._items.knowledge is not Knowledge.CURRENT):
                 self._catch_up_done()
             now_s = time.monotonic()
-            if now_s - checked_s >= _CHECK_EVERY_S:
+            if pace.is_vain or now_s - checked_s >= _CHECK_EVERY_S:
                 checked_s = now_s
                 if not reader.is_same():
                     self._fail_awaited()
@@ -276,6 +288,7 @@ class ItemFollower:
                 self._on_left_out(num_left_out)
                 log.warning("item_attributes_left_out", topic=self._topic, num_attributes=num_left_out)
             self._has_changed = True
+            self._has_times.set()
 
     def _begin_awaiting(self, consumer: Any, places: list[TopicPartition]) -> list[_Awaited]:
         """Return the waiting callers, with the ends that they wait for."""

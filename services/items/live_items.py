@@ -103,5 +103,9 @@ class LiveItems:
                 layout.act(now_ms)
             self._next_time_ms = self.layout.next_time_ms(now_ms)
 
+    def until_next_s(self) -> float:
+        """Return the seconds until the next item is due; infinite if none is."""
+        return max(0.0, (self._next_time_ms - self._now_ms()) / 1_000)
+
     def _now_ms(self) -> int:
         return int(self._wall_clock() * 1_000)

@@ -1,39 +1,111 @@
-"""How long the broker may hold a fetch that has no records: short while records arrive, longer on a quiet topic.
+"""How a consumer waits for records: in the broker, or for a producer's touch (`services.settings.arrivals`).
 
-Kafka answers a waiting fetch as soon as a record arrives. The embedded broker answers after the full wait, so half of
-the wait is added to a record's latency. Each fetch costs processor time on both sides, also without records.
+Kafka holds a fetch until a record arrives. The embedded broker holds it for the full wait, so half of the wait is added
+to a record's latency; there a consumer waits for a touch and then fetches at once. Each fetch costs processor time on
+both sides, also without records: fetches are rarer on a quiet topic.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.util import Timer
+
+from services.settings.arrivals import ArrivalWatch
+
 _QUIET_AFTER_S = 3.0
 """Longer than the pauses in a steady trickle of events, whose latency then stays that of the short wait."""
+_AT_ONCE_MS = 1
+_ANSWER_MS = 100
+_UNTOUCHED_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FetchWaits:
-    """The two waits of a topic's fetches, in milliseconds."""
+    """The waits of a topic's fetches, in milliseconds.
+
+    `busy_ms`, and `quiet_ms` on a quiet topic, are how long the broker holds a fetch. With touches, `busy_ms` is the
+    shortest time between two fetches, and `untouched_ms` the longest on a quiet topic.
+    """
 
     busy_ms: int
     quiet_ms: int
+    untouched_ms: int
 
 
 class FetchPace:
-    """Sets the wait of a consumer's next fetch. Used from the consumer's thread."""
+    """Times a consumer's fetches. Used from the consumer's thread."""
 
-    def __init__(self, consumer: Any, waits: FetchWaits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        consumer: Any,
+        waits: FetchWaits,
+        arrivals: ArrivalWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._consumer = consumer
         self._config = consumer._fetcher.config
         self._waits = waits
+        self._arrivals = arrivals
         self._clock = clock
         self._quiet_from_s = clock() + _QUIET_AFTER_S
+        self._fetched_s = clock()
+        self._is_drained = False
+        self.is_vain = False
+        """Whether the last poll was due to a touch and returned no record: the topic may be another topic by now."""
 
-    def polled(self, *, has_records: bool) -> None:
-        """Note whether a poll returned records; the next fetch follows."""
-        now_s = self._clock()
-        if has_records:
-            self._quiet_from_s = now_s + _QUIET_AFTER_S
-        is_quiet = now_s >= self._quiet_from_s
-        self._config["fetch_max_wait_ms"] = self._waits.quiet_ms if is_quiet else self._waits.busy_ms
+    def poll(self, wait_ms: int, *, is_urgent: bool = False) -> Mapping[Any, Any]:
+        """Return the next records by partition; empty without a record during the wait.
+
+        The wait is `wait_ms`, or with touches the pace's own. `is_urgent`: a caller waits for the topic's end.
+        """
+        if is_urgent:
+            self._quiet_from_s, self._is_drained = self._clock() + _QUIET_AFTER_S, False
+        if self._arrivals is None:
+            self._config["fetch_max_wait_ms"] = self._waits.quiet_ms if self._is_quiet else self._waits.busy_ms
+            fetched: Mapping[Any, Any] = self._consumer.poll(wait_ms)
+        else:
+            is_touched = self._await_touch(self._arrivals)
+            fetched = self._fetch_at_once()
+            self.is_vain = is_touched and self._is_drained
+        if fetched:
+            self._quiet_from_s = self._clock() + _QUIET_AFTER_S
+        return fetched
+
+    def close(self) -> None:
+        """Release the watch."""
+        if self._arrivals is not None:
+            self._arrivals.close()
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._clock() >= self._quiet_from_s
+
+    @property
+    def _is_in_flight(self) -> bool:
+        return bool(self._consumer._fetcher._nodes_with_pending_fetch_requests)
+
+    def _await_touch(self, arrivals: ArrivalWatch) -> bool:
+        """Wait until a fetch is due; return whether it is because of a touch.
+
+        After records it is due in any case: they may be the answer to an earlier fetch than the touch. A touch is only
+        used up before a fetch that begins after it.
+        """
+        busy_s = self._waits.busy_ms / 1_000
+        longest_s = self._waits.untouched_ms / 1_000 if self._is_quiet else _UNTOUCHED_FACTOR * busy_s
+        is_touched = self._is_drained and arrivals.wait(longest_s)
+        if (is_touched or not self._is_drained) and (early_s := self._fetched_s + busy_s - self._clock()) > 0:
+            time.sleep(early_s)
+        if not self._is_in_flight:
+            arrivals.wait(0)
+        return is_touched
+
+    def _fetch_at_once(self) -> Mapping[Any, Any]:
+        """Return what the broker has now. Uses private parts of the consumer, read in kafka-python 3.0.12."""
+        self._config["fetch_max_wait_ms"] = _AT_ONCE_MS
+        consumer = self._consumer
+        fetched: Mapping[Any, Any] = consumer._poll_once(Timer(_ANSWER_MS), consumer.config["max_poll_records"])
+        self._fetched_s = self._clock()
+        self._is_drained = not fetched and not self._is_in_flight
+        return fetched

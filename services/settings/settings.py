@@ -131,6 +131,9 @@ class Settings(BaseSettings):
     """Topic of impressions."""
     items_topic: str = "items"
     """Compacted topic of the live catalogue: the state of each item, by its id."""
+    arrivals_dir: Path | None = None
+    """Folder where producers wake the readers of a topic on this machine; `tailrace up` sets it, because its embedded
+    broker does not answer a waiting fetch when a record arrives. None: readers wait in the broker."""
     topic_partitions: int = Field(4, ge=1)
     """Partitions of the events topic, chosen once: workers refuse to start if the topic has another number."""
 

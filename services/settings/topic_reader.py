@@ -106,9 +106,14 @@ class TopicReader:
         """Return whether the topics still exist with the same ids and partitions."""
         return (self.topic_ids, self.places) == self._describe()
 
-    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[Any]]:
-        """Return the next records, without records of a log that differs: it is read again from its beginning."""
-        fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(timeout_ms)
+    def poll(
+        self, timeout_ms: int, poll: Callable[[int], Mapping[TopicPartition, list[Any]]] | None = None
+    ) -> Mapping[TopicPartition, Sequence[Any]]:
+        """Return the next records, without records of a log that differs: it is read again from its beginning.
+
+        `poll` replaces the consumer's own.
+        """
+        fetched = (poll or self._consumer.poll)(timeout_ms)
         doubtful = [place for place, records in fetched.items() if self._has_new_leader(place, records)]
         if changed := {place for place in doubtful if not self._is_intact(place, self.marks[place])}:
             self._go_on({place: mark for place, mark in self.marks.items() if place not in changed})

@@ -49,7 +49,7 @@ from services.stream.worker import StreamWorker
 _log = structlog.get_logger()
 
 GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
-_IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500)
+_IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500, untouched_ms=1_000)
 """Gateways send impressions five times a second, and no caller waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
@@ -233,6 +233,7 @@ def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics)
         settings.items_snapshot,
         makes=Topic(name=settings.items_topic, num_partitions=settings.topic_partitions, keep_ms=None),
         write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
+        arrivals_dir=settings.arrivals_dir,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
         on_left_out=metrics.left_out.inc,
@@ -251,6 +252,7 @@ def _log_address(settings: Settings) -> LogAddress:
         worker_index=settings.worker_index,
         num_workers=settings.num_workers,
         max_poll_records=settings.worker_batch_events,
+        arrivals_dir=settings.arrivals_dir,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -27,6 +28,7 @@ from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
+from services.settings.arrivals import ArrivalFile
 from services.settings.broker_log import BrokerLog
 from services.settings.fetch_pace import FetchPace, FetchWaits
 from services.settings.kafka_clients import broker_as_dependency, check_described, close_producer, open_client
@@ -38,7 +40,7 @@ _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
-_FETCH_WAITS = FetchWaits(busy_ms=25, quiet_ms=75)
+_FETCH_WAITS = FetchWaits(busy_ms=25, quiet_ms=75, untouched_ms=500)
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _REROUTED = "rerouted_from"
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -58,6 +60,7 @@ class LogAddress:
     num_workers: int = 1
     max_poll_records: int = 1_000
     fetch_waits: FetchWaits = _FETCH_WAITS
+    arrivals_dir: Path | None = None
 
     @property
     def topics(self) -> tuple[Topic, ...]:
@@ -117,9 +120,8 @@ class PartitionConsumer:
         Raises DependencyUnavailable. A batch that cannot be decoded is one record.
         """
         with broker_as_dependency():
-            fetched: Mapping[TopicPartition, Sequence[Any]] = self._consumer.poll(wait_ms)
-            self._pace.polled(has_records=bool(fetched))
-            if fetched:
+            fetched: Mapping[TopicPartition, Sequence[Any]] = self._pace.poll(wait_ms)
+            if fetched or self._pace.is_vain:
                 self.check_topic()
         return [
             _record(LogPosition(self._log_ids[place.partition], place.partition, raw.offset), raw)
@@ -199,7 +201,9 @@ class PartitionConsumer:
             allow_auto_create_topics=False,
         )
         step_over_undecodable(self._consumer)
-        self._pace = FetchPace(self._consumer, self._address.fetch_waits)
+        arrivals = ArrivalFile(self._address.arrivals_dir, self._address.topic).watch()
+        self._pace = FetchPace(self._consumer, self._address.fetch_waits, arrivals)
+        self._closers.append(self._pace.close)
         self.broker_log = BrokerLog(self._consumer, self._address.topic)
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")

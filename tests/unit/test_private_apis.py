@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 USERS = {
     "services/features/layout.py": "feast",
     "services/llm/serving/affinity_router.py": "ray",
+    "infra/local/servers/lean_ray.py": "ray",
     "infra/local/servers/loopback.py": "grpcio",
     "infra/local/servers/ray_ingress.py": "ray",
 }

@@ -33,7 +33,7 @@ from services.settings.settings import Settings, load_settings
 
 log = structlog.get_logger()
 
-POLL_S = 0.5
+POLL_S = 1.0
 STOP_S = 6.0
 MIN_LIFE_S = 2.0
 """A HAProxy that ends sooner is not restarted: its configuration is invalid or it cannot run here."""

@@ -410,7 +410,7 @@ defaults
     http-check unset-var(proc.limit_grpc)
     http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
     http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
-    default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
+    default-server inter 600ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
     http-error status 504 content-type application/json lf-string '{late}'
 

@@ -11,6 +11,7 @@ def part_environment(settings: Settings) -> dict[str, str]:
     return {
         **inherited_environment(),
         **settings.as_environment(),
+        "TAILRACE_ARRIVALS_DIR": str(settings.state_dir / "run" / "arrivals"),
         MARK: str(settings.state_dir),
         "PYTHONUNBUFFERED": "1",
     }

@@ -8,8 +8,6 @@ grpcio 1.85.1.
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
-SETUP_HOOK = f"{__name__}.listen_on_loopback"
-"""Names the function below in a runtime environment."""
 ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Unset, as on every system but Linux, makes Ray use loopback as its node's address, where its servers listen."""
 
@@ -17,7 +15,7 @@ _EVERYWHERE = ("[::]", "0.0.0.0", "*")  # noqa: S104 - what is replaced
 
 
 def listen_on_loopback() -> None:
-    """Bind this process's gRPC servers to loopback instead of all interfaces; Ray calls this first in each worker."""
+    """Bind this process's gRPC servers to loopback instead of all interfaces."""
     from grpc.aio import _server
 
     server_class: Any = _server.Server

@@ -32,7 +32,11 @@ SERVING_ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_memory_monitor_refresh_ms": "1000",  # default 250
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # default 0.1: half of the controller's processor time at rest
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # default 0.1: each loop asks Ray's head three times for its nodes
+    "RAY_raylet_report_resources_period_milliseconds": "1000",  # default 100
+    "RAY_raylet_check_gc_period_milliseconds": "1000",  # default 100
+    "RAY_object_manager_timer_freq_ms": "1000",  # default 100: no request uses Ray's object store
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # default 5000: nothing reads the node's statistics
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # default 1,000 in throughput mode: a crash loses tracebacks
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

@@ -16,7 +16,8 @@ import psutil
 import structlog
 
 from infra.local.servers.environment import metrics_environment
-from infra.local.servers.loopback import LOOPBACK, SETUP_HOOK
+from infra.local.servers.lean_ray import SETUP_HOOK, skip_unused_servers
+from infra.local.servers.loopback import LOOPBACK
 from infra.local.servers.ray_home import ray_home
 from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
@@ -42,6 +43,7 @@ def main() -> None:
 def _start_ray(settings: Settings) -> None:
     import ray
 
+    skip_unused_servers()
     ray.init(
         address="local",
         num_cpus=0,  # no actor here claims a CPU, and Ray keeps an idle worker for each

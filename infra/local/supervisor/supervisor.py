@@ -3,10 +3,12 @@
 One thread, one loop. It must be the process that lives longest: the kernel ends the keepers with it.
 """
 
+import os
+import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from infra.local.supervisor.stackfile import PartRecord, StackFile, StackRecord
 from services.errors import EnvironmentFault
 
 TICK_S = 0.05
+CALM_TICK_S = 0.5
 PROBE_EVERY_S = {Phase.STARTING: 0.1, Phase.HEALTHY: 2.0, Phase.UNHEALTHY: 0.5}
 MAX_FIRST_FAILURES = 3
 STOP_ORDER = ("edge", "standby", "serve", "pipeline", "worker", "release", "broker", "valkey", "metrics")
@@ -123,7 +126,21 @@ class Supervisor:
                 self._advance(running)
         if self._phases() != before:
             self._record()
-        time.sleep(TICK_S)
+        self._pause()
+
+    def _pause(self) -> None:
+        """Wait for the next tick: briefly, or while all parts are healthy, longer unless one ends."""
+        if any(running.state.phase is not Phase.HEALTHY for running in self._running.values()):
+            time.sleep(TICK_S)
+            return
+        with ExitStack() as closing:
+            ends = select.poll()
+            for running in self._running.values():
+                if running.keeper is not None and running.is_alive:
+                    ended = os.pidfd_open(running.keeper.pid)
+                    closing.callback(os.close, ended)
+                    ends.register(ended, select.POLLIN)
+            ends.poll(1_000 * CALM_TICK_S)
 
     def stop(self) -> None:
         """Stop all parts in order, each within its grace period, and kill their leftovers.

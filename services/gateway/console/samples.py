@@ -26,7 +26,7 @@ WATCHED_EVERY_S = 1.0
 IDLE_EVERY_S = 20.0
 _WATCHED_FOR_S = 10.0
 """How long after the last read the console counts as open."""
-_TICK_S = 0.25
+_TICK_S = 1.0
 _SLACK_S = 0.05
 
 Series = tuple[str, frozenset[tuple[str, str]]]

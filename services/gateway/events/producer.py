@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -28,6 +29,7 @@ from services.errors import DependencyUnavailable, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
+from services.settings.arrivals import ArrivalFile
 from services.settings.kafka_clients import any_listens, close_producer, missing_permission, open_client
 
 log = structlog.get_logger()
@@ -62,16 +64,24 @@ class TopicProducer:
         ack_timeout_s: How long one call may wait for the broker.
         max_in_flight: Jobs beyond this number are refused.
         gather_s: How long to gather records after a send, at most a quarter of `ack_timeout_s`; 0 sends each at once.
+        arrivals_dir: Where to wake the topic's readers on this machine, if they wait for that.
     """
 
     def __init__(
-        self, kafka: KafkaAddress, topic: str, ack_timeout_s: float, max_in_flight: int, gather_s: float = 0.0
+        self,
+        kafka: KafkaAddress,
+        topic: str,
+        ack_timeout_s: float,
+        max_in_flight: int,
+        gather_s: float = 0.0,
+        arrivals_dir: Path | None = None,
     ) -> None:
         self._kafka = kafka
         self._topic = topic
         self._about = {"messaging.system": "kafka", "messaging.operation.type": "send"}
         self._about |= {"messaging.operation.name": "send", "messaging.destination.name": topic}
         self._ack_timeout_s = ack_timeout_s
+        self._arrivals = ArrivalFile(arrivals_dir, topic)
         self._gather_s = min(gather_s, ack_timeout_s / 4)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._free = threading.BoundedSemaphore(max_in_flight)
@@ -183,7 +193,7 @@ class TopicProducer:
         if client is None or time.monotonic() >= job.expires_at_s:
             job.done.set_exception(KafkaError("no broker, or no time left to send"))
             return
-        acks = _Acks(job, len(job.records), self._broken)
+        acks = _Acks(job, len(job.records), self._broken, self._arrivals)
         try:
             for key, value in job.records:
                 client.send(self._topic, value, key, headers=job.trace).add_both(acks.one)
@@ -194,10 +204,11 @@ class TopicProducer:
 class _Acks:
     """Counts a job's acknowledgements; called from the client's threads."""
 
-    def __init__(self, job: _Job, num_expected: int, broken: threading.Event) -> None:
+    def __init__(self, job: _Job, num_expected: int, broken: threading.Event, arrivals: ArrivalFile) -> None:
         self._job = job
         self._missing = num_expected
         self._broken = broken
+        self._arrivals = arrivals
         self._lock = threading.Lock()
 
     def one(self, outcome: Any) -> None:
@@ -208,6 +219,7 @@ class _Acks:
         with self._lock:
             self._missing -= 1
             if self._missing == 0 and not self._job.done.done():
+                self._arrivals.touch()
                 self._job.done.set_result(None)
 
     def fail(self, error: BaseException) -> None:

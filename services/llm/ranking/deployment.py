@@ -152,6 +152,7 @@ class LlmDeployment:
             settings.kafka_address,
             settings.items_topic,
             settings.items_snapshot,
+            arrivals_dir=settings.arrivals_dir,
             on_refused=items_metrics.refused.inc,
             on_unavailable=items_metrics.unavailable.set,
             on_knowledge=items_metrics.knowledge.set,

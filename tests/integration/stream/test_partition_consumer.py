@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,8 +17,10 @@ from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest, OffsetF
 
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
+from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.settings.broker_log import BrokerLog
+from services.settings.fetch_pace import FetchWaits
 from services.stream.decode import DeadLetter, Misplaced, Record, decode
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
@@ -271,3 +274,27 @@ def test_a_topic_of_another_number_of_partitions_is_refused(consumer: PartitionC
         ConfigError, match="TAILRACE_TOPIC_PARTITIONS: 2, but topic interactions has 1 partitions; set it to 1"
     ):
         PartitionConsumer(replace(address, num_partitions=2))
+
+
+async def test_a_producer_on_this_machine_wakes_the_consumer(address: LogAddress, tmp_path: Path) -> None:
+    """A consumer that would otherwise fetch once an hour returns each record that a producer of this machine sends."""
+    hourly = replace(address, arrivals_dir=tmp_path, fetch_waits=FetchWaits(25, 75, untouched_ms=3_600_000))
+    consumer = await asyncio.to_thread(PartitionConsumer, hourly)
+    await asyncio.to_thread(consumer.assign, (0,), lambda partition, _: LogPosition(consumer.topic_id, partition, 0))
+    producer = TopicProducer(address.kafka, address.topic, 10.0, 10, arrivals_dir=tmp_path)
+    producer.start()
+    values: list[bytes | None] = []
+
+    def read_two() -> None:
+        while len(values) < 2:
+            values.extend(record.value for record in consumer.poll(100))
+
+    reading = asyncio.create_task(asyncio.to_thread(read_two))
+    for value in (b"first", b"second"):
+        await producer.record([(b"user", value)])
+        await asyncio.to_thread(wait_for, lambda value=value: value in values, 30.0, "the record")  # type: ignore[misc]
+    await reading
+
+    assert values == [b"first", b"second"]
+    await asyncio.to_thread(producer.stop)
+    consumer.close()

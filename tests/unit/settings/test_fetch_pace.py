@@ -1,19 +1,113 @@
-"""The wait of a consumer's fetches: pytest tests/unit/settings/test_fetch_pace.py."""
+"""When a consumer fetches: pytest tests/unit/settings/test_fetch_pace.py."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from services.settings.arrivals import ArrivalFile, ArrivalWatch
 from services.settings.fetch_pace import FetchPace, FetchWaits
+
+WAITS = FetchWaits(busy_ms=25, quiet_ms=75, untouched_ms=60_000)
+
+
+class FetchedConsumer:
+    """A consumer without a broker, whose fetches return the given answers in turn, then nothing."""
+
+    def __init__(self, *answers: dict[str, list[int]]) -> None:
+        self.config: dict[str, Any] = {"fetch_max_wait_ms": 25, "max_poll_records": 10}
+        self._fetcher = SimpleNamespace(config=self.config, _nodes_with_pending_fetch_requests=set())
+        self.answers = list(answers)
+        self.waits_ms: list[int] = []
+
+    def poll(self, _wait_ms: int) -> dict[str, list[int]]:
+        self.waits_ms.append(self.config["fetch_max_wait_ms"])
+        return self.answers.pop(0) if self.answers else {}
+
+    def _poll_once(self, _timer: Any, _max_records: int) -> dict[str, list[int]]:
+        return self.poll(0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ArrivalFile:
+    """The file of a topic."""
+    return ArrivalFile(tmp_path / "arrivals", "interactions")
+
+
+@pytest.fixture
+def watch(file: ArrivalFile) -> Iterator[ArrivalWatch]:
+    """A watch of that file."""
+    watch = file.watch()
+    assert watch is not None
+    yield watch
+    watch.close()
 
 
 def test_a_quiet_topic_is_fetched_less_often_until_a_record_arrives() -> None:
-    """The long wait begins three seconds after the last record and ends with the next."""
+    """The broker's long wait begins three seconds after the last record and ends with the next."""
     clock = [0.0]
-    config = {"fetch_max_wait_ms": 25}
-    consumer = SimpleNamespace(_fetcher=SimpleNamespace(config=config))
-    pace = FetchPace(consumer, FetchWaits(busy_ms=25, quiet_ms=75), lambda: clock[0])
-    waits: list[int] = []
-    for clock[0], has_records in ((1.0, False), (3.0, False), (9.0, True), (11.9, False), (12.0, False)):
-        pace.polled(has_records=has_records)
-        waits.append(config["fetch_max_wait_ms"])
+    consumer = FetchedConsumer({}, {}, {"0": [1]})
+    pace = FetchPace(consumer, WAITS, clock=lambda: clock[0])
+    for clock[0] in (1.0, 3.0, 9.0, 11.9, 12.0):
+        pace.poll(100)
 
-    assert waits == [25, 75, 25, 25, 75]
+    assert consumer.waits_ms == [25, 75, 75, 25, 75]
+
+
+def test_a_touch_ends_the_wait_for_records(file: ArrivalFile, watch: ArrivalWatch) -> None:
+    """A drained consumer fetches after a touch, though an untouched topic would have to wait for a minute."""
+    consumer = FetchedConsumer({}, {"0": [1]})
+    pace = FetchPace(consumer, WAITS, watch)
+    assert pace.poll(100) == {}
+    file.touch()
+
+    assert pace.poll(100) == {"0": [1]}
+    assert not pace.is_vain
+
+
+def test_a_consumer_with_records_fetches_again_without_a_touch(file: ArrivalFile, watch: ArrivalWatch) -> None:
+    """Records may answer an earlier fetch than the touch, so only an empty answer ends the fetching."""
+    consumer = FetchedConsumer({}, {"0": [1]}, {"0": [2]})
+    pace = FetchPace(consumer, WAITS, watch)
+    pace.poll(100)
+    file.touch()
+
+    assert [pace.poll(100) for _ in range(3)] == [{"0": [1]}, {"0": [2]}, {}]
+
+
+def test_a_touch_without_a_record_is_reported(file: ArrivalFile, watch: ArrivalWatch) -> None:
+    """The caller then checks whether the topic was replaced."""
+    pace = FetchPace(FetchedConsumer(), WAITS, watch)
+    pace.poll(100)
+    assert not pace.is_vain
+    file.touch()
+    pace.poll(100)
+
+    assert pace.is_vain
+
+
+def test_a_waiting_caller_is_not_kept_for_a_touch(watch: ArrivalWatch) -> None:
+    """An urgent poll fetches at once."""
+    consumer = FetchedConsumer({}, {"0": [1]})
+    pace = FetchPace(consumer, WAITS, watch)
+    pace.poll(100)
+
+    assert pace.poll(100, is_urgent=True) == {"0": [1]}
+
+
+def test_a_touch_before_the_wait_counts_once(file: ArrivalFile, watch: ArrivalWatch) -> None:
+    """A watch remembers touches from its creation until a wait returns them."""
+    file.touch()
+    file.touch()
+
+    assert (watch.wait(0.0), watch.wait(0.0)) == (True, False)
+
+
+def test_without_a_folder_nothing_is_touched_or_watched() -> None:
+    """Readers then wait in the broker."""
+    file = ArrivalFile(None, "interactions")
+    file.touch()
+
+    assert file.watch() is None

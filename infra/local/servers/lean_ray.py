@@ -1,0 +1,65 @@
+"""Keeps a single-node Ray from starting what serves nothing here, and its processes from waking up without a reason.
+
+Ray's autoscaler, log forwarder, dashboard and fallback proxy are Python processes: together seconds of the start and a
+tenth of the stack's processor time at rest. `ray_ingress` asks the standby where Ray's HAProxy would ask the fallback
+proxy. Ray has no options for them. Replaces methods of private classes, read in ray 2.60.0.
+"""
+
+import asyncio
+from typing import Any
+
+from infra.local.servers.loopback import listen_on_loopback
+
+SETUP_HOOK = f"{__name__}.set_up_worker"
+"""Names the function below in a runtime environment."""
+_TICK_S = 1.0
+
+
+def skip_unused_servers() -> None:
+    """Let `ray.init` in this process start a node without autoscaler, log forwarder and dashboard."""
+    from ray._private import utils
+    from ray._private.node import Node
+
+    for start in ("start_monitor", "start_log_monitor", "start_api_server"):
+        _replace(Node, start, _start_nothing)
+    # the node's agent then starts without the dashboard's modules
+    _replace(utils, "get_dashboard_dependency_error", lambda: "unused")
+
+
+def set_up_worker() -> None:
+    """Change this process before its actor is made; Ray calls this first in each worker."""
+    listen_on_loopback()
+    tick_slowly()
+    _start_no_fallback_proxy()
+
+
+def tick_slowly() -> None:
+    """Let this process's uvicorn servers look once a second, instead of ten times, whether they should stop."""
+    from uvicorn import Server
+
+    async def main_loop(server: Any) -> None:
+        while not await server.on_tick(0):  # noqa: ASYNC110 - a signal handler ends it
+            await asyncio.sleep(_TICK_S)
+
+    _replace(Server, "main_loop", main_loop)
+
+
+def _start_no_fallback_proxy() -> None:
+    from ray.serve._private.haproxy import HAProxyApi
+    from ray.serve._private.proxy_state import ProxyStateManager
+
+    async def is_ready(_api: Any) -> bool:
+        return True
+
+    _replace(ProxyStateManager, "_start_fallback_proxy_if_needed", lambda *_: None)
+    _replace(HAProxyApi, "is_grpc_fallback_ready", is_ready)
+
+
+def _start_nothing(node: Any, *_arguments: object, **_options: object) -> None:
+    node._webui_url = ""
+
+
+def _replace(owner: Any, name: str, method: Any) -> None:
+    """Replace a method. Raises AttributeError if this version has none of this name."""
+    getattr(owner, name)
+    setattr(owner, name, method)
