@@ -14,6 +14,7 @@ from models.registry.store import BundleStore
 from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable
+from services.contracts.tenant import tenant_of_name
 from services.errors import BundleError, ConfigError, DataError
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import LiveItems
@@ -80,7 +81,7 @@ def main() -> None:
     items = read_live_items(settings)
     for name in settings.served_names:
         try:
-            add_new_items(BundleStore.of(settings, name), items, print, settings.keep_bundles)
+            add_new_items(BundleStore.of(settings, name), items.of(tenant_of_name(name)), print, settings.keep_bundles)
         except _FAILURES as error:
             failures.append(f"{name}: {error}")
     sys.exit("\n".join(failures) or None)

@@ -23,6 +23,7 @@ from services.contracts.message import (
     decode_object,
     text,
 )
+from services.contracts.tenant import check_stored_id, check_tenant, local, prefix_of, tenant_of
 from services.errors import InvalidRequest
 
 MAX_ITEMS_PER_REQUEST = 1_000
@@ -207,18 +208,25 @@ FIELDS = ItemStateBody.__struct_fields__
 
 
 def decode_item(key: bytes | None, value: bytes | None) -> tuple[str, ItemState | None]:
-    """Read one record: the item's id and state, None for a deletion. Raises InvalidRequest naming the field."""
+    """Read one record: the item's id, scoped to its tenant, and its state, None for a deletion.
+
+    A tenant's prefix without an item, as the key of a deletion, deletes the tenant's whole catalogue. Raises
+    InvalidRequest naming the field.
+    """
     try:
         item_id = (key or b"").decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest("key", "not UTF-8", "send the item's id as the record's key") from error
-    check_id("key", item_id)
+    if value is None and item_id and item_id == prefix_of(tenant_of(item_id)):
+        check_tenant(tenant_of(item_id))
+        return item_id, None
+    check_stored_id("key", item_id)
     if value is None:
         return item_id, None
-    fields = decode_object(value, "value")
-    if fields.pop("item_id", item_id) != item_id:
+    fields, own_id = decode_object(value, "value"), local(item_id)
+    if fields.pop("item_id", own_id) != own_id:
         raise InvalidRequest("item_id", "differs from the record's key", "omit it, or send the key")
-    return item_id, item_from(item_id, fields)
+    return item_id, item_from(own_id, fields)
 
 
 def item_from(item_id: str, fields: Mapping[str, Any]) -> ItemState:

@@ -146,7 +146,11 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     names = Names(
         [
             LiveBundle(
-                ports.bundles.named(name), ports.load_student, config.bundle_poll_s, metrics, _items_of(name, ports)
+                ports.bundles.named(name),
+                ports.load_student,
+                config.bundle_poll_s,
+                metrics,
+                ports.live_items.of(tenant_of_name(name)),
             )
             for name in ports.llms
         ]
@@ -237,10 +241,6 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         (ports.events, ports.impressions, ports.item_log),
         Clocks(monotonic=ports.clock, wall=ports.wall_clock),
     )
-
-
-def _items_of(name: str, ports: Ports) -> LiveItems:
-    return LiveItems() if tenant_of_name(name) else ports.live_items
 
 
 async def warm_up(features: Features, llms: Iterable[Llm]) -> None:

@@ -24,6 +24,7 @@ from services.contracts.message import check_id
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.tenant import local, local_name, local_surface, scoped, without_prefix
 from services.gateway.data_plane import DataPlane
+from services.gateway.events.items import ItemOperations
 from services.router.deadline import Arrival
 
 
@@ -77,6 +78,11 @@ class TenantPlane:
             user_id=found.user_id and local(found.user_id),
             surface=found.surface and local_surface(found.surface),
         )
+
+    @property
+    def items(self) -> ItemOperations:
+        """The operations on the tenant's items."""
+        return self.plane.items.of(self.tenant)
 
     async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
         """Erase a user; see EraseUsers."""

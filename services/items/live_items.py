@@ -1,5 +1,8 @@
 """The live catalogue of one process: the states of all items, laid out over the index of each bundle that requests use.
 
+Each tenant has a catalogue of its own, reached by `LiveItems.of`; records of the topic are applied through the default
+tenant's, which passes them on.
+
 A bundle's layout is made before its swap from the newest layout, and every change is then applied to all layouts still
 in use. Separate threads apply changes by record and by time; requests read without a lock.
 """
@@ -7,18 +10,20 @@ in use. Separate threads apply changes by record and by time; requests read with
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
 from models.catalogue import Catalogue
 from services.contracts.items import ItemState
+from services.contracts.tenant import local, tenant_of
 from services.items.layout import DELETED, HIDDEN, NO_CATALOGUE, ItemLayout
 
 T = TypeVar("T")
 
 Change = tuple[str, ItemState | None]
-"""An item's id and its new state; None: it is deleted."""
+"""An item's id, scoped to its tenant, and its new state; None: it is deleted, or the tenant's whole catalogue is."""
 
 
 class Knowledge(IntEnum):
@@ -41,8 +46,35 @@ class LiveItems:
         self.layout = ItemLayout(NO_CATALOGUE)
         self._in_use: weakref.WeakSet[ItemLayout] = weakref.WeakSet([self.layout])
         self._next_time_ms = 0.0
-        self.knowledge = Knowledge.CURRENT
-        """Set by the topic's reader; without a topic the bundles' knowledge is complete."""
+        self._knowledge = Knowledge.CURRENT
+        self._root = self
+        self._tenants: dict[str, LiveItems] = {}
+        self._dropped: set[str] = set()
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Set by the topic's reader, for all tenants; without a topic the bundles' knowledge is complete."""
+        return self._root._knowledge
+
+    @knowledge.setter
+    def knowledge(self, knowledge: Knowledge) -> None:
+        self._root._knowledge = knowledge
+
+    def of(self, tenant: str) -> "LiveItems":
+        """Return a tenant's catalogue; this one for the default tenant."""
+        if not tenant:
+            return self
+        with self._lock:
+            if tenant not in self._tenants:
+                self._tenants[tenant] = LiveItems(self._wall_clock)
+                self._tenants[tenant]._root = self
+            return self._tenants[tenant]
+
+    @property
+    def tenants(self) -> Mapping[str, "LiveItems"]:
+        """The catalogues of the other tenants so far."""
+        with self._lock:
+            return dict(self._tenants)
 
     def lay(self, catalogue: Catalogue) -> ItemLayout:
         """Return a layout over this catalogue with all states so far; later changes apply to it too.
@@ -56,6 +88,26 @@ class LiveItems:
 
     def apply(self, changes: Iterable[Change]) -> int:
         """Apply changes in order; return the number of attributes dropped for lack of room."""
+        own, of_tenants = [], defaultdict[str, list[Change]](list)
+        for item_id, state in changes:
+            if not (tenant := tenant_of(item_id)):
+                own.append((item_id, state))
+            elif not local(item_id):
+                self._drop(tenant)
+                of_tenants.pop(tenant, None)
+            elif tenant not in self._dropped:
+                of_tenants[tenant].append((local(item_id), state))
+        others = [self.of(tenant)._apply(states) for tenant, states in of_tenants.items()]
+        return self._apply(own) + sum(others)
+
+    def _drop(self, tenant: str) -> None:
+        """Forget a deleted tenant's catalogue; deletions of its items may still follow in other partitions."""
+        with self._lock:
+            self._tenants.pop(tenant, None)
+            self._dropped.add(tenant)
+
+    def _apply(self, changes: Sequence[Change]) -> int:
+        """Apply changes of this catalogue's items, by their local ids."""
         now_ms = self._now_ms()
         num_left_out = 0
         with self._lock:
@@ -88,13 +140,17 @@ class LiveItems:
             return next((one for one in found if one is not None), None)
 
     def hides(self, item_id: str) -> bool:
-        """Return whether an item is stated to be hidden or deleted."""
+        """Return whether an item, by its scoped id, is stated to be hidden or deleted."""
+        if tenant := tenant_of(item_id):
+            return self.of(tenant).hides(local(item_id))
         with self._lock:
             index = self.layout.index(item_id)
             return index is not None and bool(self.layout.status[index] & (HIDDEN | DELETED))
 
     def act_on_time(self) -> None:
         """Show items published and hide items expired since the last call. Costs nothing while no item is due."""
+        for tenant in self.tenants.values():
+            tenant.act_on_time()
         now_ms = self._now_ms()
         if now_ms < self._next_time_ms:
             return

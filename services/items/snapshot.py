@@ -2,7 +2,9 @@
 
     item_id  status  title  text:NAME (JSON lists, by dictionary)  number:NAME  flag:NAME
 
-The file ends with a digest of the rest. A missing or damaged file is ignored: the topic has all states.
+The file ends with a digest of the rest. A tenant's states are in a file of their own, `NAME.TENANT`, written before it:
+its states may be newer than the positions, which is harmless. If one of the files is missing or damaged, all are
+ignored: the topic has all states.
 """
 
 import json
@@ -19,6 +21,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from models.files import rename_durably
+from services.contracts.tenant import check_tenant
 from services.items.columns import TextColumn
 from services.items.layout import HAS_CATEGORIES, ItemLayout
 from services.items.live_items import LiveItems
@@ -40,10 +43,20 @@ class Positions:
 
 
 def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
-    """Write the states of all items. Raises OSError."""
-    table = items.read(_table_of)
+    """Write the states of all items, of every tenant. Raises OSError."""
+    tenants = items.tenants
+    for tenant, own in tenants.items():
+        _write(_path_of(path, tenant), own, {})
+    for stale in _tenant_files(path):
+        if stale.name.removeprefix(f"{path.name}.") not in tenants:
+            stale.unlink(missing_ok=True)
     marks = json.dumps({str(number): asdict(mark) for number, mark in positions.marks.items()})
-    table = table.replace_schema_metadata({"topic_id": positions.topic_id, "marks": marks})
+    about = {"topic_id": positions.topic_id, "marks": marks, "tenants": json.dumps(sorted(tenants))}
+    _write(path, items, about)
+
+
+def _write(path: Path, items: LiveItems, about: Mapping[str, str]) -> None:
+    table = items.read(_table_of).replace_schema_metadata(dict(about))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=_ROWS)
     data = sink.getvalue()
@@ -60,19 +73,35 @@ def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
     if not path.exists():
         return None
     try:
-        data = _whole(path)
-        texts = [name for name in pq.read_schema(pa.BufferReader(data)).names if name.startswith(_TEXT)]
-        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts) as file:
-            about = file.schema_arrow.metadata or {}
-            marks = {int(number): mark_from(plain) for number, plain in json.loads(about[b"marks"]).items()}
-            positions = Positions(about[b"topic_id"].decode(), marks)
-            items.fill(lambda layout: _fill(layout, file))
+        about = _read(path, items)
+        marks = {int(number): mark_from(plain) for number, plain in json.loads(about[b"marks"]).items()}
+        positions = Positions(about[b"topic_id"].decode(), marks)
+        for tenant in json.loads(about.get(b"tenants", b"[]")):
+            _read(_path_of(path, check_tenant(tenant)), items.of(tenant))
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         log.warning("items_snapshot_unreadable", path=str(path), error=repr(error))
         return None
     finally:
         pa.default_memory_pool().release_unused()
     return positions
+
+
+def _read(path: Path, items: LiveItems) -> Mapping[bytes, bytes]:
+    """Load one file's states, and return its metadata. Raises OSError, or an error of its content."""
+    data = _whole(path)
+    texts = [name for name in pq.read_schema(pa.BufferReader(data)).names if name.startswith(_TEXT)]
+    with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts) as file:
+        about: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
+        items.fill(lambda layout: _fill(layout, file))
+    return about
+
+
+def _path_of(path: Path, tenant: str) -> Path:
+    return path.with_name(f"{path.name}.{tenant}")
+
+
+def _tenant_files(path: Path) -> list[Path]:
+    return [one for one in path.parent.glob(f"{path.name}.*") if not one.name.endswith(".tmp")]
 
 
 def _whole(path: Path) -> pa.Buffer:

@@ -157,19 +157,23 @@ class _Counted:
 
     def look(self) -> None:
         """List the items that only the live catalogue has. Rate limited: with a million items it takes a second."""
-        if self._due.due() and self.live_items.layout.num_named != self._num_stated:
+        if self._due.due() and self._num_named() != self._num_stated:
             with self._lock:
                 self._list()
 
     def _list(self) -> None:
-        self._num_stated = self.live_items.layout.num_named
-        stated = self.live_items.read(lambda layout: layout.new_ids)
+        self._num_stated = self._num_named()
         names: dict[str, list[str]] = {DEFAULT_TENANT: []}
         for name in self._by_name:
             names.setdefault(tenant_of_name(name), []).append(name)
         for tenant, own in names.items():
             of_bundles = (item_ids for name in own for item_ids in self._by_name[name].values())
-            self._listed.of(tenant).replace(tuple(dict.fromkeys(chain(*of_bundles, () if tenant else stated))))
+            stated = self.live_items.of(tenant).read(lambda layout: layout.new_ids)
+            self._listed.of(tenant).replace(tuple(dict.fromkeys(chain(*of_bundles, stated))))
+
+    def _num_named(self) -> int:
+        catalogues = (self.live_items, *self.live_items.tenants.values())
+        return sum(one.layout.num_named for one in catalogues)
 
 
 def _eraser(

@@ -163,3 +163,21 @@ def test_no_import_runs_back_up_between_rooms() -> None:
     circles = {package: graph.nominate_cycle_breakers(package) for package in WITHOUT_CIRCLES}
 
     assert not {package: back for package, back in circles.items() if back}
+
+
+OF_TENANTS = "recommend|recommend_batch|record|assign|bundle|explanations|users|export|items"
+"""The operations of the data plane that take ids of callers."""
+ALLOWED = {"console/editor.py: items"}
+"""The console edits the default tenant's items: its calls are closed to tenants."""
+
+
+def test_doors_reach_operations_through_the_tenant_s_plane() -> None:
+    """No door calls an operation of the data plane itself: its ids would be another tenant's, or nobody's."""
+    found = {
+        f"{path.parent.name}/{path.name}: {name}"
+        for room in ("rest", "grpc", "openai", "console")
+        for path in (ROOT / "services/gateway" / room).glob("*.py")
+        for name in re.findall(rf"plane(?:\(\))?\.({OF_TENANTS})\b", path.read_text())
+    }
+
+    assert found == ALLOWED

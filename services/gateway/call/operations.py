@@ -250,6 +250,7 @@ def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{ite
         summary=summary,
         scope=Scope.ITEMS,
         errors=REST_ERRORS,
+        for_tenants=True,
         parameters=(parameter,) if "{" in path else (),
         is_audited=method != "GET",
         is_traced=True,

@@ -5,11 +5,13 @@ mapping of the fields that the caller sent.
 """
 
 import asyncio
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemState, item_from
 from services.contracts.message import check_id
+from services.contracts.tenant import DEFAULT_TENANT, prefix_of
 from services.errors import InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
 from services.gateway.overload.long_work import LongWork
@@ -48,8 +50,15 @@ class ItemOperations:
         self._reader = reader
         self._items = items
         self._start_timeout_s = start_timeout_s
+        self._tenant = DEFAULT_TENANT
         self._patching = asyncio.Lock()
         self._checking = LongWork("items")
+
+    def of(self, tenant: str) -> "ItemOperations":
+        """Return the operations on a tenant's items, by the ids that its callers know."""
+        own = copy.copy(self)  # shares the producer, the reader and the lock
+        own._tenant, own._items = tenant, self._items.of(tenant)
+        return own
 
     @property
     def knowledge(self) -> Knowledge:
@@ -140,8 +149,9 @@ class ItemOperations:
         return state
 
     async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        prefix = prefix_of(self._tenant).encode()
         if records:
-            await self._log.record(records)
+            await self._log.record([(prefix + key, value) for key, value in records])
 
 
 def _check_num_items(num_items: int) -> None:

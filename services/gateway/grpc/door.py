@@ -164,23 +164,23 @@ class RpcDoor:
         message = parse_strictly(pb.GetErasureRequest, request, self._max_bytes)
         return ReceiptBody.of(await TenantPlane(self._plane(), call.admitted).receipt(message.erasure_id))
 
-    async def _put_items(self, request: bytes, _: Call, __: dict[str, str]) -> PutOutcomesBody:
+    async def _put_items(self, request: bytes, call: Call, _: dict[str, str]) -> PutOutcomesBody:
         plane = self._plane()
         drafts = await plane.reading.read(request, items.parse_put, request, self._max_bytes)
-        return PutOutcomesBody.of(await plane.items.put(drafts))
+        return PutOutcomesBody.of(await TenantPlane(plane, call.admitted).items.put(drafts))
 
-    async def _patch_item(self, request: bytes, _: Call, __: dict[str, str]) -> ItemState:
+    async def _patch_item(self, request: bytes, call: Call, _: dict[str, str]) -> ItemState:
         plane = self._plane()
         patch = await plane.reading.read(request, items.parse_patch, request, self._max_bytes)
-        return await plane.items.patch(*patch)
+        return await TenantPlane(plane, call.admitted).items.patch(*patch)
 
-    async def _get_item(self, request: bytes, _: Call, __: dict[str, str]) -> ItemState:
+    async def _get_item(self, request: bytes, call: Call, _: dict[str, str]) -> ItemState:
         message = parse_strictly(pb.GetItemRequest, request, self._max_bytes)
-        return self._plane().items.get(message.item_id)
+        return TenantPlane(self._plane(), call.admitted).items.get(message.item_id)
 
-    async def _delete_items(self, request: bytes, _: Call, __: dict[str, str]) -> dict[str, int]:
+    async def _delete_items(self, request: bytes, call: Call, _: dict[str, str]) -> dict[str, int]:
         item_ids = list(parse_strictly(pb.DeleteItemsRequest, request, self._max_bytes).item_ids)
-        await self._plane().items.delete(item_ids)
+        await TenantPlane(self._plane(), call.admitted).items.delete(item_ids)
         return {"deleted": len(item_ids)}
 
     async def Check(self, request: Any, context: GrpcContext) -> Any:

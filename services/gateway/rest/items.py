@@ -17,6 +17,7 @@ from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body, refuse_query
 from services.gateway.call.operations import DELETE_ITEM, GET_ITEM, PATCH_ITEM, PUT_ITEM, PUT_ITEMS
 from services.gateway.data_plane import DataPlane
+from services.gateway.tenant_plane import TenantPlane
 
 
 def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int) -> None:
@@ -27,23 +28,27 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
         refuse_query(http)
         return await plane().reading.read(body, decode_object, body)
 
-    async def put_one(http: Request, _: Call) -> Response:
+    async def put_one(http: Request, call: Call) -> Response:
         item_id = http.path_params["item_id"]
-        return json_response(_stated(await plane().items.put_one(item_id, await fields_of(http))))
+        return json_response(
+            _stated(await TenantPlane(plane(), call.admitted).items.put_one(item_id, await fields_of(http)))
+        )
 
-    async def patch(http: Request, _: Call) -> Response:
+    async def patch(http: Request, call: Call) -> Response:
         item_id = http.path_params["item_id"]
-        return json_response(_stated(await plane().items.patch(item_id, await fields_of(http))))
+        return json_response(
+            _stated(await TenantPlane(plane(), call.admitted).items.patch(item_id, await fields_of(http)))
+        )
 
-    async def get(http: Request, _: Call) -> Response:
-        return json_response(_stated(plane().items.get(http.path_params["item_id"])))
+    async def get(http: Request, call: Call) -> Response:
+        return json_response(_stated(TenantPlane(plane(), call.admitted).items.get(http.path_params["item_id"])))
 
-    async def delete(http: Request, _: Call) -> Response:
-        await plane().items.delete([http.path_params["item_id"]])
+    async def delete(http: Request, call: Call) -> Response:
+        await TenantPlane(plane(), call.admitted).items.delete([http.path_params["item_id"]])
         return json_response(Status("deleted"))
 
-    async def put(http: Request, _: Call) -> Response:
-        outcomes = await plane().items.put(_entries(await fields_of(http)))
+    async def put(http: Request, call: Call) -> Response:
+        outcomes = await TenantPlane(plane(), call.admitted).items.put(_entries(await fields_of(http)))
         return json_response(PutOutcomesBody.of(outcomes))
 
     handlers = ((PUT_ITEM, put_one), (PATCH_ITEM, patch), (GET_ITEM, get), (DELETE_ITEM, delete), (PUT_ITEMS, put))

@@ -144,7 +144,7 @@ class LlmDeployment:
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
-        self._items_of_tenant = LiveItems() if tenant_of_name(name) else self._items
+        self._items_of_tenant = self._items.of(tenant_of_name(name))
         self._engines = Engines(BundleStore.of(settings, name), settings.bundle_poll_s, self._start, self._report)
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(

@@ -40,7 +40,7 @@ def access(tmp_path: Path) -> KeyedAccess:
     gone = {"paused": TenantState.SUSPENDED, "gone": TenantState.DELETED}
     keys = [stored_key("op", *Scope), stored_key("lost", *Scope, tenant="nobody")]
     keys += [stored_key(one, *Scope, tenant=one) for one in (*TENANTS, *gone)]
-    tenants = [StoredTenant(id="acme", daily_quota=3, max_k=5), StoredTenant(id="bolt")]
+    tenants = [StoredTenant(id="acme", daily_quota=12, max_k=5), StoredTenant(id="bolt")]
     keys.append(stored_key("acme-app", Scope.RECOMMEND, tenant="acme"))
     tenants += [StoredTenant(id=one, state=state) for one, state in gone.items()]
     return keyed_access(tmp_path, *keys, tenants=tenants)
@@ -119,10 +119,11 @@ async def test_a_key_is_worth_as_much_as_its_tenant(door: Door, key: str, code: 
 async def test_all_keys_of_a_tenant_share_its_limits(world: World, door: Door) -> None:
     """The daily quota and the most items of a tenant hold for its keys together, and for no other tenant."""
     too_many = await door.recommend({**ASKED, "k": 6}, bearer("acme"))
-    codes = [(await door.recommend(ASKED, bearer(key))).code for key in ("acme", "acme-app", "acme-app", "bolt")]
+    keys = ["acme", *["acme-app"] * 10, "acme", "acme-app", "bolt"]
+    codes = [(await door.recommend(ASKED, bearer(key))).code for key in keys]
 
     assert too_many.code == "invalid_request"
-    assert codes == ["ok", "ok", "quota_exceeded", "ok"]
+    assert codes == ["ok"] * 11 + ["quota_exceeded"] * 2 + ["ok"]
 
 
 async def test_a_page_token_is_worth_nothing_to_another_tenant(world: World, door: Door) -> None:
@@ -221,3 +222,21 @@ async def test_popularity_of_a_tenant_comes_from_its_own_users(world: World, res
     ]
 
     assert first == ["i19", "i18", "i00"]
+
+
+async def test_items_are_stated_per_tenant(world: World, rest: RestClient) -> None:
+    """A tenant hides, states and deletes only its own items: the same ids of others are as they were."""
+    hidden = await rest.http.patch("/v1/items/i10", json={"available": False}, headers=bearer("acme"))
+    added = await rest.http.put("/v1/items/new", json={"title": "New"}, headers=bearer("bolt"))
+    await rest.http.delete("/v1/items/i11", headers=bearer("acme"))
+
+    found = {
+        key: [(await rest.http.get(f"/v1/items/{one}", headers=bearer(key))).status_code for one in ("i11", "new")]
+        for key in ("op", *TENANTS)
+    }
+    shown = [[item["item_id"] for item in (await rest.recommend(ASKED, bearer(key))).body["items"]] for key in TENANTS]
+
+    assert [hidden.json()["item_id"], added.json()["item_id"]] == ["i10", "new"]
+    assert found == {"op": [200, 404], "acme": [404, 404], "bolt": [200, 200]}
+    assert shown == [["i12", "i13"], ["i10", "i11"]]
+    assert [key for key, _ in world.items.records] == [b"acme\x1fi10", b"bolt\x1fnew", b"acme\x1fi11"]

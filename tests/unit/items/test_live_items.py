@@ -254,3 +254,44 @@ def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
         assert read_snapshot(path, LiveItems()) is None, length
     path.unlink()
     assert read_snapshot(path, LiveItems()) is None
+
+
+def test_tenants_have_catalogues_of_their_own(tmp_path: Path) -> None:
+    """States of one id under two owners are apart, in memory and after a restart from the snapshot."""
+    items, path = LiveItems(), tmp_path / "items.snapshot"
+    items.apply(
+        [("i0", ItemState(item_id="i0", title="Ours")), ("acme\x1fi0", ItemState(item_id="i0", title="Theirs"))]
+    )
+    write_snapshot(path, items, Positions("t", POSITIONS))
+
+    read = LiveItems()
+    positions = read_snapshot(path, read)
+    read.apply([("acme\x1fi0", None)])
+
+    assert positions == Positions("t", POSITIONS)
+    assert [one.layout.state("i0").title for one in (items, items.of("acme"))] == ["Ours", "Theirs"]  # type: ignore[union-attr]
+    assert (read.layout.state("i0") is None, read.of("acme").layout.state("i0")) == (False, None)
+
+
+def test_a_missing_file_of_a_tenant_is_read_again_from_the_topic(tmp_path: Path) -> None:
+    """A snapshot without one of its files has no positions, so that no state is skipped."""
+    items, path = LiveItems(), tmp_path / "items.snapshot"
+    items.of("acme")
+    write_snapshot(path, items, Positions("t", POSITIONS))
+    (tmp_path / "items.snapshot.acme").unlink()
+
+    assert read_snapshot(path, LiveItems()) is None
+
+
+def test_a_deleted_tenant_leaves_no_state(tmp_path: Path) -> None:
+    """The record of the tenant's prefix drops its catalogue, and later deletions of its items bring no id back."""
+    items, path = LiveItems(), tmp_path / "items.snapshot"
+    items.apply([("acme\x1fi0", ItemState(item_id="i0")), ("i0", ItemState(item_id="i0"))])
+    write_snapshot(path, items, Positions("t", POSITIONS))
+
+    items.apply([("acme\x1fi1", None), ("acme\x1f", None), ("acme\x1fi0", None)])
+    write_snapshot(path, items, Positions("t", POSITIONS))
+
+    assert items.tenants == {}
+    assert [one.name for one in tmp_path.iterdir()] == ["items.snapshot"]
+    assert items.layout.state("i0") is not None
