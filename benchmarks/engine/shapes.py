@@ -1,4 +1,4 @@
-"""Decoders with random weights in the shapes of well-known models, for measurements that depend on size only. Needs only torch."""
+"""Decoders with random weights in the shapes of known models, for figures that depend on size only. Needs torch."""
 
 from dataclasses import replace
 

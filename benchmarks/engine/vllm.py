@@ -1,8 +1,8 @@
 """vLLM in the comparison, in its own environment (`make bench-peers`), through its offline API.
 
-Its beam search requests one token of each beam as a separate request, and supports grammars over text, not sets of token
-codes. A logits processor runs for each of these requests and constrains beams to the catalogue, as in transformers; it is
-idle during text generation.
+Its beam search requests one token of each beam as a separate request, and supports grammars over text, not sets of
+token codes. A logits processor runs for each of these requests and constrains beams to the catalogue, as in
+transformers; it is idle during text generation.
 """
 
 from importlib import metadata

@@ -1,6 +1,6 @@
 """Measures how soon an erasure takes effect: one user at a time under load, and many users at once.
 
-    python -m benchmarks.freshness erasures --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
+    python -m benchmarks.freshness erasures --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url ...] [--up]
 
     one    a new user's event is visible, the user is erased, and answers are requested until an answer has no event of
            the user

@@ -1,4 +1,4 @@
-"""A gateway's data plane in this process, without stores, broker and LLM: the cost of a request apart from its transport.
+"""A gateway's data plane in this process, without stores, broker and LLM: a request's cost without its transport.
 
 Its student ranks by made-up vectors of unit length, and no user is known.
 """

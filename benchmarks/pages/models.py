@@ -176,8 +176,8 @@ def worse_candidates() -> Iterator[str]:
     day, stages = run["day"], run["stages"]
     yield ""
     yield (
-        f"Equal candidates found worse: {day['false_alarms']} of {day['num']:,} in a day with {day['num_guards']} guards, "
-        f"{stages['false_alarms']} of {stages['num']:,} in a release of {stages['num_stages']} stages."
+        f"Equal candidates found worse: {day['false_alarms']} of {day['num']:,} in a day with {day['num_guards']} "
+        f"guards, {stages['false_alarms']} of {stages['num']:,} in a release of {stages['num_stages']} stages."
     )
 
 
@@ -202,5 +202,6 @@ def layouts() -> Iterator[str]:
     yield ""
     yield (
         f"Killed were {' and '.join(killed['kills'])}, by SIGKILL: losses and weights are {same}. "
-        f"fp16 gradients change the last loss by {half['loss_difference']:.1e}, PowerSGD by {power['loss_difference']:.1%}."
+        f"fp16 gradients change the last loss by {half['loss_difference']:.1e}, "
+        f"PowerSGD by {power['loss_difference']:.1%}."
     )

@@ -40,8 +40,8 @@ def lists() -> Iterator[str]:
     cost = {row["kind"]: row["answers_per_core_s"] for row in run["cost"]}
     yield ""
     yield (
-        f"Lists per second of processor time: {cost['single']:,.0f} by single calls, {cost['batch']:,.0f} by calls of 50 users, "
-        f"{cost['command']:,.0f} by `tailrace recommend`."
+        f"Lists per second of processor time: {cost['single']:,.0f} by single calls, "
+        f"{cost['batch']:,.0f} by calls of 50 users, {cost['command']:,.0f} by `tailrace recommend`."
     )
 
 
@@ -72,8 +72,8 @@ def events() -> Iterator[str]:
     yield from table(("change", "number", "p50 / p99 ms", "answers wrong after 1 s"), rows)
     yield ""
     yield (
-        f"{many['num_users']:,} erasures at once: accepted in {many['accepted_s']:.0f} s, out of all answers {many['online_s']:.0f} s "
-        f"later, out of every file after {many['all_s']:.0f} s."
+        f"{many['num_users']:,} erasures at once: accepted in {many['accepted_s']:.0f} s, "
+        f"out of all answers {many['online_s']:.0f} s later, out of every file after {many['all_s']:.0f} s."
     )
 
 
@@ -146,8 +146,8 @@ def scale() -> Iterator[str]:
     largest = axes["items"][-1]
     yield ""
     yield (
-        f"The student's ranking over {largest['size']:,} items: {largest['student_ms']:.1f} ms, {largest['student_mb']:.0f} MB, "
-        f"{largest['recall']:.1%} of the exact top ten."
+        f"The student's ranking over {largest['size']:,} items: {largest['student_ms']:.1f} ms, "
+        f"{largest['student_mb']:.0f} MB, {largest['recall']:.1%} of the exact top ten."
     )
 
 
@@ -264,7 +264,8 @@ def soak() -> Iterator[str]:
     broken = ", ".join(f"{row['part']} {row['quantity']}" for row in run["growth"] if row["verdict"] == "broken")
     yield ""
     yield (
-        f"Of {events_['num_acknowledged']:,} acknowledged events {events_['num_lost']} were lost and {events_['num_doubled']} counted "
-        f"twice. Of {explained['asked']:,} explanations {explained['different']} differed; {explained['missing_in_faults']} were lost "
-        f"during faults of the store. Growth above its bound: {broken or 'none'}."
+        f"Of {events_['num_acknowledged']:,} acknowledged events {events_['num_lost']} were lost and "
+        f"{events_['num_doubled']} counted twice. Of {explained['asked']:,} explanations {explained['different']} "
+        f"differed; {explained['missing_in_faults']} were lost during faults of the store. "
+        f"Growth above its bound: {broken or 'none'}."
     )

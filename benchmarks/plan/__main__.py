@@ -38,7 +38,10 @@ from pipelines.planner.step_time import FITTED, Constants, Group, fitted
 from services.errors import ConfigError
 
 _NUM_HALVES = 20
-_SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml/llm-foundry, scripts/train/benchmarking, Apache-2.0)"
+_SOURCE = (
+    "training runs of MPT models on llm-foundry's benchmark page "
+    "(mosaicml/llm-foundry, scripts/train/benchmarking, Apache-2.0)"
+)
 
 
 def main() -> None:

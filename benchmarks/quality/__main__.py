@@ -6,7 +6,8 @@
 Default data: ml-100k. `--events` and `--items` are tables as for `tailrace pipeline`; `--sequences` is a folder as
 described in benchmarks/quality/sequences.py, whose events have an order but no times, so it allows only leave-one-out.
 Histories come from a feature store that the run starts for itself; each seed and split trains decoder, student, its
-twin and a student without a decoder from scratch. Stage outputs in the state folder are reused. `--epochs` shortens training to check that it runs; its numbers mean nothing.
+twin and a student without a decoder from scratch. Stage outputs in the state folder are reused. `--epochs` shortens
+training to check that it runs; its numbers mean nothing.
 docs/benchmarks.md explains the file.
 """
 

@@ -52,7 +52,7 @@ def read_sequences(source: Path) -> Iterator[tuple[str, list[str]]]:
     path = source / _SEQUENCES
     if not path.is_file():
         raise ConfigError(
-            f"--sequences: {source} has no {_SEQUENCES}; put it there, a line `user item item ...` for each user, in time order"
+            f"--sequences: {source} has no {_SEQUENCES}; put it there, with a line `user item item ...` for each user"
         )
     with path.open() as lines:
         for line in lines:

@@ -20,8 +20,8 @@ from pipelines.evaluation.gain import gain_by_slice, histories_that_pay, served_
 from pipelines.scoring.metrics import Ranks, gains, hit_rate, interval
 
 POOLING = (
-    "each user's NDCG@10 is the mean over the seeds; ci95, low and high: 95 % bootstrap of its mean over users, paired for differences; "
-    "_std: standard deviation between the seeds' means"
+    "each user's NDCG@10 is the mean over the seeds; ci95, low and high: 95 % bootstrap of its mean over users, "
+    "paired for differences; _std: standard deviation between the seeds' means"
 )
 _METRICS = {
     "hr10": "hr@10",

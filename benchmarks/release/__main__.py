@@ -5,7 +5,8 @@
     cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a
                       second over both doors
 
-`python -m benchmarks.release simulated` simulates the analysis without a stack. Starts a separate stack, in TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
+`python -m benchmarks.release simulated` simulates the analysis without a stack. Starts a separate stack, in
+TAILRACE_STATE_DIR with its live bundle, and adds the versions to it.
 """
 
 import argparse

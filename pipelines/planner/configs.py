@@ -179,7 +179,7 @@ class _Config:
         return self.defaults.get(key) if key not in self.raw else value
 
     def whole(self, size: str, default: int | None = None, least: int = 1) -> int | None:
-        """Return a size by the first of its names that is set, or the default. Raises UnplannedConfig naming the key."""
+        """Return a size by the first of its names that is set, or the default. Raises UnplannedConfig."""
         names = _SIZES.get(size, (size,))
         given = [name for name in names if self.raw.get(name) is not None]
         self.read.update(names)
@@ -233,7 +233,7 @@ def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refuse(raw: Mapping[str, Any]) -> None:
-    """Reject models whose bytes do not follow from the sizes of a decoder's layer. Raises UnplannedConfig naming the key."""
+    """Reject models whose bytes do not follow from the sizes of a decoder's layer. Raises UnplannedConfig."""
     way = "plan it with --parameters and --flops"
     family = str(raw.get("model_type"))
     if family in _ENCODERS:

@@ -110,7 +110,7 @@ class LoadPlan:
 
 
 def read_basis(path: Path | None) -> dict[str, Any]:
-    """Read a results file of benchmarks.plan capacity, by default the repository's. Raises ConfigError naming the option."""
+    """Read a results file of benchmarks.plan capacity, by default the repository's. Raises ConfigError."""
     chosen = path or Path(__file__).parents[2] / "benchmarks/results/capacity.json"
     try:
         basis: dict[str, Any] = json.loads(chosen.read_text())
@@ -120,7 +120,8 @@ def read_basis(path: Path | None) -> dict[str, Any]:
         ) from error
     if not isinstance(basis, dict) or basis.get("benchmark") != "plan capacity":
         raise ConfigError(
-            f"--basis: {chosen} is not a result of benchmarks.plan capacity; make it with python -m benchmarks.plan capacity"
+            f"--basis: {chosen} is not a result of benchmarks.plan capacity; "
+            "make it with python -m benchmarks.plan capacity"
         )
     try:
         plan(_TYPICAL, basis)

@@ -135,7 +135,7 @@ _PREFIXES = (
 
 
 def number_bytes_of(raw: Raw) -> float:
-    """Return the bytes of a number in the checkpoint's dtype, bfloat16 by default. Raises UnplannedConfig naming the key."""
+    """Return the bytes of a number in the checkpoint's dtype, bfloat16 by default. Raises UnplannedConfig."""
     for key in ("dtype", "torch_dtype"):
         value = raw.get(key)
         if value is None or value == "auto":

@@ -117,7 +117,8 @@ class TrainOptions:
             raise ConfigError(f"text_size: {self.text_size} is no size; give 0 for none, or more, such as 64")
         if self.text_layers < 0 or (self.text_layers and not self.text_start):
             raise ConfigError(
-                f"text_layers: {self.text_layers} of no checkpoint; give text_start and a number of its first layers, or 0 for all"
+                f"text_layers: {self.text_layers} of no checkpoint; "
+                "give text_start and a number of its first layers, or 0 for all"
             )
         if self.use_start and self.text_start:
             raise ConfigError("use_start: true beside text_start, which sets the same rows; give one of them")

@@ -46,7 +46,7 @@ class TenantState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A tenant. `share` is its weight when capacity is scarce; `allowance` limits the calls of all its keys together."""
+    """A tenant. `share` is its weight when capacity is scarce; `allowance` limits the calls of all its keys."""
 
     id: str
     state: TenantState = TenantState.ACTIVE

@@ -240,7 +240,8 @@ class _Fit:
             listed = "; ".join(f"batch {one['batch']} of epoch {one['epoch']}: {one['why']}" for one in skipped)
             raise StageFailed(
                 self._checkpoints.stage,
-                f"{len(skipped)} batches are unusable ({listed}); look for broken values in the data, or lower the learning rate",
+                f"{len(skipped)} batches are unusable ({listed}); look for broken values in the data, "
+                "or lower the learning rate",
             )
         if self._shards is not None:
             self._shards.wait()
@@ -287,7 +288,8 @@ class _Fit:
         if differing := self._ranks.difference((self.at.epoch, self.at.batch), batch, self._task.rng):
             raise StageFailed(
                 self._checkpoints.stage,
-                f"at batch {self.at.batch} of epoch {self.at.epoch} {differing}; give all ranks the same files, seed and checkpoint, and run again",
+                f"at batch {self.at.batch} of epoch {self.at.epoch} {differing}; give all ranks the same files, seed "
+                "and checkpoint, and run again",
             )
 
     @contextmanager

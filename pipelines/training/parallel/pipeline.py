@@ -74,7 +74,8 @@ class DecoderStage(Decoder):
         entering_TD, self.entering_TD = self.entering_TD, None
         if entering_TD is None or len(entering_TD) != len(token_ids_T):
             raise ConfigError(
-                "--parallel: a pipeline is for losses that run the decoder once, over their batch; give ddp, fsdp or tpK"
+                "--parallel: a pipeline is for losses that run the decoder once, over their batch; "
+                "give ddp, fsdp or tpK"
             )
         return entering_TD
 
@@ -237,7 +238,8 @@ def _checked(model: nn.Module, mesh: Mesh) -> Decoder:
     num_layers = model.config.num_hidden_layers
     if not layers_of(num_layers, num_stages - 1, num_stages):
         raise ConfigError(
-            f"--parallel: pp{num_stages} leaves a stage of the decoder's {num_layers} layers without any; give pp2 or another layout"
+            f"--parallel: pp{num_stages} leaves a stage of the decoder's {num_layers} layers without any; "
+            "give pp2 or another layout"
         )
     return model
 

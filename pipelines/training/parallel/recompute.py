@@ -18,11 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipelines.training.options import Recompute
 
 _KEPT = (
-    "mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "_int_mm", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm",
-    "_scaled_grouped_mm_v2", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_attention_math_for_mps", "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace",
-    "_efficient_attention_forward", "_cudnn_attention_forward",
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "_int_mm", "_grouped_mm", "_scaled_mm",
+    "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "convolution",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps",
+    "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace", "_efficient_attention_forward",
+    "_cudnn_attention_forward",
 )  # fmt: skip
 """torch's matrix products and attention for all devices and versions of torch. Absent operations are skipped."""
 

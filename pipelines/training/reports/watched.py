@@ -92,15 +92,18 @@ def refuse_unreportable(reporting: Reporting, device: torch.device) -> None:
     """Raise ConfigError naming the option and the fix for a report that is unavailable here."""
     if reporting.tensorboard_dir is not None and find_spec("tensorboard") is None:
         raise ConfigError(
-            "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]', or leave the option out"
+            "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]', "
+            "or leave the option out"
         )
     if reporting.mlflow_uri and not reporting.mlflow_uri.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--mlflow (MLFLOW_TRACKING_URI): {reporting.mlflow_uri!r} is no tracking server; give its address, such as http://127.0.0.1:5000, or --mlflow ''"
+            f"--mlflow (MLFLOW_TRACKING_URI): {reporting.mlflow_uri!r} is no tracking server; "
+            "give its address, such as http://127.0.0.1:5000, or --mlflow ''"
         )
     if reporting.memory_snapshot_dir is not None and device.type != "cuda":
         raise ConfigError(
-            f"--memory-snapshot: torch records a GPU's allocations, and this training is on the {device.type}; leave the option out, or train with --device cuda"
+            f"--memory-snapshot: torch records a GPU's allocations, and this training is on the {device.type}; "
+            "leave the option out, or train with --device cuda"
         )
 
 

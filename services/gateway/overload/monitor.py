@@ -1,8 +1,8 @@
 """Measures the gateway's load (requests in flight, event-loop delay, CPU time), and admits requests by it.
 
 A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and
-requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic. At rest, which
-the next request ends, the timer samples twice a second, because each wake-up costs more than its sample.
+requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic. At rest,
+which the next request ends, the timer samples twice a second, because each wake-up costs more than its sample.
 `admission.py` turns load into decisions; `edge_limit.py` computes how many requests the edge may let in at once.
 """
 

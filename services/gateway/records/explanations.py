@@ -188,7 +188,7 @@ def _moves(ruled: Ruled, context: RequestContext) -> list[tuple[str, int | None,
 
 
 def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> list[tuple[str, float, dict[str, float]]]:
-    """Return the first items of a tier that mixes sources, in the order of MixedItem's fields; empty for other tiers."""
+    """Return the first items of a tier that mixes sources, as MixedItem's fields; empty for other tiers."""
     mixer, model, ranking = context.live.mixer, _MIXED_BY.get(tier), None if result is None else result.ranking
     blend = None if mixer is None or model is None else mixer.blend(model, len(context.history))
     if mixer is None or model is None or blend is None or ranking is None:

@@ -113,7 +113,7 @@ class AnswerMetrics:
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
 
     def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
-        """Count acknowledged events, each with its scoped request id if any; `num_unknown` of them are of unknown items."""
+        """Count acknowledged events, each with its scoped request id if any; `num_unknown` are of unknown items."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
         self._metrics.unknown_item_events.labels(door).inc(num_unknown)
         for request_id in request_ids:

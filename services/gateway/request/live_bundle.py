@@ -99,7 +99,7 @@ class Live:
         return found if found is None else found * is_known[:, None]
 
     def added(self, model: str, history: Sequence[int]) -> Added | None:
-        """Return the scores that the sources add to this model's for a history; None if the model serves without them."""
+        """Return the scores that the sources add to this model's for a history; None for a model without sources."""
         return None if self.mixer is None else self.mixer.added(model, history)
 
     def llm_pays(self, num_history: int) -> bool:

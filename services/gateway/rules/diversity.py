@@ -1,8 +1,8 @@
 """Diversity: maximal marginal relevance (Carbonell and Goldstein, 1998) over the items' vectors.
 
 The next item maximizes  (1 - d) * relevance - d * max(cosine with the items before it). Relevance is the score scaled
-to 0 to 1 over the compared candidates; the maximum over no items is 0; ties go to the earlier candidate. An item without a
-vector is similar to no other item.
+to 0 to 1 over the compared candidates; the maximum over no items is 0; ties go to the earlier candidate. An item
+without a vector is similar to no other item.
 """
 
 from collections.abc import Iterator
