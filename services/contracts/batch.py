@@ -1,11 +1,12 @@
 """Several recommendation requests in one call, answered individually in the order sent."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from services.contracts.message import MAX_ID_CHARS, Message
+from services.contracts.message import MAX_ID_CHARS, Message, convert, valid_id
 from services.contracts.recommend import DeadlineMs, Recommendation, RecommendBody, RecommendRequest
 from services.errors import InvalidRequest, TailraceError
 
@@ -63,7 +64,26 @@ def check_batch_size(num_entries: int, announced: int | None) -> None:
         )
 
 
-def check_entry_deadline(deadline_ms: int | None) -> None:
-    """Refuse an entry's own deadline: the deadline applies to the whole call. Raises InvalidRequest."""
-    if deadline_ms is not None:
+def batch_deadline_ms(fields: Mapping[str, Any], header_ms: int | None) -> int | None:
+    """Return the deadline of a call by its fields besides the requests, else the header's. Raises InvalidRequest."""
+    whole = convert(BatchBody, {**fields, "requests": ({},)})
+    return header_ms if whole.deadline_ms is None else whole.deadline_ms
+
+
+def read_entry(sent_id: Any, read: Callable[[], Any], request_id: str, deadline_ms: int | None) -> BatchEntry:
+    """Return one request of a call, whose plain values `read` returns; an invalid request becomes its error.
+
+    The entry's own id wins, if it is valid. The deadline applies to the whole call.
+    """
+    request_id = valid_id(sent_id) or request_id
+    try:
+        return BatchEntry(request_id, _request_of(read(), request_id, deadline_ms))
+    except InvalidRequest as error:
+        return BatchEntry(request_id, error)
+
+
+def _request_of(plain: Any, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    body = convert(RecommendBody, plain)
+    if body.deadline_ms is not None:
         raise InvalidRequest("deadline_ms", "set for one entry", "set it once, beside requests")
+    return RecommendRequest.of(body, request_id, deadline_ms)

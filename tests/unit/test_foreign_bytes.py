@@ -43,7 +43,6 @@ from models.similar import SimilarTable
 from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
-from services.contracts.console import DrillFields, SurfaceFields
 from services.contracts.explanation import whose
 from services.contracts.items import decode_item, item_from
 from services.contracts.message import convert, decode_object
@@ -53,6 +52,7 @@ from services.features.page_key import FilePageKey
 from services.features.schema import LogPosition
 from services.gateway.access.keys import read_keys
 from services.gateway.call.path import WITH_PARAMETER, check_path, parameters_of, pattern_of
+from services.gateway.console.messages import DrillFields, SurfaceFields
 from services.gateway.console.releases import describe_name
 from services.gateway.events.record import check_events
 from services.gateway.grpc import items as rpc_items

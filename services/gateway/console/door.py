@@ -26,12 +26,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.access import Scope
-from services.contracts.console import DrillFields
 from services.contracts.message import plain_of
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.call.operation import Operation
 from services.gateway.call.operations import REST_ERRORS
+from services.gateway.console.messages import DrillFields
 from services.gateway.console.service import ConsoleService
 from services.gateway.drills import DrillTarget
 from services.gateway.reasons import REASONS, TIERS

@@ -28,15 +28,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.access import Scope
-from services.contracts.console import (
-    Availability,
-    BoostedSurface,
-    ErasedUser,
-    SavedSurfaces,
-    SurfaceDraft,
-    SurfaceFields,
-    SurfaceForm,
-)
 from services.contracts.erasure import ReceiptBody
 from services.contracts.message import plain_of
 from services.errors import InvalidRequest, NotFound
@@ -45,6 +36,15 @@ from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.call.operations import ERASE_USER, ERASURE, GET_ITEM, PATCH_ITEM
 from services.gateway.console.door import console_operation
 from services.gateway.console.items import find_items
+from services.gateway.console.messages import (
+    Availability,
+    BoostedSurface,
+    ErasedUser,
+    SavedSurfaces,
+    SurfaceDraft,
+    SurfaceFields,
+    SurfaceForm,
+)
 from services.gateway.data_plane import DataPlane
 from services.gateway.preview import Previewed
 from services.gateway.surfaces.editor import MAX_TEXT_BYTES

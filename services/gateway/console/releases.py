@@ -31,11 +31,11 @@ from models.registry.name_record import NameRecord
 from models.registry.release_report import ReleaseReport
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
-from services.contracts.console import Promotion, Release, ReleaseMove, ReleaseStop, Rollback
 from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_message
 from services.gateway.console.door import console_operation
+from services.gateway.console.messages import Promotion, Release, ReleaseMove, ReleaseStop, Rollback
 
 _MAX_BODY_BYTES = 4_096
 

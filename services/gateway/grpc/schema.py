@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.answers import ErrorDetail
 from services.contracts.assignment import AssignRequest
-from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
+from services.contracts.batch import BatchAnswer, BatchEntry, batch_deadline_ms, check_batch_size, entry_id, read_entry
 from services.contracts.events import EventBody
 from services.contracts.message import convert, valid_id
 from services.contracts.protobuf import message_of, parse, parse_strictly, plain_of, refuse_unknown
@@ -23,7 +23,6 @@ from services.contracts.recommend import (
     RecommendRequest,
     SimilarTo,
 )
-from services.errors import InvalidRequest
 from services.gateway.events.record import check_num_events, read_events
 
 
@@ -60,7 +59,8 @@ def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | No
     """
     message = parse(pb.RecommendBatchRequest, body, max_bytes)
     check_batch_size(len(message.requests), None)
-    deadline_ms = message.deadline_ms if message.HasField("deadline_ms") else deadline_ms
+    own = {"deadline_ms": message.deadline_ms} if message.HasField("deadline_ms") else {}
+    deadline_ms = batch_deadline_ms(own, deadline_ms)
     entries = [_entry(one, entry_id(call_id, place), deadline_ms) for place, one in enumerate(message.requests)]
     del message.requests[:]
     refuse_unknown(message)
@@ -68,14 +68,11 @@ def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | No
 
 
 def _entry(message: pb.RecommendRequest, request_id: str, deadline_ms: int | None) -> BatchEntry:
-    request_id = valid_id(message.request_id) or request_id
-    try:
+    def read() -> Any:
         refuse_unknown(message)
-        sent = convert(RecommendBody, plain_of(message))
-        check_entry_deadline(sent.deadline_ms)
-        return BatchEntry(request_id, RecommendRequest.of(sent, request_id, deadline_ms))
-    except InvalidRequest as error:
-        return BatchEntry(request_id, error)
+        return plain_of(message)
+
+    return read_entry(message.request_id, read, request_id, deadline_ms)
 
 
 def request_id_of(body: bytes, kind: type[Message] = pb.RecommendRequest) -> str | None:

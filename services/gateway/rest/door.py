@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from services.contracts.answers import ErrorBody, ErrorDetail, Status
+from services.contracts.assignment import AssignRequest
 from services.contracts.batch import BatchAnswer, check_batch_size
+from services.contracts.erasure import ReceiptBody
 from services.contracts.explanation import ExplanationAnswer
-from services.contracts.message import encode
+from services.contracts.message import convert, encode
 from services.contracts.recommend import MAX_DEADLINE_MS, Recommendation, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import OpenAccess
@@ -22,8 +24,11 @@ from services.gateway.call.guard import Access
 from services.gateway.call.headers import EDGE_LIMIT, Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query, text_response
 from services.gateway.call.operations import (
+    ASSIGNMENT,
     BUNDLE,
     DOCS,
+    ERASE_USER,
+    ERASURE,
     EXPLANATION,
     HEALTHZ,
     METRICS,
@@ -34,12 +39,12 @@ from services.gateway.call.operations import (
     RECORD_EVENTS,
     REST_ERRORS,
     SIMILAR_ITEMS,
+    USER_DATA,
 )
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.overload.long_work import LongWork
 from services.gateway.records.describe import describe
-from services.gateway.rest.assignment import add_assignment
 from services.gateway.rest.items import add_items
 from services.gateway.rest.schema import (
     parse_batch,
@@ -50,7 +55,6 @@ from services.gateway.rest.schema import (
     parse_similar,
     request_id_of,
 )
-from services.gateway.rest.users import add_users
 from services.gateway.tenant_plane import TenantPlane
 from services.observability.tracing import Tracing
 from services.router.deadline import Arrival
@@ -98,8 +102,10 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
-    add_assignment(app, plane)
-    add_users(app, plane)
+    app.serve(ASSIGNMENT, door.assignment)
+    app.serve(ERASE_USER, door.erase_user)
+    app.serve(USER_DATA, door.user_data)
+    app.serve(ERASURE, door.erasure)
     add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
     return app
@@ -189,6 +195,22 @@ class _RestDoor:
     async def bundle(self, http: Request, call: Call) -> Response:
         sent = parse_query(http.query_params.multi_items(), ("name",))
         return json_response(TenantPlane(self._plane(), call.admitted).bundle(sent.get("name")))
+
+    async def assignment(self, http: Request, call: Call) -> Response:
+        sent = convert(AssignRequest, parse_query(http.query_params.multi_items(), AssignRequest.__struct_fields__))
+        return json_response(TenantPlane(self._plane(), call.admitted).assign(sent))
+
+    async def erase_user(self, http: Request, call: Call) -> Response:
+        plane = TenantPlane(self._plane(), call.admitted)
+        receipt = await plane.erase(http.path_params["user_id"], DOOR, call.request_id)
+        return json_response(ReceiptBody.of(receipt), 202)
+
+    async def erasure(self, http: Request, call: Call) -> Response:
+        receipt = await TenantPlane(self._plane(), call.admitted).receipt(http.path_params["erasure_id"])
+        return json_response(ReceiptBody.of(receipt))
+
+    async def user_data(self, http: Request, call: Call) -> Response:
+        return json_response(await TenantPlane(self._plane(), call.admitted).export(http.path_params["user_id"]))
 
     async def explanation(self, http: Request, call: Call) -> Response:
         found = await TenantPlane(self._plane(), call.admitted).explanation(http.path_params["request_id"])

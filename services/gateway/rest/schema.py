@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic_core
 
-from services.contracts.batch import BatchBody, BatchEntry, check_batch_size, check_entry_deadline, entry_id
+from services.contracts.batch import BatchEntry, batch_deadline_ms, check_batch_size, entry_id, read_entry
 from services.contracts.events import EventBody
 from services.contracts.message import convert, decode, decode_object, decode_plain, valid_id
 from services.contracts.recommend import (
@@ -74,21 +74,14 @@ def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[Batc
     entries = sent.get("requests")
     if not isinstance(entries, list):
         raise InvalidRequest("requests", "not a list", 'send {"requests": [...]}')
-    whole = convert(BatchBody, {**sent, "requests": ({},)})
+    deadline_ms = batch_deadline_ms(sent, deadline_ms)
     check_batch_size(len(entries), None)
-    deadline_ms = deadline_ms if whole.deadline_ms is None else whole.deadline_ms
     return [_entry(one, entry_id(call_id, index), deadline_ms) for index, one in enumerate(entries)]
 
 
 def _entry(sent: Any, request_id: str, deadline_ms: int | None) -> BatchEntry:
-    if isinstance(sent, dict):
-        request_id = valid_id(sent.get("request_id")) or request_id
-    try:
-        body = convert(RecommendBody, sent)
-        check_entry_deadline(body.deadline_ms)
-        return BatchEntry(request_id, RecommendRequest.of(body, request_id, deadline_ms))
-    except InvalidRequest as error:
-        return BatchEntry(request_id, error)
+    sent_id = sent.get("request_id") if isinstance(sent, dict) else None
+    return read_entry(sent_id, lambda: sent, request_id, deadline_ms)
 
 
 def request_id_of(body: bytes) -> str | None:
