@@ -416,7 +416,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
             max_ms=settings.max_deadline_ms,
             reserve_ms=settings.deadline_reserve_ms,
         ),
-        admission=AdmissionLimits(max_in_flight=settings.gateway_max_ongoing),
+        admission=AdmissionLimits.for_deadline(settings.gateway_max_ongoing, settings.default_deadline_ms / 1_000),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         llm_rule=LlmRule(min_history=settings.min_history_for_llm, needs_gain=settings.llm_routing == "gain"),
         max_llm_in_flight=settings.max_llm_in_flight,

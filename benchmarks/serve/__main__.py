@@ -3,18 +3,20 @@
     python -m benchmarks.serve --json OUT [--rate 50] [--seconds 10] [--deadline-ms 50 200] [--url ...] [--grpc ...]
 
 Uses the running stack (by default the one of this environment's settings); `--up` starts one and stops it afterwards.
-Latency counts from the intended departure. Bounded in requests and time.
+Latency counts from the intended departure. `cpu_ms` is the stack's processor time per request above idle. Bounded in
+requests and time.
 """
 
 import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
+from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from benchmarks.load.table import show
@@ -22,6 +24,19 @@ from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"
 WARM_UP_REQUESTS = 20
+IDLE_S = 5.0
+
+
+class CpuMeter(NamedTuple):
+    """The stack's groups of processes, and their use without requests."""
+
+    groups: Groups
+    idle: Usage
+
+    def per_request(self, usage: Usage, num_requests: int) -> dict[str, Any]:
+        """Return the processor milliseconds of a request above idle, in all and by group of processes."""
+        by_group = {name: round(1_000 * cpu_s / num_requests, 3) for name, cpu_s in usage.less(self.idle).items()}
+        return {"cpu_ms": round(sum(by_group.values()), 3), "cpu_ms_by_group": by_group}
 
 
 def main() -> None:
@@ -29,7 +44,7 @@ def main() -> None:
     settings = load_settings()
     options = _options(settings)
     with stack_for(settings, is_started=options.up):
-        report = asyncio.run(_measure(options))
+        report = asyncio.run(_measure(options, find_groups(settings.state_dir)))
     write_report(options.json, report)
 
 
@@ -42,21 +57,23 @@ def _options(settings: Settings) -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+async def _measure(options: argparse.Namespace, groups: Groups) -> dict[str, Any]:
     async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
         await require_ready(rest)
         audience = await find_audience(rest)
+        with used_by(groups) as idle:
+            await asyncio.sleep(IDLE_S)
         cases = []
         for door, caller in (("rest", rest), ("grpc", rpc)):
-            cases += await _measure_door(door, caller, audience, options)
+            cases += await _measure_door(door, caller, audience, options, CpuMeter(groups, idle))
     return about_run("serve") | {"cases": cases}
 
 
 async def _measure_door(
-    door: str, caller: DoorClient, audience: Audience, options: argparse.Namespace
+    door: str, caller: DoorClient, audience: Audience, options: argparse.Namespace, meter: CpuMeter
 ) -> list[dict[str, Any]]:
     """Measure the no-op call, then each tier at each deadline, and relate the medians."""
-    noop = await _case(lambda _: caller.nothing(), door, NOOP, options.deadline_ms[0], options)
+    noop = await _case(lambda _: caller.nothing(), door, NOOP, options.deadline_ms[0], options, meter)
     cases = [noop]
     for tier in (*TIERS, "mixed"):
         asks = audience.asks(tier)
@@ -68,22 +85,42 @@ async def _measure_door(
             def send(number: int, asks: Any = asks, deadline_ms: int = deadline_ms) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
 
-            case = await _case(send, door, tier, deadline_ms, options)
+            case = await _case(send, door, tier, deadline_ms, options, meter)
             cases.append(case | {"p50_over_noop": round(case["p50_ms"] / noop["p50_ms"], 2)})
     return cases
 
 
-async def _case(send: Send, door: str, tier: str, deadline_ms: int, options: argparse.Namespace) -> dict[str, Any]:
+async def _case(
+    send: Send, door: str, tier: str, deadline_ms: int, options: argparse.Namespace, meter: CpuMeter
+) -> dict[str, Any]:
     for number in range(WARM_UP_REQUESTS):
         await send(number)
-    load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
+    with used_by(meter.groups) as usage:
+        load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
     case: dict[str, Any] = {"door": door, "tier": tier, **summary(load, options.rate, deadline_ms)}
-    show(case, "door", "tier", "deadline_ms", "p50_ms", "p99_ms", "deadline_met", "generator_cpu_share", "tiers")
+    case |= meter.per_request(usage, len(load.shots))
+    show(
+        case,
+        "door",
+        "tier",
+        "deadline_ms",
+        "p50_ms",
+        "p99_ms",
+        "deadline_met",
+        "cpu_ms",
+        "generator_cpu_share",
+        "tiers",
+    )
     return case
 
 
 if __name__ == "__main__":
     run_named(
-        {"idle": "benchmarks.serve.idle", "overload": "benchmarks.serve.overload", "lists": "benchmarks.serve.lists"},
+        {
+            "idle": "benchmarks.serve.idle",
+            "overload": "benchmarks.serve.overload",
+            "machines": "benchmarks.serve.machines",
+            "lists": "benchmarks.serve.lists",
+        },
         main,
     )

@@ -73,7 +73,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
             return send
 
         for door, callers in (("rest", rest), ("grpc", rpc)):
-            capacity_rps = await _capacity_rps(sender(callers[Priority.NORMAL]), options)
+            capacity_rps = await capacity_of(sender(callers[Priority.NORMAL]), options)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
                 for place, multiple in enumerate([*options.multiples, options.multiples[0]]):
@@ -84,11 +84,11 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
                         "multiple": multiple,
                         "is_after_overload": place == len(options.multiples),
                     }
-                    rows.append(await _row(sender(callers[priority]), case, capacity_rps, options))
+                    rows.append(await overload_row(sender(callers[priority]), case, capacity_rps, options))
     return {**about_run("serve overload"), "rows": rows}
 
 
-async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
+async def capacity_of(send: Send, options: argparse.Namespace) -> float:
     """Return the answers in time per second for closed-loop callers."""
     started_s, num_in_time = time.perf_counter(), 0
 
@@ -103,7 +103,10 @@ async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
     return num_in_time / (time.perf_counter() - started_s)
 
 
-async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace) -> dict[str, Any]:
+async def overload_row(
+    send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the row of one multiple of the capacity, and print it."""
     rate_rps = case["multiple"] * capacity_rps
     load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
     answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]

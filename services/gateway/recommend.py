@@ -176,7 +176,7 @@ class Recommend:
         check_items(request, live.items, live.expressions, budget)
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
-        deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
+        deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits, self._load.tail_delay_s)
         budget_s = deadline.budget_s(self._clock())
         request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline)

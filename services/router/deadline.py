@@ -48,9 +48,14 @@ class Deadline:
         return max(0.0, self.at_s - self.reserve_s - now_s)
 
 
-def deadline_from(arrived_s: float, requested_ms: int | None, limits: DeadlineLimits) -> Deadline:
-    """Return the deadline: as requested or the default, clamped. The reserve is at most a quarter of it."""
+def deadline_from(arrived_s: float, requested_ms: int | None, limits: DeadlineLimits, late_s: float = 0.0) -> Deadline:
+    """Return the deadline: as requested or the default, clamped.
+
+    `late_s` is how late this process runs at times: it is added to the reserve. Each is at most a quarter of the
+    deadline.
+    """
     wanted_ms = limits.default_ms if requested_ms is None else requested_ms
     granted_s = min(max(wanted_ms, limits.min_ms), limits.max_ms) / 1_000
-    reserve_s = min(limits.reserve_ms / 1_000, granted_s * _MAX_RESERVE_SHARE)
+    most_s = granted_s * _MAX_RESERVE_SHARE
+    reserve_s = min(limits.reserve_ms / 1_000, most_s) + min(late_s, most_s)
     return Deadline(arrived_s, arrived_s + granted_s, reserve_s)

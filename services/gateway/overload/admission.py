@@ -20,6 +20,7 @@ from memory. In addition, the last places in flight are reserved for higher prio
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from services.contracts.access import Priority, places_for
 
@@ -32,6 +33,8 @@ _FAR = 1.5
 """Pressure over this factor makes low priority degrade at once instead of in two steps."""
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
 """By unit of strain: the pressure (delay or CPU time over its limit) above which the strain rises."""
+_DELAY_SHARE = 0.1
+"""Fraction of the usual deadline that the event loop may be late before low priority degrades."""
 _CALM_SHARE = 0.7
 _SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
 _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
@@ -50,12 +53,19 @@ class AdmissionLimits:
     """Limits of admission.
 
     `max_in_flight` is the number of requests served in full at once. Low priority degrades above `max_delay_s`, the
-    delay of the event loop, and `max_busy`, the fraction of time that the process is busy.
+    delay of the event loop, and `max_busy`, the fraction of time that the process is busy. Waits are judged relative to
+    `deadline_s`, a request's usual deadline.
     """
 
     max_in_flight: int
     max_delay_s: float = 0.02
     max_busy: float = 0.4
+    deadline_s: float = 0.2
+
+    @classmethod
+    def for_deadline(cls, max_in_flight: int, deadline_s: float) -> Self:
+        """Return limits whose delays are fractions of a request's usual deadline."""
+        return cls(max_in_flight=max_in_flight, max_delay_s=_DELAY_SHARE * deadline_s, deadline_s=deadline_s)
 
 
 class Admission:
@@ -70,6 +80,11 @@ class Admission:
         self._busy_before_s = 0.0
         self._num_looks = 0
         self._least_delay_s = float("inf")
+
+    @property
+    def deadline_s(self) -> float:
+        """A request's usual deadline."""
+        return self._limits.deadline_s
 
     @property
     def strain(self) -> float:

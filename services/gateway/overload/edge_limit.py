@@ -14,8 +14,8 @@ from dataclasses import dataclass
 _WINDOW_S = 0.1
 _MIN_OBSERVED = 6
 """Windows with fewer requests are extended: at low rates a single stall would affect them all."""
-_TARGET_S = 0.06
-"""Above the delay at which `services.gateway.overload.admission` sheds normal priority: shedding comes first."""
+_TARGET_SHARE = 0.3
+"""Of the usual deadline: above the delay at which `services.gateway.overload.admission` sheds normal priority."""
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
@@ -33,9 +33,13 @@ class EdgeMark:
 
 
 class EdgeLimit:
-    """Owns the limit; `observed` is called for each request as it is read."""
+    """Owns the limit; `observed` is called for each request as it is read.
 
-    def __init__(self) -> None:
+    `deadline_s` is a request's usual deadline.
+    """
+
+    def __init__(self, deadline_s: float = 0.2) -> None:
+        self._target_s = _TARGET_SHARE * deadline_s
         self.limit = _MAX_LIMIT
         """Maximum recommendations in flight at the edge."""
         self.standing_wait_s = 0.0
@@ -62,9 +66,9 @@ class EdgeLimit:
         self._began_s, self._num_observed, self._least_wait_s, self._most_in_flight = now_s, 0, float("inf"), 0
 
     def _next(self) -> int:
-        if self._least_wait_s > _TARGET_S:
-            share = max(_MOST_FALL, min(_LEAST_FALL, _TARGET_S / self._least_wait_s))
+        if self._least_wait_s > self._target_s:
+            share = max(_MOST_FALL, min(_LEAST_FALL, self._target_s / self._least_wait_s))
             return max(_MIN_LIMIT, int(share * min(self.limit, self._most_in_flight)))
-        if self._least_wait_s < _CALM_SHARE * _TARGET_S:
+        if self._least_wait_s < _CALM_SHARE * self._target_s:
             return min(_MAX_LIMIT, self.limit + 1 + int(_RISE * self.limit))
         return self.limit

@@ -8,6 +8,7 @@ which the next request ends, the timer samples twice a second, because each wake
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,9 +28,10 @@ RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
 _REST_EVERY_S, _REST_AFTER_S = 0.5, 2.0
 _EDGE_WAIT_LIFE_S = 0.3
-_MOST_WAIT_S = 0.1
-"""Cap on the wait: on its own it sheds normal priority but refuses nobody. The edge refuses, and stops as soon as the
-wait is over."""
+_MOST_WAIT_SHARE = 0.5
+"""Cap on the wait, of the usual deadline: on its own it sheds normal priority but refuses nobody. The edge refuses, and
+stops as soon as the wait is over."""
+_NUM_DELAYS, _DELAY_QUANTILE = 256, 0.98
 _MAX_EDGES = 64
 
 
@@ -49,6 +51,9 @@ class LoadMonitor:
         self._due_s = 0.0
         self._judged_s = clock()
         self._is_at_rest = False
+        self._delays_s: deque[float] = deque(maxlen=_NUM_DELAYS)
+        self.tail_delay_s = 0.0
+        """How late the loop is at its latest, usually: this much of a deadline must be kept for sending the answer."""
         self._edge_waits: dict[str, tuple[float, float]] = {}
 
     async def start(self) -> None:
@@ -109,8 +114,11 @@ class LoadMonitor:
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain
         edge_waits_s = [wait_s for wait_s, until_s in self._edge_waits.values() if now_s < until_s]
-        wait_s = min(max(self.queue.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_S)
-        delay_s = max(now_s - self._due_s, wait_s)
+        wait_s = min(max(self.queue.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_SHARE * self.admission.deadline_s)
+        late_s = max(0.0, now_s - self._due_s)
+        self._delays_s.append(late_s)
+        self.tail_delay_s = sorted(self._delays_s)[int(_DELAY_QUANTILE * len(self._delays_s))]
+        delay_s = max(late_s, wait_s)
         self.admission.looked(now_s, delay_s, time.process_time())
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
@@ -125,7 +133,7 @@ class EdgeWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[str, EdgeClock] = {}
-        self._limits = {door: EdgeLimit() for door in DOORS}
+        self._limits = {door: EdgeLimit(load.admission.deadline_s) for door in DOORS}
 
     @property
     def announcement(self) -> str:

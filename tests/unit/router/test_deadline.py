@@ -25,6 +25,12 @@ def test_time_counts_from_arrival() -> None:
     assert deadline.budget_s(10.2) == 0
 
 
+def test_the_reserve_grows_with_the_lateness_of_the_process() -> None:
+    """A process that runs 10 ms late at times begins to send that much earlier, within a quarter of the deadline."""
+    assert deadline_from(0.0, 100, LIMITS, late_s=0.01).budget_s(0.0) == pytest.approx(0.082)
+    assert deadline_from(0.0, 100, LIMITS, late_s=9.0).budget_s(0.0) == pytest.approx(0.067)
+
+
 @given(st.integers(1, 60_000) | st.none(), st.floats(0, 1_000), st.floats(0, 100))
 def test_the_budget_ends_before_the_deadline_and_starts_positive(
     requested_ms: int | None, reserve_ms: float, waited_s: float

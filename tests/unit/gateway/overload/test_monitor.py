@@ -12,6 +12,7 @@ from services.contracts.access import Priority
 from services.contracts.recommend import Reason, Tier
 from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionDecision, AdmissionLimits
+from services.gateway.overload.edge_limit import EdgeLimit
 from services.gateway.overload.monitor import LoadMonitor
 from tests.support.wait import until
 from tests.unit.gateway.world import World
@@ -82,6 +83,27 @@ async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float,
 
     assert int(gauge.collect()[0].samples[0].value) in strains
     assert (monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT) is (0 in strains)
+
+
+async def test_the_usual_lateness_of_the_loop_is_known() -> None:
+    """A loop that is always a second late is reported as that late: deadlines keep this much in reserve."""
+    monitor, _, num_readings = monitor_on(1.0)
+    await monitor.start()
+    await until(lambda: num_readings() > 10)
+    await monitor.stop()
+
+    assert monitor.tail_delay_s == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("deadline_s", [0.05, 0.2, 2.0])
+def test_the_edges_limit_tolerates_the_same_fraction_of_any_deadline(deadline_s: float) -> None:
+    """A standing wait of a fifth of the usual deadline keeps the limit, a wait of half of it lowers it."""
+    kept, lowered = EdgeLimit(deadline_s), EdgeLimit(deadline_s)
+    for number in range(50):
+        kept.observed(0.2 * deadline_s, 100, 0.1 * number)
+        lowered.observed(0.5 * deadline_s, 100, 10.0 * number)
+
+    assert (kept.limit, lowered.limit < 100) == (EdgeLimit().limit, True)
 
 
 async def test_at_rest_the_loop_is_sampled_rarely_until_a_request_arrives() -> None:

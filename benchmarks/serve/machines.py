@@ -1,0 +1,128 @@
+"""The stack on slower machines: its deadline and its goodput at full speed, on one core, and beside busy processes.
+
+    python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--multiples 1 2 5 10] [--up] [--url ...]
+
+`full`: the machine as it is. `one core`: all of the stack's threads on one core, the load generator on the others.
+`hogs`: a busy process for each core, at the priority of the stack. In each setting and at each door: the requests at
+`--rate` within 50 ms, then `benchmarks.serve overload` without keys. `goodput_of_peak` relates a row to the best of its
+setting and door. A row whose `generator_cpu_share` exceeds half of a core says little of the stack.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.audience import Audience, find_audience
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.footprint import Groups, find_groups
+from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.table import show
+from benchmarks.serve.overload import PAUSE_S, capacity_of, overload_row
+from services.settings.settings import Settings, load_settings
+
+SHORT_DEADLINE_MS = 50
+_BUSY = "while True: pass"
+
+
+def main() -> None:
+    """Measure each setting, and write the JSON."""
+    settings = load_settings()
+    options = _options(settings)
+    with stack_for(settings, is_started=options.up):
+        groups = find_groups(settings.state_dir)
+        rows = []
+        for name, slowed in (("full", nullcontext), ("one core", lambda: on_one_core(groups)), ("hogs", beside_hogs)):
+            with slowed():
+                rows += [{"setting": name, **row} for row in asyncio.run(_measure(options))]
+    write_report(options.json, about_run("serve machines") | {"rows": rows})
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = report_parser(__doc__)
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second for the short deadline")
+    parser.add_argument(
+        "--multiples", type=above_zero, nargs="+", default=[1.0, 2.0, 5.0, 10.0], help="of the capacity"
+    )
+    parser.add_argument("--seconds", type=above_zero, default=5.0, help="per row; ten times as long for the deadline")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="of the overload")
+    add_stack_options(parser, settings)
+    return parser.parse_args()
+
+
+async def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
+        await require_ready(rest)
+        audience = await find_audience(rest)
+        return [
+            row
+            for door, caller in (("rest", rest), ("grpc", rpc))
+            for row in await _measure_door(door, caller, audience, options)
+        ]
+
+
+async def _measure_door(
+    door: str, caller: DoorClient, audience: Audience, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    load = await run_load(
+        _sender(caller, audience, SHORT_DEADLINE_MS), options.rate, round(10 * options.rate * options.seconds)
+    )
+    short: dict[str, Any] = {"door": door, "kind": "deadline", **summary(load, options.rate, SHORT_DEADLINE_MS)}
+    show(short, "door", "p50_ms", "p99_ms", "deadline_met", "generator_cpu_share")
+    send = _sender(caller, audience, options.deadline_ms)
+    capacity_rps = await capacity_of(send, options)
+    rows = []
+    for multiple in options.multiples:
+        await asyncio.sleep(PAUSE_S)
+        case = {"door": door, "kind": "overload", "priority": "normal", "multiple": multiple}
+        rows.append(await overload_row(send, case, capacity_rps, options))
+    peak_rps = max(row["goodput_rps"] for row in rows)
+    return [short, *(row | {"goodput_of_peak": round(row["goodput_rps"] / peak_rps, 3)} for row in rows)]
+
+
+def _sender(caller: DoorClient, audience: Audience, deadline_ms: int) -> Send:
+    def send(number: int) -> Awaitable[RequestOutcome]:
+        return caller.recommend({**audience.mixed(number), "deadline_ms": deadline_ms})
+
+    return send
+
+
+@contextmanager
+def on_one_core(groups: Groups) -> Iterator[None]:
+    """Keep all threads of the stack on the last core during the block."""
+    cores = os.sched_getaffinity(0)
+    _set_cores(groups, {max(cores)})
+    try:
+        yield
+    finally:
+        _set_cores(groups, cores)
+
+
+def _set_cores(groups: Groups, cores: set[int]) -> None:
+    for process in (process for group in groups.values() for process in group):
+        for thread in Path(f"/proc/{process.pid}/task").glob("*"):
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(int(thread.name), cores)
+
+
+@contextmanager
+def beside_hogs() -> Iterator[None]:
+    """Run a busy process for each core during the block."""
+    hogs = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+if __name__ == "__main__":
+    main()
