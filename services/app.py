@@ -98,7 +98,9 @@ class Gateway:
 
         configure_logging(settings.log_level, "gateway", settings.log_file)
         self._settings = settings
-        self._llms: Mapping[str, Llm] = {name: LlmHandle(handle) for name, handle in llms.items()}
+        handles = {name: LlmHandle(handle) for name, handle in llms.items()}
+        shared = handles[settings.first_name]  # the only one, if all names share their replicas
+        self._llms: Mapping[str, Llm] = {name: handles.get(name, shared) for name in settings.served_names}
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
         self._console: ConsoleService | None = None
@@ -115,7 +117,7 @@ class Gateway:
         await self._plane.start()
         await _items_known(self._plane)
         await self._access.start()
-        await warm_up(features, self._llms.values())
+        await warm_up(features, set(self._llms.values()))
         gc.collect()
         gc.freeze()  # these objects live as long as the process; collecting them would only cause pauses
         folder = self._settings.metrics_dir
@@ -244,7 +246,7 @@ def build_app(settings: Settings) -> "Application":
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
-    from services.llm.ranking.deployment import build_llm
+    from services.llm.ranking.deployment import build_llms
     from services.llm.text.deployment import build_text
 
     deployment = serve.deployment(
@@ -260,8 +262,7 @@ def build_app(settings: Settings) -> "Application":
         logging_config={"enable_access_log": False},  # our own log line has more fields
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
-    llms = {name: build_llm(settings, name) for name in settings.served_names}
-    application: Application = deployment.bind(settings, llms, text)
+    application: Application = deployment.bind(settings, build_llms(settings), text)
     return application
 
 
@@ -426,7 +427,8 @@ def plane_config(settings: Settings) -> PlaneConfig:
         bundle_poll_s=settings.bundle_poll_s,
         popular_refresh_s=settings.popular_refresh_s,
         max_events_per_request=settings.max_events_per_request,
-        num_llm_replicas=settings.llm_replicas,
+        num_llm_models=settings.llm_replicas
+        * len(settings.served_names if settings.llm_memory_gib is None else settings.resident_names),
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
         experiments_file=settings.experiments_file,

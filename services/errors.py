@@ -27,7 +27,8 @@ Each error carries its kind and the details for the caller.
     │   ├── BundleWithdrawn   the version, or an identical version, was withdrawn: promoting it needs force
     │   ├── CanaryError       a release is already in progress, or no release is
     │   ├── StoreUnavailable  the object store does not answer, or refuses
-    │   └── BundleMismatch    the request was planned for a version that is not loaded
+    │   ├── BundleMismatch    the request was planned for a version that is not loaded
+    │   └── ModelLoading      the model is not in memory yet; this request started or awaits its load
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
     ├── DataError             an input table breaks its schema: names the column, shows an example
@@ -77,6 +78,7 @@ __all__ = [
     "EnvironmentFault",
     "ErrorKind",
     "InvalidRequest",
+    "ModelLoading",
     "NotAllowed",
     "NotFound",
     "Overloaded",
@@ -240,6 +242,14 @@ class BundleMismatch(BundleError):
         super().__init__(f"bundle {wanted} was asked for, {loaded} is loaded")
         self.wanted = wanted
         self.loaded = loaded
+
+
+class ModelLoading(BundleError):
+    """A model is not in the memory of this process; its load was started, if it was not before."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"model {name} is loading")
+        self.name = name
 
 
 class DataError(TailraceError):

@@ -13,6 +13,7 @@ DEGRADED = frozenset(
         "llm_unavailable",
         "llm_failed",
         "bundle_mismatch",
+        "model_loading",
         "features_unavailable",
         "student_failed",
         "shed",

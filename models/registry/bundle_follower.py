@@ -91,6 +91,11 @@ class BundleFollower(Generic[Loaded]):
         """Whether the thread is running."""
         return self._thread.is_alive()
 
+    @property
+    def failed(self) -> frozenset[str]:
+        """The versions that serve under the name and could not be loaded at the last attempt."""
+        return frozenset(self._failed)
+
     def start(self) -> None:
         """Load the name's versions, if any, then follow the name in the background. Blocks during the first load."""
         self.refresh()

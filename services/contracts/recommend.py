@@ -69,6 +69,7 @@ class Reason(StrEnum):
     LLM_UNAVAILABLE = "llm_unavailable"
     LLM_FAILED = "llm_failed"
     BUNDLE_MISMATCH = "bundle_mismatch"
+    MODEL_LOADING = "model_loading"
     FEATURES_UNAVAILABLE = "features_unavailable"
     STUDENT_FAILED = "student_failed"
     NOT_ON_SURFACE = "not_on_surface"

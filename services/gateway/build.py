@@ -112,8 +112,8 @@ class PlaneConfig:
     """The configuration of the data plane.
 
     `llm_beam_width`: number of items that a replica ranks at no extra cost. `surfaces_file`, `experiments_file`: paths,
-    or None. `text_num_places`: completions that may be written at once. `num_llm_replicas`: configured replicas per
-    name, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are ranked again.
+    or None. `text_num_places`: completions that may be written at once. `num_llm_models`: models that the
+    replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -132,7 +132,7 @@ class PlaneConfig:
     teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
-    num_llm_replicas: int = 1
+    num_llm_models: int = 1
     llm_beam_width: int = 32
     surfaces_file: Path | None = None
     experiments_file: Path | None = None
@@ -141,7 +141,7 @@ class PlaneConfig:
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     """Compose the data plane. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(ports.registry)
-    metrics.llm_replicas_wanted.set(config.num_llm_replicas * len(ports.llms))
+    metrics.llm_replicas_wanted.set(config.num_llm_models)
     answer_metrics = AnswerMetrics(metrics)
     names = Names(
         [

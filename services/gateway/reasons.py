@@ -104,6 +104,10 @@ REASONS: Mapping[Reason, ReasonText] = {
         "the student answered.",
         ended="The LLM was called and serves another bundle than this gateway.",
     ),
+    Reason.MODEL_LOADING: ReasonText(
+        "The model was not in memory, so its load was started; a tier that needs no load answered.",
+        ended="The LLM was called, and its replica had not loaded this model yet.",
+    ),
     Reason.FEATURES_UNAVAILABLE: ReasonText(
         "The feature store did not answer in its share of the deadline, so the user's history is not known.",
         planned="The feature store did not answer in its share of the deadline, so the user's seen items were "

@@ -45,6 +45,7 @@ _OF_THE_MOMENT = frozenset(
         Reason.LLM_UNAVAILABLE,
         Reason.LLM_FAILED,
         Reason.BUNDLE_MISMATCH,
+        Reason.MODEL_LOADING,
         Reason.STUDENT_FAILED,
         Reason.SHED,
     }

@@ -23,6 +23,7 @@ AGE_BUCKETS_S = (0.1, 0.25, 1, 5, 30, 60, 300, 3_600, 86_400, 604_800, 2_592_000
 LIST_AGE_BUCKETS_S = (3_600, 21_600, 43_200, 86_400, 172_800, 259_200, 604_800, 1_209_600, 2_592_000)
 SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
+LOAD_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -344,6 +345,25 @@ class ReleaseMetrics(_Metrics):
     )
     refused = _counter(
         "tailrace_release_refused_records_total", "Records of a topic that a canary analysis could not read", "topic"
+    )
+
+
+class ResidencyMetrics(_Metrics):
+    """Metrics of the models in a process's memory: an LLM replica or a gateway."""
+
+    resident_bytes = _gauge(
+        "tailrace_model_resident_bytes",
+        "Bytes of a model that is loading, resident or draining, by model name; summed over a node's processes",
+        "name",
+        of_node="sum",
+    )
+    load_failed = _gauge("tailrace_model_load_failed", "1 while a model cannot be loaded, by model name", "name")
+    loads = _counter("tailrace_model_loads_total", "Loads of a model into memory, by model name", "name")
+    load_seconds = _histogram(
+        "tailrace_model_load_seconds", "Time to load a model whose files are on this machine", LOAD_BUCKETS_S
+    )
+    evictions = _counter(
+        "tailrace_model_evictions_total", "Models unloaded, by model name and reason: room or idle", "name reason"
     )
 
 

@@ -18,7 +18,8 @@ class LlmOutcome(StrEnum):
     """How a request to the LLM ended.
 
     REFUSED: the replica rejected this request as invalid, which predicts nothing for the next request. MISMATCH: the
-    replica serves another bundle, or has not loaded one yet. ABANDONED: the caller disconnected.
+    replica serves another bundle, or no version is live yet. LOADING: the replica is loading the model. ABANDONED: the
+    caller disconnected.
     """
 
     IN_TIME = "in_time"
@@ -28,6 +29,7 @@ class LlmOutcome(StrEnum):
     FAILED = "failed"
     REFUSED = "refused"
     MISMATCH = "mismatch"
+    LOADING = "loading"
     ABANDONED = "abandoned"
 
 
@@ -130,6 +132,8 @@ def failure_of(outcome: LlmOutcome) -> Reason | None:
             return Reason.LLM_UNAVAILABLE
         case LlmOutcome.MISMATCH:
             return Reason.BUNDLE_MISMATCH
+        case LlmOutcome.LOADING:
+            return Reason.MODEL_LOADING
         case LlmOutcome.FAILED | LlmOutcome.REFUSED | LlmOutcome.ABANDONED:
             return Reason.LLM_FAILED
 

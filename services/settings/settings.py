@@ -186,7 +186,7 @@ class Settings(BaseSettings):
     gateway_replicas: int = Field(2, ge=1)
     """Number of gateway processes; where Ray scales them (Kubernetes), the maximum: `max_replicas` in serve.yaml."""
     llm_replicas: int = Field(1, ge=1)
-    """Number of processes that run the ranking model of a name, each with its own engines and threads."""
+    """Number of processes that run the ranking model of a name, or with llm_memory_gib those of all names."""
     keep_bundles: int = Field(10, ge=2)
     """Number of trainings kept, each with its newest added items and its variants. Versions that a name may serve or
     roll back to, and the reference, are always kept."""
@@ -198,6 +198,8 @@ class Settings(BaseSettings):
     names: str = Field("default", pattern=rf"^{_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*$")
     """Names of bundles that this stack serves, separated by commas, each with its own LLM. The first serves requests
     and surfaces without a name."""
+    resident: str = Field("", pattern=rf"^({_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*)?$")
+    """With llm_memory_gib: names whose models are loaded before a replica is ready, and never unloaded."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two polls for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
@@ -218,6 +220,14 @@ class Settings(BaseSettings):
     """Device of both engines: cpu, cuda, or cuda:N."""
     llm_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the ranking model's arithmetic."""
+    llm_memory_gib: float | None = Field(None, gt=0)
+    """GiB of one LLM replica for models. All names then share llm_replicas processes: a model is loaded when it is
+    first asked for, and the least recently used model is unloaded for room. None: each name has its own processes,
+    which load its model at their start."""
+    llm_min_stay_s: float = Field(10.0, ge=0)
+    """With llm_memory_gib: a model stays in memory at least this long before it is unloaded for room."""
+    llm_idle_s: float = Field(0.0, ge=0)
+    """With llm_memory_gib: a model that was not used for this long is unloaded. 0: never."""
     llm_threads: int = Field(1, ge=1)
     """Threads of one ranking engine."""
     kv_block_tokens: int = Field(16, ge=1)
@@ -405,6 +415,11 @@ class Settings(BaseSettings):
     def served_names(self) -> tuple[str, ...]:
         """The names that this stack serves, without duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",")))
+
+    @property
+    def resident_names(self) -> tuple[str, ...]:
+        """The names whose models are always in memory."""
+        return tuple(dict.fromkeys(name.strip() for name in self.resident.split(",") if name.strip()))
 
     @property
     def first_name(self) -> str:

@@ -22,7 +22,14 @@ from models.prompt import prompt_of
 from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
-from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
+from services.errors import (
+    BundleError,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    InvalidRequest,
+    ModelLoading,
+    Overloaded,
+)
 from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
@@ -193,6 +200,7 @@ def rank_request(
     return RankRequest(
         request_id=f"{request.request_id}.{uuid.uuid4().hex}",
         user_id=request.user_id,
+        name=context.live.name,
         bundle_version=context.live.version,
         history_item_ids=context.history_item_ids,
         k=num_from_llm(context, beam_width),
@@ -242,6 +250,8 @@ def _outcome_of(error: Exception) -> LlmOutcome:
             return LlmOutcome.OVERLOADED
         case DependencyUnavailable():
             return LlmOutcome.UNAVAILABLE
+        case ModelLoading():
+            return LlmOutcome.LOADING
         case BundleError():
             return LlmOutcome.MISMATCH
         case InvalidRequest():

@@ -1,14 +1,17 @@
-"""The ranking model of one name as a Ray Serve deployment, with an engine for each version that the name serves.
+"""The ranking models of one or many names as a Ray Serve deployment, with an engine for each version of a loaded name.
 
-Requests go in, results or refusals come out. The deployment checks versions and deadlines; order and admission belong
-to the engine, and the router decides how to answer the user after a refusal. Requests of one user go to one replica:
-see `services.llm.serving.affinity_router`.
+A replica of one name loads it at its start. A replica of many names has a budget of memory: it loads a name when it is
+first asked for it, and refuses that name's requests meanwhile. Requests go in, results or refusals come out. The
+deployment checks versions and deadlines; order and admission belong to the engine, and the router decides how to answer
+the user after a refusal. Requests of one user go to one replica: see `services.llm.serving.affinity_router`.
 """
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -19,18 +22,19 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from models.registry.bundle import Bundle
-from models.registry.bundle_follower import BundleFollower, Serving
+from models.registry.bundle_follower import Serving
 from models.registry.name_record import DEFAULT_NAME
 from models.registry.store import BundleStore
-from services.contracts.rank import RankRequest
+from services.contracts.rank import RankRequest, RankResult
 from services.contracts.tenant import tenant_of_name
-from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
+from services.errors import BundleNotFound, DeadlineExceeded, DependencyUnavailable, ModelLoading, TailraceError
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import Knowledge, LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
-from services.llm.ranking.model import LoadedBundle, load_bundle
+from services.llm.ranking.engines import Engines, EngineSource, RunningBundle, bundle_bytes
+from services.llm.ranking.model import load_bundle
 from services.llm.serving.affinity_router import affinity
 from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
@@ -38,8 +42,10 @@ from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
 from services.llm.serving.streams import FinishedRequest
 from services.observability.log_lines import configure_logging
-from services.observability.metrics import EngineMetrics, ItemsMetrics, ProcessMetrics
+from services.observability.metrics import EngineMetrics, ItemsMetrics, ProcessMetrics, ResidencyMetrics
 from services.observability.tracing import note, note_failure, open_tracing
+from services.residency.residents import Residents
+from services.residency.state import ResidencyTable
 from services.settings.settings import Settings
 
 log = structlog.get_logger()
@@ -52,100 +58,26 @@ _STEPS_PER_LONGEST = 10
 """A step is planned to take this fraction of the time after which it may count as hung."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBundle:
-    """A loaded bundle and the thread that runs its engine."""
-
-    bundle: LoadedBundle
-    thread: EngineThread
-
-
-class Engines:
-    """The engines of a name's serving versions: the live version's and, during a release, the canary's.
-
-    Requests that began on a version finish on it after it stops serving: its engine thread ends when it has no work
-    left, then its weights are freed. All engines share a KV pool if their models have the same KV layout. A version
-    with another layout that finds no memory for a separate pool is rejected; for a candidate, users then get the
-    student. `start` loads a bundle and runs its engine, in a shared pool if possible. For an items-only bundle it
-    returns None, and requests are refused as before the first bundle.
-    """
-
-    def __init__(
-        self,
-        store: BundleStore,
-        poll_s: float,
-        start: Callable[[Bundle, Sequence[KvMemory]], RunningBundle | None],
-        report: Callable[[Serving[RunningBundle | None]], object],
-    ) -> None:
-        """Load the name's versions, and follow the name. `report` is called after each change."""
-        self._report = report
-        self._serving: Serving[RunningBundle | None] = Serving()
-        self._start = start
-        self._follower = BundleFollower(store, poll_s, self._load, self._swap)
-        self._follower.start()
-
-    def of(self, version: str) -> RunningBundle:
-        """Return the running bundle of a version.
-
-        Raises BundleMismatch, or BundleNotFound before the first is loaded.
-        """
-        serving = self._serving
-        if (running := serving.loaded.get(version)) is not None:
-            return running
-        if not any(serving.loaded.values()):
-            raise BundleNotFound("no bundle is loaded yet")
-        raise BundleMismatch(version, " and ".join(serving.loaded))
-
-    def check_health(self, max_step_s: float) -> None:
-        """Raise RuntimeError with the cause when an engine's thread hangs or has died, or the follower has died."""
-        for running in filter(None, self._serving.loaded.values()):
-            running.thread.check_health(max_step_s)
-        if not self._follower.is_alive:
-            raise RuntimeError("the bundle follower died")
-
-    def stop(self) -> None:
-        """Stop the follower, and the engines' threads after the requests in flight. Does not wait."""
-        self._follower.stop()
-        for running in filter(None, self._serving.loaded.values()):
-            running.thread.stop()
-
-    def _load(self, bundle: Bundle) -> RunningBundle | None:
-        running = filter(None, self._serving.loaded.values())
-        return self._start(bundle, [one.bundle.engine.memory for one in running])
-
-    def _swap(self, serving: Serving[RunningBundle | None]) -> None:
-        before, self._serving = self._serving, serving
-        self._report(serving)
-        if before.loaded.keys() == serving.loaded.keys():
-            return
-        log.info("bundle_loaded", version=" and ".join(serving.loaded), before=" and ".join(before.loaded) or None)
-        for version, running in before.loaded.items():
-            if version not in serving.loaded and running is not None:
-                running.thread.stop()
-        del before
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-
-
 class LlmDeployment:
-    """One replica of a name. It also starts without a bundle, and serves as soon as a version is live."""
+    """One replica of these names. It also starts without a bundle, and serves as soon as a version is live."""
 
-    def __init__(self, settings: Settings, name: str = DEFAULT_NAME) -> None:
+    def __init__(self, settings: Settings, names: Sequence[str] = (DEFAULT_NAME,)) -> None:
         configure_logging(settings.log_level, "llm", settings.log_file)
         torch.set_num_threads(settings.llm_threads)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
-        self._model_name, self._replica = name, replica_name()
-        self._reported: set[tuple[str, str, str]] = set()
+        self._names, self._replica = frozenset(names), replica_name()
+        self._reported: dict[str, set[tuple[str, str, str]]] = {}
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
-        self._items_of_tenant = self._items.of(tenant_of_name(name))
-        self._engines = Engines(BundleStore.of(settings, name), settings.bundle_poll_s, self._start, self._report)
+        self._models = self._open_models(ResidencyMetrics(registry))
+        gc.collect()
+        gc.freeze()
+        self._models.start()
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(
             self._items,
@@ -161,9 +93,9 @@ class LlmDeployment:
 
     def __del__(self) -> None:
         """Stop the replica; requests in flight may finish. Called by Ray Serve."""
-        if hasattr(self, "_engines"):
+        if hasattr(self, "_models"):
             log.info("stopping")
-            self._engines.stop()
+            self._models.stop()
             self._item_follower.stop()
             self._tracing.stop()
 
@@ -175,51 +107,95 @@ class LlmDeployment:
 
     async def _rank(self, request: RankRequest) -> Reply:
         try:
-            running = self._engines.of(request.bundle_version)
-            if self._items.knowledge is Knowledge.NONE:  # hidden items would be ranked
-                raise DependencyUnavailable("states of items", _RETRY_AFTER_S)
-            deadline_s = time.monotonic() + request.budget_ms / 1_000
-            await running.bundle.shown.compile(request.filters, deadline_s)
-            ended = await self._run(running, request, deadline_s)
-            record_spans(ended)
-            if ended.outcome.status is not Status.DONE:
-                raise DeadlineExceeded("llm")
-            return replace(running.bundle.result_of(ended), replica=self._replica)
+            with self._engines_of(request.name) as engines:
+                return await self._rank_with(engines, request)
         except TailraceError as error:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
 
-    async def _run(self, running: RunningBundle, request: RankRequest, deadline_s: float) -> FinishedRequest:
+    @contextmanager
+    def _engines_of(self, name: str) -> Iterator[Engines]:
+        """Yield the engines of a name, which stay in memory meanwhile. Raises BundleNotFound or ModelLoading."""
+        if name not in self._names:
+            raise BundleNotFound(f"this replica does not serve {name:.100}")
+        engines = self._models.acquire(name)
+        if engines is None:
+            raise ModelLoading(name)
+        try:
+            yield engines
+        finally:
+            self._models.release(name)
+
+    async def _rank_with(self, engines: Engines, request: RankRequest) -> RankResult:
+        running = engines.of(request.bundle_version)
+        if self._items.knowledge is Knowledge.NONE:  # hidden items would be ranked
+            raise DependencyUnavailable("states of items", _RETRY_AFTER_S)
+        deadline_s = time.monotonic() + request.budget_ms / 1_000
+        await running.bundle.shown.compile(request.filters, deadline_s)
+        ended = await self._run(engines, running, request, deadline_s)
+        record_spans(ended)
+        if ended.outcome.status is not Status.DONE:
+            raise DeadlineExceeded("llm")
+        return replace(running.bundle.result_of(ended), replica=self._replica)
+
+    async def _run(
+        self, engines: Engines, running: RunningBundle, request: RankRequest, deadline_s: float
+    ) -> FinishedRequest:
         try:
             return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
         except DependencyUnavailable:
-            self._engines.of(
+            engines.of(
                 request.bundle_version
             )  # raises BundleMismatch if the version no longer serves: its thread ended meanwhile
             raise
 
     def check_health(self) -> None:
-        """Raise when the engine hangs or has died, or the bundle follower has died. Ray Serve's health check."""
-        self._engines.check_health(self._settings.engine_max_step_s)
+        """Raise when an engine hangs or has died, or names are no longer followed. Ray Serve's health check."""
+        for engines in self._models.models():
+            engines.check_health(self._settings.engine_max_step_s)
+        if not self._models.is_alive:
+            raise RuntimeError("the thread that follows the names died")
 
-    def _start(self, bundle: Bundle, memories: Sequence[KvMemory]) -> RunningBundle | None:
-        """Load a bundle and run its engine, in the KV memory of another engine if it fits."""
+    def _open_models(self, metrics: ResidencyMetrics) -> Residents[Engines]:
+        """Return the models of this replica's names; without a budget all are pinned."""
+        settings = self._settings
+        if settings.llm_memory_gib is None:
+            table, size_of = ResidencyTable(pinned=self._names), None
+        else:
+            number_bytes = getattr(torch, settings.llm_dtype).itemsize
+            size_of = partial(bundle_bytes, number_bytes=number_bytes)
+            table = ResidencyTable(
+                int(settings.llm_memory_gib * 2**30),
+                settings.llm_min_stay_s,
+                self._names.intersection(settings.resident_names),
+                settings.llm_idle_s or None,
+            )
+        source = EngineSource(BundleStore.of(settings), self._start, self._report, size_of, self._resize)
+        return Residents(table, source, metrics, settings.bundle_poll_s)
+
+    def _resize(self, name: str, num_bytes: int) -> bool:
+        return self._models.resize(name, num_bytes)
+
+    def _start(self, name: str, bundle: Bundle, memories: Sequence[KvMemory]) -> RunningBundle | None:
+        """Load a bundle of a name and run its engine, in the KV memory of another engine if it fits."""
         if not bundle.is_trained:
             return None
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         config = with_weights_of(bundle, settings)
-        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, self._items_of_tenant)
+        items = self._items.of(tenant_of_name(name))
+        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, items)
         report = EngineStepMetrics(self._metrics, loaded.engine, _MODEL_NAME, self._limits)
         return RunningBundle(loaded, EngineThread(loaded.engine, settings.llm_threads, report.record))
 
-    def _report(self, serving: Serving[RunningBundle | None]) -> None:
-        """Report the running versions by role; a promoted canary changes its role."""
+    def _report(self, name: str, serving: Serving[RunningBundle | None]) -> None:
+        """Report a name's running versions by role; a promoted canary changes its role."""
         running = {version for version, one in serving.loaded.items() if one is not None}
-        roles = {(one, self._model_name, "live" if one == serving.live else "canary") for one in running}
-        for labels, value in (*((one, 0) for one in self._reported - roles), *((one, 1) for one in roles)):
+        roles = {(one, name, "live" if one == serving.live else "canary") for one in running}
+        before = self._reported.get(name, set())
+        for labels, value in (*((one, 0) for one in before - roles), *((one, 1) for one in roles)):
             self._metrics.replicas.labels(*labels).set(value)
-        self._reported = roles
+        self._reported[name] = roles
 
 
 def replica_name() -> str:
@@ -289,14 +265,25 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
     }
 
 
-def build_llm(settings: Settings, name: str = DEFAULT_NAME) -> Any:
-    """Return the bound Ray Serve application of a name's ranking model; pass its handle to `LlmHandle`."""
+def build_llms(settings: Settings) -> dict[str, Any]:
+    """Return the bound Ray Serve applications of the ranking models by name; pass their handles to `LlmHandle`.
+
+    With a budget of memory there is one application for all names, under the first name.
+    """
+    if settings.llm_memory_gib is not None:
+        return {settings.first_name: build_llm(settings, "llm", settings.served_names)}
+    deployments = {name: "llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}" for name in settings.served_names}
+    return {name: build_llm(settings, deployment, (name,)) for name, deployment in deployments.items()}
+
+
+def build_llm(settings: Settings, deployment_name: str = "llm", names: Sequence[str] = (DEFAULT_NAME,)) -> Any:
+    """Return the bound Ray Serve application of the ranking models of these names."""
     deployment = serve.deployment(
-        name="llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}",
+        name=deployment_name,
         num_replicas=settings.llm_replicas,
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=2.0,
         **replica_options(affinity()),
     )(LlmDeployment)
-    return deployment.bind(settings, name)
+    return deployment.bind(settings, names)

@@ -15,6 +15,7 @@ from services.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
+    ModelLoading,
     NotFound,
     Overloaded,
     SchemaViolated,
@@ -34,6 +35,7 @@ class RefusalKind(StrEnum):
     LATE = "late"
     OTHER_BUNDLE = "other_bundle"
     NO_BUNDLE = "no_bundle"
+    LOADING = "loading"
     INVALID = "invalid"
     TOO_LONG = "too_long"
     UNKNOWN = "unknown"
@@ -43,7 +45,10 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal and its error's details: versions wanted and loaded; field, problem and fix; or seconds to wait."""
+    """A refusal and its error's details.
+
+    Versions wanted and loaded; a model name; field, problem and fix; or seconds to wait.
+    """
 
     kind: RefusalKind
     details: tuple[str, ...] = ()
@@ -59,6 +64,8 @@ class Refusal:
                 return BundleMismatch(*self.details)
             case RefusalKind.NO_BUNDLE:
                 return BundleNotFound("no bundle is loaded yet; run `tailrace pipeline`")
+            case RefusalKind.LOADING:
+                return ModelLoading(*self.details)
             case RefusalKind.INVALID:
                 return InvalidRequest(*self.details)
             case RefusalKind.TOO_LONG:
@@ -85,6 +92,8 @@ def refusal_of(error: TailraceError) -> Refusal:
             return Refusal(RefusalKind.OTHER_BUNDLE, (error.wanted, error.loaded))
         case BundleNotFound():
             return Refusal(RefusalKind.NO_BUNDLE)
+        case ModelLoading():
+            return Refusal(RefusalKind.LOADING, (error.name,))
         case InvalidRequest():
             kind = RefusalKind.TOO_LONG if isinstance(error, ContextTooLong) else RefusalKind.INVALID
             return Refusal(kind, (error.field, error.problem, error.fix))

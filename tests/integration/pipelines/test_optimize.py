@@ -203,11 +203,11 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
 
     callers = [asyncio.create_task(call(number)) for number in range(4)]
     await served(parent.version)
-    bytes_before = replica._engines.of(parent.version).bundle.engine.weight_bytes
+    bytes_before = replica._models.peek("default").of(parent.version).bundle.engine.weight_bytes
     found = (await asyncio.to_thread(optimised, places, "int4", promotes=True))[0]
     child = found.children["int4"]
     await served(child.version)
-    bytes_of_child = replica._engines.of(child.version).bundle.engine.weight_bytes
+    bytes_of_child = replica._models.peek("default").of(child.version).bundle.engine.weight_bytes
     answered.clear()
     assert store.rollback(by="ann", reason="test") == parent.version
     await served(parent.version)
@@ -217,11 +217,11 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
     assert lost == []
     assert found.live == child.version
     assert bytes_of_child < 0.7 * bytes_before
-    assert replica._engines.of(parent.version).bundle.engine.weight_bytes == bytes_before
+    assert replica._models.peek("default").of(parent.version).bundle.engine.weight_bytes == bytes_before
     assert store.withdrawals().keys() == {child.version}
     store.promote(child.version, force=True)
     store.promote(parent.version)  # it is not identical to what was withdrawn
-    replica._engines.stop()
+    replica._models.stop()
 
 
 def test_lists_place_their_labels() -> None:

@@ -18,6 +18,7 @@ from services.items.snapshot import Positions, write_snapshot
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
+from services.llm.ranking.engines import Engines
 from services.llm.serving.card import limits_of
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
@@ -51,6 +52,13 @@ def replica(settings, monkeypatch):
     replica.__del__()
 
 
+def engines_of(replica: LlmDeployment, name: str = "default") -> Engines:
+    """Return the engines of a loaded name."""
+    engines = replica._models.peek(name)
+    assert engines is not None
+    return engines
+
+
 async def served(replica: LlmDeployment, version: str) -> RankResult:
     """Rank until this version is live."""
     give_up_s = time.monotonic() + 60
@@ -74,12 +82,13 @@ async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_th
     live, settings, monkeypatch
 ) -> None:
     """If the version changes before a request is queued and the old thread ends, the refusal names both versions."""
-    old = live._engines.of("v1")
+    old = engines_of(live).of("v1")
     publish_bundle(settings.bundle_root, "v2", seed=9)
     await served(live, "v2")
     await asyncio.to_thread(old.thread.join, 5.0)
     seen = iter([old])
-    monkeypatch.setattr(live._engines, "of", lambda version, of=live._engines.of: next(seen, None) or of(version))
+    engines, of = engines_of(live), engines_of(live).of
+    monkeypatch.setattr(engines, "of", lambda version: next(seen, None) or of(version))
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
 
@@ -192,7 +201,7 @@ async def test_a_replica_without_item_states_refuses(live) -> None:
 
 async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
     """A request to a failed engine is refused as broken, and the replica is unhealthy."""
-    serving = live._engines.of("v1")
+    serving = engines_of(live).of("v1")
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
@@ -203,12 +212,12 @@ async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
 
 async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monkeypatch) -> None:
     """A hanging step makes the replica unhealthy, and its end makes it healthy again."""
-    engine, goes_on = live._engines.of("v1").bundle.engine, threading.Event()
+    engine, goes_on = engines_of(live).of("v1").bundle.engine, threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
     asked = asyncio.create_task(live.rank(build_request("v1")))
 
-    await until(lambda: live._engines.of("v1").thread._step_called_s is not None)
+    await until(lambda: engines_of(live).of("v1").thread._step_called_s is not None)
     live.check_health()
     engine.expected_step_s = 0.0
     monkeypatch.setattr(live, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
@@ -227,7 +236,7 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
     store.publish(source, "items-only", {"trained": False})
     with capture_logs() as logs:
         store.promote("items-only")
-        await until(lambda: live._engines._serving.loaded == {"items-only": None})
+        await until(lambda: engines_of(live)._serving.loaded == {"items-only": None})
         reply = await live.rank(build_request("v1"))
         publish_bundle(settings.bundle_root, "v2", seed=9)
         await served(live, "v2")
@@ -245,19 +254,19 @@ async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, s
     alone = await served(live, "v1")
 
     store.release("v2", [CanaryStage(0.5, 0.0)], 0)
-    await until(lambda: live._engines._serving.loaded.keys() == {"v1", "v2"})
+    await until(lambda: engines_of(live)._serving.loaded.keys() == {"v1", "v2"})
     candidate = await served(live, "v2")
     beside = await served(live, "v1")
-    engines = [live._engines.of(version).bundle.engine for version in ("v1", "v2")]
+    engines = [engines_of(live).of(version).bundle.engine for version in ("v1", "v2")]
     store.promote("v2")
-    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+    await until(lambda: engines_of(live)._serving.loaded.keys() == {"v2"})
     promoted = await served(live, "v2")
     store.release("v1", [CanaryStage(0.5, 0.0)], 0)
     again = await served(live, "v1")
     store.end_canary("v1")
-    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+    await until(lambda: engines_of(live)._serving.loaded.keys() == {"v2"})
 
     assert beside.item_ids == again.item_ids == alone.item_ids != candidate.item_ids == promoted.item_ids
     assert engines[0].memory is engines[1].memory
-    assert live._engines.of("v2").bundle.engine is engines[1]
+    assert engines_of(live).of("v2").bundle.engine is engines[1]
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))

@@ -12,6 +12,7 @@ from services.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
+    ModelLoading,
     NotFound,
     Overloaded,
     SchemaViolated,
@@ -26,6 +27,7 @@ from services.llm.serving.reply import TEXT, refusal_of
         DeadlineExceeded("llm"),
         BundleMismatch("v1", "v2"),
         BundleNotFound("none"),
+        ModelLoading("mail"),
         InvalidRequest("k", "0 is out of range", "send 1"),
         ContextTooLong("prompt", "9 tokens long", "send at most 8"),
         NotFound("no such model", "ask for another"),
@@ -38,7 +40,7 @@ def test_an_error_survives_the_trip(error) -> None:
     back = pickle.loads(pickle.dumps(refusal_of(error))).as_error()
 
     assert type(back) is type(error)
-    for fact in ("retry_after_s", "wanted", "loaded", "field", "problem", "fix"):
+    for fact in ("retry_after_s", "wanted", "loaded", "name", "field", "problem", "fix"):
         assert getattr(back, fact, None) == getattr(error, fact, None)
 
 

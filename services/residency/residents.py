@@ -1,0 +1,254 @@
+"""The loaded models of one process: loads a name when it is first asked for, off the request path, and unloads others.
+
+`ResidencyTable` decides, threads of this module do the work: several fetch files, two follow the records of resident
+names, and a single thread loads and unloads, so that loading takes at most one core from requests. A name is fetched
+and loaded once, however many requests ask for it meanwhile. A failed name is retried after a second when it is asked
+for again, with the pause doubling after each consecutive failure up to a minute. The module does not know what a model
+is.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from services.observability.metrics import ResidencyMetrics
+from services.residency.state import Actions, Residency, ResidencyTable, TooLarge
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 60.0
+_NUM_FETCHING, _NUM_FOLLOWING = 4, 2
+
+Model = TypeVar("Model")
+
+
+class ModelSource(Protocol[Model]):
+    """Loads models by name. Each method may block; none is called concurrently for one name."""
+
+    def fetch(self, name: str) -> int:
+        """Bring a name's files to this machine, and return the bytes of memory that the model will take."""
+        ...
+
+    def load(self, name: str) -> Model:
+        """Load a fetched model."""
+        ...
+
+    def refresh(self, name: str, model: Model) -> None:
+        """Follow the name's record. Called at each poll while the name is resident. Never raises."""
+        ...
+
+    def is_broken(self, model: Model) -> bool:
+        """Whether a part of the model could not be loaded; it is retried by `refresh`."""
+        ...
+
+    def unload(self, name: str, model: Model) -> None:
+        """Free a model that has no references."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """The last failure of a name that cannot be loaded, and the time of its next attempt."""
+
+    reason: str
+    pause_s: float
+    retry_at_s: float
+
+
+class Residents(Generic[Model]):
+    """The models of one process by name. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        table: ResidencyTable,
+        source: ModelSource[Model],
+        metrics: ResidencyMetrics,
+        poll_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._source = source
+        self._metrics = metrics
+        self._poll_s = poll_s
+        self._clock = clock
+        self._changed = threading.Condition(threading.RLock())  # guards the next four, and the table
+        self._models: dict[str, Model] = {}
+        self._fetching: set[str] = set()
+        self._refreshing: set[str] = set()
+        self._failures: dict[str, LoadFailure] = {}
+        self._fetchers = ThreadPoolExecutor(_NUM_FETCHING, "model-fetch")
+        self._loader = ThreadPoolExecutor(1, "model-load")
+        self._followers = ThreadPoolExecutor(_NUM_FOLLOWING, "model-follow")
+        self._stopped = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="model-poll", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether names are followed."""
+        return self._poller.is_alive()
+
+    def start(self) -> None:
+        """Load the pinned names, then follow all resident names. Blocks until each pinned name is loaded or failed."""
+        with self._changed:
+            for name in sorted(self._table.pinned):
+                self._ask_for(name)
+            self._changed.wait_for(lambda: all(map(self._is_settled, self._table.pinned)))
+        self._poller.start()
+
+    def stop(self) -> None:
+        """Stop loading, and unload every model that has no references. Does not wait for a load in progress."""
+        self._stopped.set()
+        for pool in (self._fetchers, self._loader, self._followers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            models, self._models = self._models, {}
+        for name, model in models.items():
+            self._source.unload(name, model)
+
+    def acquire(self, name: str) -> Model | None:
+        """Return a resident model, which stays in memory until `release`; None if it is absent, and load it then."""
+        with self._changed:
+            if self._table.acquire(name, self._clock()):
+                return self._models[name]
+            self._ask_for(name)
+            return None
+
+    def release(self, name: str) -> None:
+        """Give a model back."""
+        with self._changed:
+            self._table.release(name)
+            if self._table.state(name) is Residency.DRAINING:
+                self._act()
+
+    def peek(self, name: str) -> Model | None:
+        """Return a resident model without a reference, for reports."""
+        with self._changed:
+            return self._models.get(name)
+
+    def models(self) -> list[Model]:
+        """Return all models in memory."""
+        with self._changed:
+            return list(self._models.values())
+
+    def state(self, name: str) -> Residency:
+        """Return the state of a name; a name whose files are fetched is loading."""
+        with self._changed:
+            return Residency.LOADING if name in self._fetching else self._table.state(name)
+
+    def failure(self, name: str) -> LoadFailure | None:
+        """Return the last failure of a name that cannot be loaded now."""
+        with self._changed:
+            return self._failures.get(name)
+
+    def resize(self, name: str, num_bytes: int) -> bool:
+        """Change the bytes of a name that is loading or resident; return whether they fit. See ResidencyTable."""
+        with self._changed:
+            fits = self._table.resize(name, num_bytes, self._clock())
+            self._metrics.resident_bytes.labels(name).set(self._table.bytes_by_name().get(name, 0))
+            self._act()
+            return fits
+
+    def _is_settled(self, name: str) -> bool:
+        return self._table.state(name) is Residency.RESIDENT or name in self._failures
+
+    def _ask_for(self, name: str) -> None:
+        """Fetch a name unless it is on its way, or has failed a short time ago."""
+        now_s = self._clock()
+        self._table.still_wanted(name, now_s)
+        failure = self._failures.get(name)
+        is_due = failure is None or now_s >= failure.retry_at_s
+        if is_due and name not in self._fetching and self._table.state(name) is Residency.ABSENT:
+            if self._stopped.is_set():
+                return
+            self._fetching.add(name)
+            self._fetchers.submit(self._fetch, name)
+
+    def _fetch(self, name: str) -> None:
+        try:
+            num_bytes = self._source.fetch(name)
+            with self._changed:
+                self._fetching.discard(name)
+                self._table.want(name, num_bytes, self._clock())
+                self._act()
+        except Exception as error:  # noqa: BLE001 - the other names must keep serving
+            with self._changed:
+                self._fetching.discard(name)
+                self._record_failure(name, error)
+
+    def _load(self, name: str) -> None:
+        began_s = self._clock()
+        try:
+            model = self._source.load(name)
+        except Exception as error:  # noqa: BLE001 - the other names must keep serving
+            with self._changed:
+                self._table.failed(name)
+                self._metrics.resident_bytes.labels(name).set(0)
+                self._record_failure(name, error)
+                self._act()
+            return
+        with self._changed:
+            self._models[name] = model
+            self._failures.pop(name, None)
+            self._table.loaded(name, self._clock())
+            self._metrics.load_failed.labels(name).set(self._source.is_broken(model))
+            self._metrics.loads.labels(name).inc()
+            self._metrics.load_seconds.observe(self._clock() - began_s)
+            self._changed.notify_all()
+            self._act()
+
+    def _unload(self, name: str) -> None:
+        with self._changed:
+            model = self._models.pop(name)
+        self._source.unload(name, model)
+        del model
+        with self._changed:
+            reason = self._table.unloaded(name)
+            self._metrics.evictions.labels(name, reason).inc()
+            self._metrics.resident_bytes.labels(name).set(0)
+            log.info("model_unloaded", name=name, reason=reason.value)
+            self._act()
+
+    def _act(self) -> None:
+        """Start the loads and unloads that the table allows now."""
+        actions = Actions() if self._stopped.is_set() else self._table.next_actions(self._clock())
+        for name in actions.load:
+            self._metrics.resident_bytes.labels(name).set(self._table.bytes_by_name()[name])
+            self._loader.submit(self._load, name)
+        for name in actions.unload:
+            self._loader.submit(self._unload, name)
+
+    def _record_failure(self, name: str, error: Exception) -> None:
+        before = self._failures.get(name)
+        pause_s = _FIRST_PAUSE_S if before is None else min(_MAX_PAUSE_S, 2 * before.pause_s)
+        if isinstance(error, TooLarge):
+            pause_s = _MAX_PAUSE_S
+        self._failures[name] = LoadFailure(str(error), pause_s, self._clock() + pause_s)
+        self._metrics.load_failed.labels(name).set(1)
+        self._changed.notify_all()
+        log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(self._poll_s):
+            with self._changed:
+                for name in self._table.pinned:
+                    self._ask_for(name)
+                self._act()  # first: the references of `refresh` would keep idle names
+                for name in self._models.keys() - self._refreshing:
+                    if self._table.acquire(name, None):
+                        self._refreshing.add(name)
+                        self._followers.submit(self._refresh, name, self._models[name])
+
+    def _refresh(self, name: str, model: Model) -> None:
+        try:
+            self._source.refresh(name, model)
+            self._metrics.load_failed.labels(name).set(self._source.is_broken(model))
+        finally:
+            with self._changed:
+                self._refreshing.discard(name)
+            self.release(name)

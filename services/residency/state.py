@@ -1,0 +1,256 @@
+"""The residency of models in one process: which are loaded, which load next, which are unloaded for room. Pure.
+
+A name is absent, loading, resident or draining:
+
+    absent    --want, then room-->                        loading
+    loading   --loaded-->  resident     --failed-->       absent
+    resident  --room is needed, or idle-->                draining
+    draining  --last reference released, unloaded-->      absent
+
+Loading, resident and draining names occupy bytes, and their sum never exceeds the budget: a load starts only after the
+names that it displaces are unloaded. Displaced is the name that was used least recently, names in use last; pinned
+names and names that became resident less than the minimum stay ago are never displaced. A draining name takes no new
+references, and is unloaded when the last one is released. Waiting names load in the order in which they were wanted; a
+name that nobody wants any more is forgotten.
+
+Time is an argument, in seconds. `next_actions` is called after each event and from time to time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+_FORGET_S = 10.0
+"""A waiting name that no request wanted for this long is not loaded."""
+
+
+class Residency(StrEnum):
+    """The state of a name in this process."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    DRAINING = "draining"
+
+
+class Eviction(StrEnum):
+    """Why a name is unloaded."""
+
+    ROOM = "room"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Names to load and to unload now. Each is returned once."""
+
+    load: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Model:
+    """A name that occupies bytes. `since_s`: start of its state; `used_s`: last use."""
+
+    state: Residency
+    num_bytes: int
+    since_s: float
+    used_s: float
+    num_references: int = 0
+    eviction: Eviction | None = None
+    is_unloading: bool = False
+
+
+@dataclass(slots=True)
+class _Wanted:
+    num_bytes: int
+    wanted_s: float
+
+
+class TooLarge(ValueError):
+    """A model that exceeds the budget even if all unpinned models are unloaded."""
+
+
+class ResidencyTable:
+    """The models of one process."""
+
+    def __init__(
+        self,
+        budget_bytes: int | None = None,
+        min_stay_s: float = 0.0,
+        pinned: Collection[str] = (),
+        idle_s: float | None = None,
+    ) -> None:
+        """Create an empty table.
+
+        Args:
+            budget_bytes: Most bytes of all models together; None for no limit.
+            min_stay_s: A resident model is not unloaded for room before it has been resident this long.
+            pinned: Names that are never unloaded.
+            idle_s: A model that was not used for this long is unloaded; None for never.
+        """
+        self._budget_bytes = budget_bytes
+        self._min_stay_s = min_stay_s
+        self.pinned = frozenset(pinned)
+        self._idle_s = idle_s
+        self._models: dict[str, _Model] = {}
+        self._wanted: dict[str, _Wanted] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all loading, resident and draining models."""
+        return sum(model.num_bytes for model in self._models.values())
+
+    def state(self, name: str) -> Residency:
+        """Return the state of a name."""
+        if (model := self._models.get(name)) is not None:
+            return model.state
+        return Residency.WAITING if name in self._wanted else Residency.ABSENT
+
+    def bytes_by_name(self) -> Mapping[str, int]:
+        """Return the bytes of each loading, resident and draining name."""
+        return {name: model.num_bytes for name, model in self._models.items()}
+
+    def names(self, state: Residency) -> tuple[str, ...]:
+        """Return the names in this state."""
+        if state is Residency.WAITING:
+            return tuple(self._wanted)
+        return tuple(name for name, model in self._models.items() if model.state is state)
+
+    def want(self, name: str, num_bytes: int, now_s: float) -> None:
+        """Ask for a name that takes this many bytes; no effect unless it is absent. Raises TooLarge."""
+        if name in self._models:
+            return
+        if not self._can_fit(num_bytes):
+            raise TooLarge(f"{name}: {num_bytes:,} bytes exceed the budget of {self._budget_bytes:,} bytes")
+        self._wanted.setdefault(name, _Wanted(num_bytes, now_s))
+
+    def still_wanted(self, name: str, now_s: float) -> None:
+        """Record that a request wanted a name, so that it is not forgotten while it waits."""
+        if name in self._wanted:
+            self._wanted[name].wanted_s = now_s
+
+    def acquire(self, name: str, now_s: float | None) -> bool:
+        """Reference a resident name, so that it is not unloaded until `release`. Return whether it is resident.
+
+        `now_s` None does not count as a use.
+        """
+        model = self._models.get(name)
+        if model is None or model.state is not Residency.RESIDENT:
+            return False
+        model.num_references += 1
+        model.used_s = model.used_s if now_s is None else now_s
+        return True
+
+    def release(self, name: str) -> None:
+        """Give a reference back."""
+        model = self._models[name]
+        assert model.num_references > 0, f"{name} has no reference to release"
+        model.num_references -= 1
+
+    def loaded(self, name: str, now_s: float) -> None:
+        """Record the end of a load."""
+        self._enter(name, Residency.LOADING, Residency.RESIDENT, now_s).used_s = now_s
+
+    def failed(self, name: str) -> None:
+        """Record that a load failed: its bytes are free again."""
+        assert self._models[name].state is Residency.LOADING, f"{name} is not loading"
+        del self._models[name]
+
+    def unloaded(self, name: str) -> Eviction:
+        """Record that a name's memory is free again; return why it was unloaded."""
+        model = self._models[name]
+        assert model.is_unloading, f"{name} is not being unloaded"
+        assert model.eviction is not None, f"{name} drains for a reason"
+        del self._models[name]
+        return model.eviction
+
+    def resize(self, name: str, num_bytes: int, now_s: float) -> bool:
+        """Change the bytes of a resident name, as for another version; return whether they fit.
+
+        If not, other names begin to drain, and a later call may succeed.
+        """
+        model = self._models[name]
+        needed = num_bytes - model.num_bytes
+        if needed > 0 and not self._make_room(needed, now_s, spared=name):
+            return False
+        model.num_bytes = num_bytes
+        return True
+
+    def next_actions(self, now_s: float) -> Actions:
+        """Return the loads and unloads that may start now."""
+        self._drain_idle(now_s)
+        load = tuple(self._start_loads(now_s))
+        return Actions(load, tuple(self._start_unloads()))
+
+    def _start_loads(self, now_s: float) -> Iterable[str]:
+        for name, one in list(self._wanted.items()):
+            is_forgotten = name not in self.pinned and now_s - one.wanted_s > _FORGET_S
+            if is_forgotten or not self._can_fit(one.num_bytes):
+                del self._wanted[name]
+        for name, one in list(self._wanted.items()):
+            if not self._make_room(one.num_bytes, now_s):
+                return
+            del self._wanted[name]
+            self._models[name] = _Model(Residency.LOADING, one.num_bytes, now_s, now_s)
+            yield name
+
+    def _can_fit(self, num_bytes: int) -> bool:
+        """Return whether this many bytes fit next to the pinned names."""
+        pinned = sum(self._models[name].num_bytes for name in self.pinned & self._models.keys())
+        return self._budget_bytes is None or num_bytes <= self._budget_bytes - pinned
+
+    def _start_unloads(self) -> Iterable[str]:
+        for name, model in self._models.items():
+            if model.state is Residency.DRAINING and not model.num_references and not model.is_unloading:
+                model.is_unloading = True
+                yield name
+
+    def _make_room(self, num_bytes: int, now_s: float, spared: str | None = None) -> bool:
+        """Return whether this many bytes are free; if not, drain as many names as are needed, if they suffice."""
+        if self._budget_bytes is None:
+            return True
+        free = self._budget_bytes - self.num_bytes
+        if num_bytes <= free:
+            return True
+        coming = sum(model.num_bytes for model in self._models.values() if model.state is Residency.DRAINING)
+        missing, victims = num_bytes - free - coming, list[str]()
+        for name in self._displaceable(now_s):
+            if missing <= 0:
+                break
+            if name != spared:
+                victims.append(name)
+                missing -= self._models[name].num_bytes
+        if missing <= 0:
+            for name in victims:
+                self._drain(name, Eviction.ROOM, now_s)
+        return False
+
+    def _displaceable(self, now_s: float) -> list[str]:
+        """Return the names that may be unloaded for room: unused names first, least recently used first."""
+        old = [
+            name
+            for name, model in self._models.items()
+            if model.state is Residency.RESIDENT
+            and name not in self.pinned
+            and now_s - model.since_s >= self._min_stay_s
+        ]
+        return sorted(old, key=lambda name: (self._models[name].num_references > 0, self._models[name].used_s))
+
+    def _drain_idle(self, now_s: float) -> None:
+        if self._idle_s is None:
+            return
+        for name, model in self._models.items():
+            is_idle = model.state is Residency.RESIDENT and not model.num_references
+            if is_idle and name not in self.pinned and now_s - model.used_s >= self._idle_s:
+                self._drain(name, Eviction.IDLE, now_s)
+
+    def _drain(self, name: str, why: Eviction, now_s: float) -> None:
+        self._enter(name, Residency.RESIDENT, Residency.DRAINING, now_s).eviction = why
+
+    def _enter(self, name: str, before: Residency, after: Residency, now_s: float) -> _Model:
+        model = self._models[name]
+        assert model.state is before, f"{name} is {model.state}, not {before}"
+        model.state, model.since_s = after, now_s
+        return model

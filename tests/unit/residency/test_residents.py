@@ -1,0 +1,168 @@
+"""The threads that load models: one load for many requests, failures, and memory that is freed."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.observability.metrics import ResidencyMetrics
+from services.residency.residents import Residents
+from services.residency.state import Residency, ResidencyTable
+from tests.support.wait import wait_for
+
+
+@dataclass
+class Files:
+    """Models that are their names; `gate` holds loads back, and names in `broken` fail."""
+
+    sizes: dict[str, int]
+    gate: threading.Event = field(default_factory=threading.Event)
+    broken: set[str] = field(default_factory=set)
+    loads: Counter[str] = field(default_factory=Counter)
+    unloads: Counter[str] = field(default_factory=Counter)
+    in_memory: set[str] = field(default_factory=set)
+
+    def fetch(self, name: str) -> int:
+        """Return the size of a name, or fail."""
+        if name in self.broken:
+            raise OSError(f"{name}: no space left on device")
+        return self.sizes[name]
+
+    def load(self, name: str) -> str:
+        """Load when the gate is open."""
+        self.gate.wait(30.0)
+        assert name not in self.in_memory
+        self.loads[name] += 1
+        self.in_memory.add(name)
+        return name
+
+    def refresh(self, name: str, model: str) -> None:
+        """Follow nothing."""
+
+    def is_broken(self, model: str) -> bool:
+        """Return that nothing is broken."""
+        return False
+
+    def unload(self, name: str, model: str) -> None:
+        """Forget the model."""
+        self.in_memory.remove(model)
+        self.unloads[name] += 1
+
+
+class Scene:
+    """Residents over `Files`, with a clock that only moves by hand."""
+
+    def __init__(self, **options: object) -> None:
+        self.files = Files({"a": 4, "b": 4, "c": 4})
+        self.now_s = 0.0
+        self.registry = CollectorRegistry()
+        table = ResidencyTable(8, **options)  # type: ignore[arg-type]
+        metrics = ResidencyMetrics(self.registry)
+        self.models = Residents(table, self.files, metrics, poll_s=0.01, clock=lambda: self.now_s)
+
+    def wait_for(self, name: str, state: Residency) -> None:
+        """Wait until a name is in this state."""
+        wait_for(lambda: self.models.state(name) is state)
+
+    def value(self, metric: str, **labels: str) -> float | None:
+        """Return the value of a metric."""
+        return self.registry.get_sample_value(metric, labels)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """A started scene with room for two of three names."""
+    with ExitStack() as stack:
+        scene = Scene()
+        stack.callback(scene.models.stop)
+        stack.callback(scene.files.gate.set)
+        scene.models.start()
+        yield scene
+
+
+def test_a_hundred_simultaneous_first_calls_load_once(scene: Scene) -> None:
+    """While a name loads, every call returns at once without it, and one load serves them all."""
+    calls = [threading.Thread(target=scene.models.acquire, args=("a",)) for _ in range(100)]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(10.0)
+    scene.files.gate.set()
+    scene.wait_for("a", Residency.RESIDENT)
+
+    assert scene.models.acquire("a") == "a"
+    assert scene.files.loads == {"a": 1}
+    assert scene.value("tailrace_model_loads_total", name="a") == 1
+
+
+def test_a_name_in_use_is_unloaded_only_after_its_last_request(scene: Scene) -> None:
+    """A third name waits until a request gives one of two names in use back."""
+    scene.files.gate.set()
+    for name in "ab":
+        scene.models.acquire(name)
+        scene.wait_for(name, Residency.RESIDENT)
+        scene.now_s += 1.0
+        assert scene.models.acquire(name) == name
+    scene.models.acquire("c")
+    scene.wait_for("a", Residency.DRAINING)
+    assert scene.files.in_memory == {"a", "b"}
+
+    scene.models.release("a")
+    scene.wait_for("c", Residency.RESIDENT)
+
+    assert scene.files.in_memory == {"b", "c"}
+    assert scene.value("tailrace_model_evictions_total", name="a", reason="room") == 1
+    assert [scene.value("tailrace_model_resident_bytes", name=name) for name in "abc"] == [0, 4, 4]
+
+
+def test_a_failed_name_is_retried_after_a_pause_that_doubles(scene: Scene) -> None:
+    """A name that cannot be fetched is reported, harms no other name, and loads once its cause is gone."""
+    scene.files.gate.set()
+    scene.files.broken = {"a"}
+    retries = []
+    for _ in range(3):
+        scene.models.acquire("a")
+        wait_for(lambda: (found := scene.models.failure("a")) is not None and found.retry_at_s > scene.now_s)
+        failure = scene.models.failure("a")
+        assert failure is not None
+        retries.append(failure.pause_s)
+        scene.now_s = failure.retry_at_s
+    assert retries == [1.0, 2.0, 4.0]
+    assert scene.value("tailrace_model_load_failed", name="a") == 1
+    scene.models.acquire("b")
+    scene.wait_for("b", Residency.RESIDENT)
+
+    scene.files.broken = set()
+    scene.models.acquire("a")
+    scene.wait_for("a", Residency.RESIDENT)
+    assert scene.value("tailrace_model_load_failed", name="a") == 0
+
+
+def test_pinned_names_are_loaded_before_the_start_returns() -> None:
+    """After `start`, pinned names are resident or known to have failed."""
+    scene = Scene(pinned=["a", "b"])
+    scene.files.gate.set()
+    scene.files.broken = {"b"}
+    scene.models.start()
+
+    assert scene.models.acquire("a") == "a"
+    assert scene.models.failure("b") is not None
+    scene.models.stop()
+
+
+def test_an_idle_name_is_unloaded() -> None:
+    """A name without requests for the idle time gives its memory back; polls of its record are not uses."""
+    scene = Scene(idle_s=5.0)
+    scene.files.gate.set()
+    scene.models.start()
+    scene.models.acquire("a")
+    scene.wait_for("a", Residency.RESIDENT)
+    scene.now_s = 6.0
+
+    scene.wait_for("a", Residency.ABSENT)
+    assert scene.value("tailrace_model_evictions_total", name="a", reason="idle") == 1
+    scene.models.stop()

@@ -1,0 +1,234 @@
+"""The residency of models: a state machine against a record of everything that happened to each name."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.residency.state import Actions, Residency, ResidencyTable, TooLarge
+
+BUDGET, MIN_STAY_S, IDLE_S, FORGET_S = 10, 3.0, 50.0, 10.0
+SIZES = {"a": 4, "b": 4, "c": 3, "d": 2, "e": 5, "pinned": 2}
+PINNED = "pinned"
+names = st.sampled_from(sorted(SIZES))
+
+
+@dataclass
+class Known:
+    """What the oracle knows of a name in memory."""
+
+    num_bytes: int
+    resident_s: float | None = None
+    used_s: float = 0.0
+    num_references: int = 0
+    is_unloading: bool = False
+
+
+class TableMachine(RuleBasedStateMachine):
+    """All events in any order; loads and unloads end whenever the machine likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ResidencyTable(BUDGET, MIN_STAY_S, [PINNED], IDLE_S)
+        self.known: dict[str, Known] = {}
+        self.now_s = 0.0
+
+    def act(self) -> None:
+        """Take the next actions and check each against the record."""
+        before = {name: self.table.state(name) for name in SIZES}
+        self.check(self.table.next_actions(self.now_s), before)
+
+    def check(self, actions: Actions, before: dict[str, Residency]) -> None:
+        """Compare actions with the rules, one by one."""
+        drained = [
+            name
+            for name in SIZES
+            if before[name] is Residency.RESIDENT and self.table.state(name) is Residency.DRAINING
+        ]
+        self.check_drained(drained)
+        for name in actions.unload:
+            known = self.known[name]
+            assert known.num_references == 0
+            assert not known.is_unloading
+            known.is_unloading = True
+        for name in actions.load:
+            assert name not in self.known
+            self.known[name] = Known(SIZES[name])
+
+    def check_drained(self, drained: list[str]) -> None:
+        """A drained name is old, not pinned, and was used before every name that could have been drained instead."""
+        candidates = [
+            name
+            for name, one in self.known.items()
+            if one.resident_s is not None
+            and name != PINNED
+            and not one.is_unloading
+            and self.now_s - one.resident_s >= MIN_STAY_S
+        ]
+        is_idle = {
+            name
+            for name in drained
+            if not self.known[name].num_references and self.now_s - self.known[name].used_s >= IDLE_S
+        }
+        for name in set(drained) - is_idle:
+            assert name in candidates
+            spared = [one for one in candidates if self.table.state(one) is Residency.RESIDENT]
+            assert all(self.order(name) <= self.order(other) for other in spared)
+
+    def order(self, name: str) -> tuple[bool, float]:
+        """The order in which names are displaced."""
+        one = self.known[name]
+        return one.num_references > 0, one.used_s
+
+    def in_state(self, state: Residency) -> list[str]:
+        """Names in this state."""
+        return [name for name in SIZES if self.table.state(name) is state]
+
+    @rule(name=names)
+    def want(self, name: str) -> None:
+        """A request for a name that is not in memory."""
+        pinned = self.known[PINNED].num_bytes if PINNED in self.known else 0
+        is_new = name not in self.known
+        with pytest.raises(TooLarge) if is_new and SIZES[name] > BUDGET - pinned else nullcontext():
+            self.table.want(name, SIZES[name], self.now_s)
+        self.table.still_wanted(name, self.now_s)
+        self.act()
+
+    @rule(name=names)
+    def acquire(self, name: str) -> None:
+        """A request acquires a name exactly if it is resident."""
+        is_resident = self.table.state(name) is Residency.RESIDENT
+        assert self.table.acquire(name, self.now_s) is is_resident
+        if is_resident:
+            self.known[name].num_references += 1
+            self.known[name].used_s = self.now_s
+
+    @precondition(lambda self: any(one.num_references for one in self.known.values()))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """A request ends."""
+        name = data.draw(st.sampled_from(sorted(name for name, one in self.known.items() if one.num_references)))
+        self.table.release(name)
+        self.known[name].num_references -= 1
+        self.act()
+
+    @precondition(lambda self: self.in_state(Residency.LOADING))
+    @rule(data=st.data(), is_good=st.booleans())
+    def end_load(self, data: st.DataObject, is_good: bool) -> None:
+        """A load succeeds or fails."""
+        name = data.draw(st.sampled_from(self.in_state(Residency.LOADING)))
+        if is_good:
+            self.table.loaded(name, self.now_s)
+            self.known[name].resident_s = self.known[name].used_s = self.now_s
+        else:
+            self.table.failed(name)
+            del self.known[name]
+        self.act()
+
+    @precondition(lambda self: any(one.is_unloading for one in self.known.values()))
+    @rule(data=st.data())
+    def end_unload(self, data: st.DataObject) -> None:
+        """Memory is free again."""
+        name = data.draw(st.sampled_from(sorted(name for name, one in self.known.items() if one.is_unloading)))
+        self.table.unloaded(name)
+        del self.known[name]
+        self.act()
+
+    @precondition(lambda self: self.in_state(Residency.RESIDENT))
+    @rule(data=st.data(), num_bytes=st.integers(0, 7))
+    def resize(self, data: st.DataObject, num_bytes: int) -> None:
+        """A resident name takes more or fewer bytes, if they fit."""
+        name = data.draw(st.sampled_from(self.in_state(Residency.RESIDENT)))
+        before = {name: self.table.state(name) for name in SIZES}
+        others = sum(one.num_bytes for other, one in self.known.items() if other != name)
+        fits = self.table.resize(name, num_bytes, self.now_s)
+        assert fits is (num_bytes <= self.known[name].num_bytes or others + num_bytes <= BUDGET)
+        if fits:
+            self.known[name].num_bytes = num_bytes
+        self.check(Actions(), before)
+        self.act()
+
+    @rule(seconds=st.floats(0.0, 30.0))
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.now_s += seconds
+        self.act()
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        """Loading, resident and draining names never exceed the budget."""
+        assert sum(one.num_bytes for one in self.known.values()) == self.table.num_bytes <= BUDGET
+        assert self.table.bytes_by_name() == {name: one.num_bytes for name, one in self.known.items()}
+
+    def teardown(self) -> None:
+        """When requests end and time passes, a name that is wanted becomes resident."""
+        for name, one in self.known.items():
+            for _ in range(one.num_references):
+                self.table.release(name)
+            one.num_references = 0
+        for _ in range(4 * len(SIZES)):
+            self.now_s += MIN_STAY_S / 2
+            self.want("d")
+            for name in list(self.known):
+                if self.table.state(name) is Residency.LOADING:
+                    self.table.loaded(name, self.now_s)
+                    self.known[name].resident_s = self.known[name].used_s = self.now_s
+                elif self.known[name].is_unloading:
+                    self.table.unloaded(name)
+                    del self.known[name]
+            if self.table.state("d") is Residency.RESIDENT:
+                return
+            self.act()
+        raise AssertionError(f"d is {self.table.state('d')}")
+
+
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_model_larger_than_the_budget_is_refused() -> None:
+    """A model that does not fit next to the pinned models is refused when it is wanted, and no model is unloaded."""
+    table = ResidencyTable(10, pinned=["pinned"])
+    table.want("pinned", 4, 0.0)
+    table.next_actions(0.0)
+
+    with pytest.raises(TooLarge, match="7 bytes"):
+        table.want("a", 7, 0.0)
+    table.want("a", 6, 0.0)
+    assert table.next_actions(0.0) == Actions(load=("a",))
+
+
+def test_a_name_in_use_drains_before_it_is_unloaded() -> None:
+    """If every name is in use, the least recently used takes no new requests and is unloaded after its last."""
+    table = ResidencyTable(10)
+    for now_s, name in enumerate(("a", "b")):
+        table.want(name, 5, 0.0)
+        table.next_actions(0.0)
+        table.loaded(name, 0.0)
+        assert table.acquire(name, float(now_s))
+    table.want("c", 5, 2.0)
+
+    assert table.next_actions(2.0) == Actions()
+    assert not table.acquire("a", 2.0)
+    assert table.acquire("b", 2.0)
+    table.release("a")
+    assert table.next_actions(2.0) == Actions(unload=("a",))
+    table.unloaded("a")
+    assert table.next_actions(2.0) == Actions(load=("c",))
+
+
+def test_a_waiting_name_that_nobody_wants_any_more_is_forgotten() -> None:
+    """A name waits for room as long as requests want it."""
+    table = ResidencyTable(5, min_stay_s=60.0)
+    for name in ("a", "b", "c"):
+        table.want(name, 5, 0.0)
+    table.next_actions(0.0)
+    table.loaded("a", 0.0)
+    table.still_wanted("c", 9.0)
+    table.next_actions(9.0 + FORGET_S / 2)
+
+    assert table.state("b") is Residency.ABSENT
+    assert table.state("c") is Residency.WAITING
