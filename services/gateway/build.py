@@ -113,7 +113,8 @@ class PlaneConfig:
 
     `llm_beam_width`: number of items that a replica ranks at no extra cost. `surfaces_file`, `experiments_file`: paths,
     or None. `text_num_places`: completions that may be written at once. `num_llm_models`: models that the
-    replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are ranked again.
+    replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are
+    ranked again.
     """
 
     deadlines: DeadlineLimits

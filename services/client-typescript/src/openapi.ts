@@ -1025,133 +1025,6 @@ export interface components {
             rationale?: boolean;
         };
         /**
-         * FiltersBody
-         * @description Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
-         *
-         *         Null means no limit.
-         */
-        FiltersBody: {
-            /**
-             * Must
-             * @description All of these hold
-             * @example [
-             *       {
-             *         "key": "categories",
-             *         "eq": "Comedy"
-             *       }
-             *     ]
-             */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Should
-             * @description At least one of these holds, if there are any
-             */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Must Not
-             * @description No clause of these holds
-             */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /**
-             * Categories
-             * @description Items of any of these; each must be in the catalogue
-             * @example [
-             *       "Comedy"
-             *     ]
-             */
-            categories?: string[] | null;
-            /**
-             * Allowed Item Ids
-             * @description Only these items; each must be in the catalogue
-             */
-            allowed_item_ids?: string[] | null;
-        };
-        /**
-         * RulesBody
-         * @description The rules of one request, which override the surface's rules; blocks are combined. Null: not set.
-         */
-        RulesBody: {
-            /** Boosts */
-            boosts?: components["schemas"]["BoostBody"][] | null;
-            /** Pins */
-            pins?: components["schemas"]["PinBody"][] | null;
-            /**
-             * Blocks
-             * @description Items that match any of these are excluded
-             */
-            blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
-            /** Caps */
-            caps?: components["schemas"]["CapBody"][] | null;
-            /**
-             * Diversity
-             * Format: double
-             * @description Weight of dissimilarity in maximal marginal relevance
-             */
-            diversity?: number | null;
-            /**
-             * Decay
-             * Format: double
-             * @description Multiplies the likelihood of an item for each impression without a click
-             */
-            decay?: number | null;
-            freshness?: components["schemas"]["FreshnessBody"] | null;
-        };
-        /**
-         * BoostBody
-         * @description Multiplies the likelihood of items that match `where` by `factor`.
-         */
-        BoostBody: {
-            /** Where */
-            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
-         * PinBody
-         * @description An item and its position in the list.
-         */
-        PinBody: {
-            /** Item Id */
-            item_id: string;
-            /**
-             * Position
-             * @description From 1
-             */
-            position: number;
-        };
-        /**
-         * CapBody
-         * @description At most `most` items of each value of an attribute.
-         */
-        CapBody: {
-            /**
-             * Attribute
-             * @example categories
-             */
-            attribute: string;
-            /** Most */
-            most: number;
-        };
-        /**
-         * FreshnessBody
-         * @description Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours.
-         */
-        FreshnessBody: {
-            /**
-             * Half Life H
-             * Format: double
-             */
-            half_life_h: number;
-            /**
-             * Factor
-             * Format: double
-             */
-            factor: number;
-        };
-        /**
          * AvoidShownBody
          * @description Excludes recent impressions.
          */
@@ -1203,6 +1076,7 @@ export interface components {
              *     - `llm_unavailable`: The language model is unavailable; the student answered.
              *     - `llm_failed`: The language model failed; the student answered.
              *     - `bundle_mismatch`: The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.
+             *     - `model_loading`: The model was not in memory, so its load was started; a tier that needs no load answered.
              *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
              *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
@@ -2132,6 +2006,133 @@ export interface components {
             message: string;
             /** Fix */
             fix: string;
+        };
+        /**
+         * FiltersBody
+         * @description Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
+         *
+         *         Null means no limit.
+         */
+        FiltersBody: {
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "key": "categories",
+             *         "eq": "Comedy"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description No clause of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Categories
+             * @description Items of any of these; each must be in the catalogue
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Allowed Item Ids
+             * @description Only these items; each must be in the catalogue
+             */
+            allowed_item_ids?: string[] | null;
+        };
+        /**
+         * RulesBody
+         * @description The rules of one request, which override the surface's rules; blocks are combined. Null: not set.
+         */
+        RulesBody: {
+            /** Boosts */
+            boosts?: components["schemas"]["BoostBody"][] | null;
+            /** Pins */
+            pins?: components["schemas"]["PinBody"][] | null;
+            /**
+             * Blocks
+             * @description Items that match any of these are excluded
+             */
+            blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /** Caps */
+            caps?: components["schemas"]["CapBody"][] | null;
+            /**
+             * Diversity
+             * Format: double
+             * @description Weight of dissimilarity in maximal marginal relevance
+             */
+            diversity?: number | null;
+            /**
+             * Decay
+             * Format: double
+             * @description Multiplies the likelihood of an item for each impression without a click
+             */
+            decay?: number | null;
+            freshness?: components["schemas"]["FreshnessBody"] | null;
+        };
+        /**
+         * BoostBody
+         * @description Multiplies the likelihood of items that match `where` by `factor`.
+         */
+        BoostBody: {
+            /** Where */
+            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
+         * PinBody
+         * @description An item and its position in the list.
+         */
+        PinBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Position
+             * @description From 1
+             */
+            position: number;
+        };
+        /**
+         * CapBody
+         * @description At most `most` items of each value of an attribute.
+         */
+        CapBody: {
+            /**
+             * Attribute
+             * @example categories
+             */
+            attribute: string;
+            /** Most */
+            most: number;
+        };
+        /**
+         * FreshnessBody
+         * @description Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours.
+         */
+        FreshnessBody: {
+            /**
+             * Half Life H
+             * Format: double
+             */
+            half_life_h: number;
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
         };
         /**
          * ConditionBody

@@ -272,7 +272,9 @@ def build_llms(settings: Settings) -> dict[str, Any]:
     """
     if settings.llm_memory_gib is not None:
         return {settings.first_name: build_llm(settings, "llm", settings.served_names)}
-    deployments = {name: "llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}" for name in settings.served_names}
+    deployments = {
+        name: "llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}" for name in settings.served_names
+    }
     return {name: build_llm(settings, deployment, (name,)) for name, deployment in deployments.items()}
 
 

@@ -37,8 +37,10 @@ class RunningBundle:
 
 
 Start = Callable[[str, Bundle, Sequence[KvMemory]], RunningBundle | None]
-"""Loads a bundle of a name and runs its engine, in one of these KV memories if it fits. Returns None for an items-only bundle:
-its requests are refused as before the first bundle."""
+"""Loads a bundle of a name and runs its engine, in one of these KV memories if it fits.
+
+Returns None for an items-only bundle: its requests are refused as before the first bundle.
+"""
 
 
 class Engines:
@@ -200,7 +202,7 @@ def bundle_bytes(bundle: Bundle, number_bytes: int) -> int:
     if not bundle.is_trained:
         return 0
     num_weights = sum(map(_num_weights, sorted((bundle.path / "decoder").glob("*.safetensors"))))
-    num_items = parquet.read_metadata(bundle.path / "catalogue.parquet").num_rows  # type: ignore[no-untyped-call]
+    num_items = parquet.read_metadata(bundle.path / "catalogue.parquet").num_rows
     return int(num_weights * number_bytes + num_items * _ITEM_BYTES + _ENGINE_BYTES)
 
 
