@@ -110,7 +110,21 @@ class StatedItemBody(ItemStateBody, frozen=True, kw_only=True):
 
 
 class ItemEntry(Custom):
-    """An entry of many items, which is checked and rejected individually."""
+    """An entry of many items, which is checked and rejected individually: its id (empty if missing) and its fields."""
+
+    __slots__ = ("draft",)
+
+    def __init__(self, item_id: str, fields: Mapping[str, Any]) -> None:
+        self.draft = item_id, fields
+
+    @classmethod
+    def read(cls, plain: Any) -> "ItemEntry":
+        """Return the entry of an object. Raises InvalidField."""
+        if not isinstance(plain, dict):
+            raise InvalidField("", "not an object", "send one JSON object per item")
+        item_id = plain.get("item_id")
+        fields = {name: value for name, value in plain.items() if name != "item_id"}
+        return cls(item_id if isinstance(item_id, str) else "", fields)
 
     @classmethod
     def forms(cls) -> tuple[type[Any], ...]:
@@ -122,6 +136,11 @@ class PutItemsBody(Message, frozen=True):
     """Many items; an invalid entry is rejected individually."""
 
     items: Annotated[tuple[ItemEntry, ...], Meta(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)]
+
+    @property
+    def drafts(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The entries' ids and fields."""
+        return [one.draft for one in self.items]
 
 
 class ItemRefusal(Answer, frozen=True):

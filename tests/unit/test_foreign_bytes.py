@@ -6,7 +6,7 @@ Run with `pytest tests/unit/test_foreign_bytes.py`. `-m grid` tries 3,000 inputs
 
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from services.contracts import message
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
 from services.contracts.explanation import whose
-from services.contracts.items import decode_item, item_from
+from services.contracts.items import PutItemsBody, decode_item, item_from
 from services.contracts.message import convert, decode_object
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
@@ -59,7 +59,6 @@ from services.gateway.grpc import items as rpc_items
 from services.gateway.grpc import schema as rpc
 from services.gateway.openai.parse import CallContext, parse_chat, parse_completion
 from services.gateway.request.pages import Pages, decode_marks
-from services.gateway.rest import items as rest_items
 from services.gateway.rest import schema as rest
 from services.gateway.surfaces.editor import FORM_RULES, SurfacesEditor
 from services.gateway.surfaces.surfaces import Surfaces
@@ -234,7 +233,7 @@ def snapshot_document(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def put_items(drafts: list[tuple[str, dict[str, Any]]]) -> None:
+def put_items(drafts: list[tuple[str, Mapping[str, Any]]]) -> None:
     """Validate a batch of items like the APIs; single items may be rejected."""
     for item_id, draft in drafts:
         with suppress(TailraceError):
@@ -582,7 +581,7 @@ PARSERS = {
         read(lambda body: rest.parse_recommend(body, "r", None)), of_json(RULED, RULED["rules"], NESTED)
     ),
     "REST batch": Parser(read(lambda body: rest.parse_batch(body, "r", None)), of_json({"requests": [RULED, ASKED]})),
-    "REST items": Parser(read(lambda body: put_items(rest_items._entries(decode_object(body)))), of_json(PUT)),
+    "REST items": Parser(read(lambda body: put_items(convert(PutItemsBody, decode_object(body)).drafts)), of_json(PUT)),
     "path": Parser(path, lambda _: mutations_of(*(one.encode() for one in PATHS))),
     "page token": Parser(
         page_token, lambda _: mutations_of(b"AgAAAAAAAwECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", bytes(range(60)))

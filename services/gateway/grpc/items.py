@@ -1,17 +1,18 @@
 """Items of the live catalogue at the gRPC door: messages to item ids and fields. The contract checks values."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.items import FIELDS
+from services.contracts.items import FIELDS, PutItemsBody
+from services.contracts.message import convert
 from services.contracts.protobuf import parse_strictly, plain_of
 from services.errors import InvalidRequest
 
 
-def parse_put(body: bytes, max_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+def parse_put(body: bytes, max_bytes: int) -> list[tuple[str, Mapping[str, Any]]]:
     """Read item ids and fields. Raises InvalidRequest or RequestTooLarge."""
-    message = plain_of(parse_strictly(pb.PutItemsRequest, body, max_bytes))
-    return [(item.pop("item_id", ""), item) for item in message.get("items", ())]
+    return convert(PutItemsBody, plain_of(parse_strictly(pb.PutItemsRequest, body, max_bytes))).drafts
 
 
 def parse_patch(body: bytes, max_bytes: int) -> tuple[str, dict[str, Any]]:

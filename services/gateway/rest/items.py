@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.contracts.answers import Status
-from services.contracts.items import ItemState, PutOutcomesBody
-from services.contracts.message import decode_object
-from services.errors import InvalidRequest
+from services.contracts.items import ItemState, PutItemsBody, PutOutcomesBody
+from services.contracts.message import convert, decode_object
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body, refuse_query
 from services.gateway.call.operations import DELETE_ITEM, GET_ITEM, PATCH_ITEM, PUT_ITEM, PUT_ITEMS
@@ -48,28 +47,13 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
         return json_response(Status("deleted"))
 
     async def put(http: Request, call: Call) -> Response:
-        outcomes = await TenantPlane(plane(), call.admitted).items.put(_entries(await fields_of(http)))
+        sent = convert(PutItemsBody, await fields_of(http))
+        outcomes = await TenantPlane(plane(), call.admitted).items.put(sent.drafts)
         return json_response(PutOutcomesBody.of(outcomes))
 
     handlers = ((PUT_ITEM, put_one), (PATCH_ITEM, patch), (GET_ITEM, get), (DELETE_ITEM, delete), (PUT_ITEMS, put))
     for operation, handler in handlers:
         app.serve(operation, handler)
-
-
-def _entries(sent: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the entries of a batch: item ids (empty if missing) and the other fields."""
-    for name in sent.keys() - {"items"}:
-        raise InvalidRequest(name, "unknown", "send items alone")
-    items = sent.get("items")
-    if not isinstance(items, list):
-        raise InvalidRequest("items", "not a list", 'send {"items": [...]}')
-    entries = []
-    for place, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise InvalidRequest(f"items[{place}]", "not an object", "send one JSON object per item")
-        item_id = item.pop("item_id", None)
-        entries.append((item_id if isinstance(item_id, str) else "", item))
-    return entries
 
 
 def _stated(state: ItemState) -> dict[str, Any]:

@@ -158,6 +158,14 @@ async def test_a_batch_uses_as_much_quota_as_it_holds_requests(door: Door) -> No
     assert (last.code, last.limits["remaining"]) == ("ok", "0")
 
 
+@pytest.mark.parametrize("deadline_ms", [0, 60_001])
+async def test_a_batch_has_the_bounds_of_a_request_s_deadline(door: Door, deadline_ms: int) -> None:
+    """A deadline out of range is refused by its field, at either door."""
+    reply = await door.batch({"requests": [{"user_id": "a"}], "deadline_ms": deadline_ms})
+
+    assert (reply.code, reply.field) == ("invalid_request", "deadline_ms")
+
+
 SIMILAR: list[tuple[str, list[str], dict[str, Any], list[str], list[str]]] = [
     ("one item", ["i05"], {"k": 3}, ["i06", "i07", "i08"], ["similar"] * 3),
     (
