@@ -259,7 +259,8 @@ def build_app(settings: Settings) -> "Application":
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=5,
         graceful_shutdown_timeout_s=5,
-        logging_config={"enable_access_log": False},  # our own log line has more fields
+        # our own log line has more fields; below this level Ray Serve would make a record per request, and drop it
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
     application: Application = deployment.bind(settings, build_llms(settings), text)

@@ -22,7 +22,9 @@ def main() -> None:
     settings = load_settings()
     parser = report_parser(__doc__)
     parser.add_argument("--seconds", type=above_zero, default=60.0, help="of the measurement")
-    parser.add_argument("--settle-s", type=above_zero, default=20.0, help="before the measurement")
+    parser.add_argument(
+        "--settle-s", type=above_zero, default=75.0, help="before the measurement: Ray Serve is busy for a minute"
+    )
     add_stack_options(parser, settings)
     options = parser.parse_args()
     with stack_for(settings, is_started=options.up):

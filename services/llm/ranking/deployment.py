@@ -257,7 +257,7 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
     """
     return {
         "ray_actor_options": {"num_cpus": 0},
-        "logging_config": {"enable_access_log": False},
+        "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
         "request_router_config": router,
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
