@@ -47,7 +47,6 @@ class StudentConfig:
 
     @property
     def head_dim(self) -> int:
-        """Size of one head."""
         return self.hidden_size // self.num_heads
 
 

@@ -108,7 +108,6 @@ class Declared:
 
     @property
     def is_required(self) -> bool:
-        """Whether the field has no default."""
         return self.field.default is MISSING and self.field.default_factory is MISSING
 
 

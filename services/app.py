@@ -225,7 +225,6 @@ class AbsentLlm:
         return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Raise DependencyUnavailable."""
         raise DependencyUnavailable("llm", _ABSENT_RETRY_AFTER_S)
 
 
@@ -233,11 +232,9 @@ class AbsentText:
     """The standby's text model, which is never available."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Raise DependencyUnavailable."""
         raise DependencyUnavailable("text", _ABSENT_RETRY_AFTER_S)
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
-        """Raise DependencyUnavailable."""
         raise DependencyUnavailable("text", _ABSENT_RETRY_AFTER_S)
 
 

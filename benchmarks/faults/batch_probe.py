@@ -66,7 +66,6 @@ class BatchProbe:
         self.users: list[BatchUser] = []
 
     def start(self) -> None:
-        """Start sending."""
         self._starts = asyncio.create_task(self._send_all())
 
     async def finish(self, last_chance_s: float = _LAST_CHANCE_S) -> None:

@@ -118,7 +118,6 @@ def share_left_out(errors: Mapping[str, Sequence[float]]) -> float:
 
 
 def without_device(runs: Sequence[PublishedRun], name: str) -> Constants:
-    """Return the constants from the runs on all other devices."""
     return fit([run for run in runs if run.device.name != name])
 
 

@@ -105,7 +105,6 @@ class Bundle:
         return found
 
     def catalogue(self) -> Catalogue:
-        """Read the catalogue."""
         return load_catalogue(self._verified("catalogue.parquet"))
 
     def similar(self, num_items: int) -> SimilarTable:

@@ -101,7 +101,6 @@ class Canary:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this is the last stage."""
         return self.stage == len(self.stages) - 1
 
     @property

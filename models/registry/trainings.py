@@ -56,7 +56,6 @@ class Trainings:
         return self._known[version]
 
     def weights(self, version: str) -> str:
-        """Return the first version with the weights of this version."""
         return self._first(version, "weights_of", lambda lineage: lineage.get("items_added_to"))
 
     def training(self, version: str) -> str:

@@ -80,7 +80,6 @@ class Vocabulary:
 
     @cached_property
     def titles(self) -> Titles:
-        """The items' titles."""
         return Titles([item.title for item in self.items])
 
     @cached_property

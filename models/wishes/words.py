@@ -81,5 +81,4 @@ def stem(word: str) -> str:
 
 
 def stems(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the stems of words."""
     return tuple(stem(word) for word in words)

@@ -56,7 +56,6 @@ Labelled = np.ndarray | Weighted
 
 
 def items_of(sequence: Labelled) -> np.ndarray:
-    """Return the items of a sequence."""
     return sequence.items if isinstance(sequence, Weighted) else sequence
 
 
@@ -66,5 +65,4 @@ def weights_of(sequence: Labelled) -> np.ndarray:
 
 
 def dislikes_in(sequence: Labelled) -> Dislikes | None:
-    """Return the dislikes of a sequence, None if it has none."""
     return sequence.dislikes if isinstance(sequence, Weighted) else None

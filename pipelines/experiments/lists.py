@@ -67,7 +67,6 @@ class Lists:
 
     @property
     def variants(self) -> list[str]:
-        """The variants, sorted."""
         return sorted(self.users["variant"].unique().to_list())
 
 

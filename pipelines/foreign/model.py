@@ -61,7 +61,6 @@ class ImportedModel:
 
     @property
     def search(self) -> Search:
-        """The search."""
         return search_of(self.about)
 
     @property

@@ -116,5 +116,4 @@ class ImportOptions(ImportArguments):
 
     @property
     def import_name(self) -> str:
-        """The name of the import."""
         return self.name or self.checkpoint.resolve().name

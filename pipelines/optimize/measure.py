@@ -70,7 +70,6 @@ class MeasuredVariant:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights."""
         return self._loaded.engine.weight_bytes
 
     def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:

@@ -30,7 +30,6 @@ def terminal(
 
 
 def markdown(parent: VariantRow, rows: Sequence[VariantRow], verdicts: Mapping[str, VariantDecision]) -> str:
-    """Return the same in Markdown."""
     return table(_HEADS, _cells(parent, rows, verdicts))
 
 

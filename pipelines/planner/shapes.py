@@ -61,7 +61,6 @@ class WeightStorage:
     """The quantisation in words, empty without."""
 
     def bytes_of(self, kind: str) -> float:
-        """Return the bytes of a weight of this kind."""
         return float(getattr(self, kind))
 
 
@@ -101,7 +100,6 @@ class DecoderShape:
 
     @property
     def query_width(self) -> int:
-        """Numbers of all query heads."""
         return self.num_heads * (self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim)
 
     @property
@@ -205,7 +203,6 @@ class DecoderShape:
 
     @property
     def layer_parameters(self) -> float:
-        """All parameters of one layer."""
         return self.layer_weights + self.vector_numbers
 
     @property
@@ -221,7 +218,6 @@ class DecoderShape:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters."""
         return sum(self.weights_by_kind.values())
 
     @property

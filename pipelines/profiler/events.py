@@ -87,7 +87,6 @@ class Trace:
         return any(event.is_on_device for event in self.events)
 
     def of(self, *kinds: ActivityKind) -> list[TraceEvent]:
-        """Return the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
 

@@ -134,7 +134,6 @@ def save_rows(rows: Sequence[PrecomputedRow], out: Path) -> None:
 
 
 def read_rows(folder: Path) -> list[PrecomputedRow]:
-    """Read the table of lists."""
     return USER_RECOMMENDATIONS.from_columns(pl.read_parquet(folder / _TABLE).to_dict(as_series=False))
 
 

@@ -178,7 +178,6 @@ class _Halves:
         self._parts = (candidates, candidates.of(is_even_N), candidates.of(~is_even_N))
 
     def same(self, weights_S: np.ndarray) -> _Weights:
-        """Return these weights for all."""
         return _Weights(weights_S, weights_S, weights_S)
 
     def along(self, weights: _Weights, place: int) -> _Weights:

@@ -103,5 +103,4 @@ class Frame:
         self._rows = rows
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield all rows."""
         yield RowBatch(self._rows, pl.int_range(1, self._rows.height + 1, dtype=pl.Int64, eager=True))

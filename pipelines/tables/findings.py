@@ -74,7 +74,6 @@ class Findings:
 
     @property
     def num_set_aside(self) -> int:
-        """The number of rows set aside."""
         return sum(group.num_rows for group in self.set_aside.values())
 
     @property
@@ -89,7 +88,6 @@ class Findings:
         return [describe_reason(self.kind, reason, group) for reason, group in self.set_aside.items()]
 
     def sentences(self) -> list[str]:
-        """Return all findings as sentences."""
         return [*map(str, self.notes), *self.describe_set_aside()]
 
 

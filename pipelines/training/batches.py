@@ -146,7 +146,6 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
-    """Return a batch of these rows."""
     return replace(batch.each(lambda part: part[rows]), lengths=batch.lengths[rows], digest=0)
 
 

@@ -37,7 +37,6 @@ _KEPT_FREE = {Priority.HIGH: 0.0, Priority.NORMAL: 0.25, Priority.LOW: 0.5}
 
 
 def nearest_class(priority: int) -> Priority:
-    """Return the class nearest to any priority."""
     return Priority(min(max(priority, Priority.HIGH), Priority.LOW))
 
 
@@ -75,7 +74,6 @@ class Allowance:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is any limit."""
         return self.rate_per_s is not None or self.daily_quota is not None
 
     @property

@@ -93,7 +93,6 @@ class ErasureReceipt:
 
     @property
     def is_done(self) -> bool:
-        """Whether every store is done."""
         return all(done is not None for done in self.stores.values())
 
     @property

@@ -91,11 +91,9 @@ class EventRoles:
     other: TypeRule = _OTHER_RULE
 
     def rule(self, event_type: str) -> TypeRule:
-        """Return the rule of a type."""
         return self.rules.get(event_type, self.other)
 
     def role(self, event_type: str, value: float) -> Role:
-        """Return the role of an event."""
         return self.rule(event_type).role_of(value)
 
 

@@ -108,7 +108,6 @@ class ExplanationAnswer(Explanation, frozen=True):
 
     @classmethod
     def of(cls, explanation: Explanation, sentences: Sequence[str]) -> "ExplanationAnswer":
-        """Return an explanation with its sentences."""
         return cls(**msgspec.structs.asdict(explanation), sentences=tuple(sentences))
 
 

@@ -229,7 +229,6 @@ class Kept(Custom):
 
     @classmethod
     def forms(cls) -> tuple[type[Any], ...]:
-        """Return the message."""
         return (cls.message(),)
 
 

@@ -106,7 +106,6 @@ class SentFilters(Kept):
 
     @classmethod
     def message(cls) -> type[Message]:
-        """Return Filters."""
         return Filters
 
 

@@ -66,7 +66,6 @@ class SentRules(Kept):
 
     @classmethod
     def message(cls) -> type[Message]:
-        """Return Rules."""
         return Rules
 
 

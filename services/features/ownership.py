@@ -195,7 +195,6 @@ class Partitions:
     def write(
         self, partition: int, rows: Sequence[RowWrite] = (), position: LogPosition | None = None, **state: str | int
     ) -> None:
-        """Write one partition; see `write_all`."""
         self.write_all([PartitionWrite(partition, rows, position, state)])
 
     def write_all(self, writes: Sequence[PartitionWrite]) -> None:

@@ -41,7 +41,6 @@ class FilePageKey:
         self._key = key
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
-        """Return the key."""
         return self._key
 
     async def close(self) -> None:

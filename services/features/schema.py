@@ -186,7 +186,6 @@ class ViewSchema(Generic[Row]):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The keys, then the features."""
         return (*self.keys, *self.features)
 
     @property

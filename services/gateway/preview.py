@@ -76,5 +76,4 @@ class _Only:
     surface: Surface
 
     def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
-        """Return the surface."""
         return self.surface

@@ -90,7 +90,6 @@ def merge(
 
 
 def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
-    """Return the items of a merge."""
     return as_chosen(merge(rankings, allowed, k, available))
 
 

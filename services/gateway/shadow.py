@@ -110,7 +110,6 @@ class CandidateRanker:
     by: str = "candidate"
 
     def bundle_for(self, record: AnswerRecord, routing: RoutingRecord) -> Live | None:
-        """Return the candidate."""
         return self.beside(routing.context.live)
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
@@ -145,7 +144,6 @@ class TeacherRanker:
     by: str = "teacher"
 
     def bundle_for(self, record: AnswerRecord, routing: RoutingRecord) -> Live | None:
-        """Return the bundle that answered."""
         return None if record.answer.tier is Tier.LLM else routing.context.live
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
@@ -259,7 +257,6 @@ class _Only:
     surface: Surface
 
     def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
-        """Return the surface."""
         return self.surface
 
 
@@ -270,11 +267,9 @@ class _Known:
     features: UserFeatures
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return the features."""
         return self.features
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Return the features for each user."""
         return dict.fromkeys(user_ids, self.features)

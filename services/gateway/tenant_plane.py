@@ -55,7 +55,6 @@ class TenantPlane:
         return await self.plane.recommend_batch(own, arrival, door, self.caller)
 
     async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> Recorded:
-        """Record events; see RecordEvents."""
         return await self.plane.record(drafts, self.tenant, door, request_id)
 
     def assign(self, request: AssignRequest) -> Assigned:
@@ -85,7 +84,6 @@ class TenantPlane:
         return self.plane.items.of(self.tenant)
 
     async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
-        """Erase a user; see EraseUsers."""
         return await self.plane.users.erase(user_id, self.tenant, door, request_id)
 
     async def receipt(self, erasure_id: str) -> ErasureReceipt:

@@ -68,7 +68,6 @@ def _names_in(error: BaseException) -> list[str]:
 def broker_failure(
     error: BaseException, names: Sequence[str] = (), operations: Sequence[str] = ()
 ) -> DependencyUnavailable:
-    """Return a broker's failure as a DependencyUnavailable, with the missing permission."""
     return DependencyUnavailable("broker", _RETRY_AFTER_S, missing_permission(error, names, operations))
 
 

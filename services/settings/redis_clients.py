@@ -47,7 +47,6 @@ class PasswordFile(CredentialProvider):
         return (self._username, password) if self._username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """Return the same."""
         return self.get_credentials()
 
 

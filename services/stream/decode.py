@@ -110,7 +110,6 @@ class Misplaced:
 
     @property
     def too_large(self) -> DeadLetter:
-        """The dead letter for a record that is too large for its user's partition."""
         return DeadLetter(self.record, f"value: too large to forward to the user's partition {self.partition}")
 
 

@@ -98,7 +98,6 @@ class PartitionConsumer:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that are read."""
         return tuple(self._log_ids)
 
     def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:

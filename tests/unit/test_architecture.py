@@ -1,8 +1,10 @@
 """Architecture guards: light, side-effect-free imports, and names. `make lint` checks import directions."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -154,6 +156,25 @@ def test_files_are_named_for_what_they_hold() -> None:
     empty = {name for name in names if FORBIDDEN_NAMES & set(re.split(r"[/.]", name))}
 
     assert not empty
+
+
+def undocumented(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the public functions of more than one statement that have no docstring."""
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if node.name.startswith("_"):
+                continue
+            case ast.ClassDef():
+                yield from undocumented(node.body)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if len(node.body) > 1 and ast.get_docstring(node) is None:
+                yield node.name
+
+
+def test_functions_of_several_statements_have_a_docstring() -> None:
+    """A name may describe one statement; more statements need a sentence."""
+    lacking = {path.name: [*undocumented(ast.parse(path.read_text()).body)] for path in source_files()}
+
+    assert {name: functions for name, functions in lacking.items() if functions} == {}
 
 
 def test_no_import_runs_back_up_between_rooms() -> None:

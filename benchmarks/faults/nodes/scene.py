@@ -84,7 +84,6 @@ class ClusterProcesses(StackProcesses):
         self._layout.cut(self._layout.workers[0])
 
     def mend_first_node(self) -> None:
-        """Mend it."""
         self._layout.mend(self._layout.workers[0])
 
     def replace_all(self) -> None:

@@ -51,7 +51,6 @@ class FolderStorage:
         """Do nothing: the records are on this machine."""
 
     def kept_record(self, name: str) -> bytes | None:
-        """Return None."""
         return None
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:

@@ -253,7 +253,6 @@ class _StageStep(nn.Module):
         self._parallel, self._loss = parallel, loss
 
     def forward(self, *entering: Tensor) -> Tensor:
-        """Return the output of the stage."""
         return self._parallel.stage_output(self.stage, self._loss, entering)
 
 

@@ -31,7 +31,6 @@ class LoggedFit(Watch):
         self._sinks = sinks
 
     def note(self, event: str, *, is_warning: bool = True, **fields: Any) -> None:
-        """Log it."""
         (log.warning if is_warning else log.info)(event, **fields)
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:

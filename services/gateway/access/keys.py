@@ -105,7 +105,6 @@ class KeysFile(Stored):
         return self
 
     def find(self, key_id: str) -> StoredKey | None:
-        """Return the key of this id, or None."""
         return next((key for key in self.keys if key.id == key_id), None)
 
     def with_new(self, key: StoredKey) -> "KeysFile":

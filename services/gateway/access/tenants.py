@@ -60,7 +60,6 @@ class TenantsFile(Stored):
         return self
 
     def find(self, tenant: str) -> StoredTenant | None:
-        """Return the tenant of this id, or None."""
         return next((one for one in self.tenants if one.id == tenant), None)
 
     def with_new(self, tenant: StoredTenant) -> "TenantsFile":

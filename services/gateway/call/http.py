@@ -256,7 +256,6 @@ def json_text(body: object) -> str:
 
 
 def text_response(text: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with this JSON text."""
     return Response(text, status, headers, media_type=JSON)
 
 

@@ -147,11 +147,9 @@ class MetricSampler:
         return self.ring
 
     async def start(self) -> None:
-        """Start sampling."""
         self._sampling.start()
 
     async def stop(self) -> None:
-        """Stop sampling."""
         await self._sampling.stop()
 
     async def sample(self) -> None:

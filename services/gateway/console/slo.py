@@ -64,7 +64,6 @@ def slo_statuses(objectives: Objectives, counted: Counts) -> list[SloStatus]:
 
 
 def chart_steps(steps: Iterable[Counts], now_s: float) -> list[ChartStep]:
-    """Return the steps of the charts."""
     return [_chart_step(step, now_s) for step in steps]
 
 

@@ -53,7 +53,6 @@ class CompletionCall:
 
     @property
     def model(self) -> str:
-        """The requested model."""
         return self.requests[0].model
 
     @property

@@ -42,7 +42,6 @@ class BeginQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the queue is empty."""
         return not self._num_waiting
 
     @property

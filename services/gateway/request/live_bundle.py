@@ -133,7 +133,6 @@ class LiveBundle:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a live bundle is loaded."""
         return self._serving.live is not None
 
     @property

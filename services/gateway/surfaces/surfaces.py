@@ -60,7 +60,6 @@ class Surfaces:
 
     @property
     def path(self) -> Path | None:
-        """The file, or None."""
         return self._file.path
 
     @property

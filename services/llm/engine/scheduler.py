@@ -47,7 +47,6 @@ class Scheduler:
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks."""
         return self._tables.pool
 
     @property
@@ -68,7 +67,6 @@ class Scheduler:
         self._live.add(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
-        """Return the live sequence of this request, if any."""
         return self._live.find(request_id)
 
     def schedule(self, now_s: float, max_rows: int | None = None) -> StepPlan:
@@ -220,11 +218,9 @@ class LiveSequences:
         self.waiting[sequence.request_id] = sequence
 
     def find(self, request_id: str) -> Sequence | None:
-        """Return the live sequence of this request, if any."""
         return self.running.get(request_id) or self.waiting.get(request_id)
 
     def all(self) -> tuple[Sequence, ...]:
-        """Return every live sequence."""
         return (*self.waiting.values(), *self.running.values())
 
     def by_urgency(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:

@@ -104,7 +104,6 @@ class _Progress:
     done: dict[str, set[ErasureStore]] = field(default_factory=dict)
 
     def lack(self, tombstones: Iterable[Tombstone], *stores: ErasureStore) -> list[Tombstone]:
-        """Return the erasures that lack one of these stores."""
         return [one for one in tombstones if not self.done.setdefault(one.erasure_id, set()).issuperset(stores)]
 
 

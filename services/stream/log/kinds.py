@@ -50,7 +50,6 @@ class LogKind(Generic[Logged]):
     is_same: Callable[[bytes | None, Logged], bool]
 
     def table(self, events: list[Logged]) -> pa.Table:
-        """Return events as a table."""
         return pa.Table.from_pylist([self.to_row(event) for event in events], schema=self.schema)
 
     def without_erased(self, table: pa.Table, erased: Erased) -> pa.Table:

@@ -60,7 +60,6 @@ class TorchAttention:
 
     @property
     def max_tile_rows(self) -> int:
-        """Rows of the largest tile."""
         return self._tile_queries
 
     def prepare_tiles(self, batch: TileBatch) -> TileLayout:

@@ -23,7 +23,6 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """Number of all blocks."""
         return len(self._num_references)
 
     @property
