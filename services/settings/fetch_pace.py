@@ -19,14 +19,16 @@ _QUIET_AFTER_S = 3.0
 _AT_ONCE_MS = 1
 _ANSWER_MS = 100
 _UNTOUCHED_FACTOR = 4
+_PAUSE_FACTOR = 3
+"""With touches, a fetch begins this multiple of the last fetch's and its records' time after that fetch began."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchWaits:
     """The waits of a topic's fetches, in milliseconds.
 
-    `busy_ms`, and `quiet_ms` on a quiet topic, are how long the broker holds a fetch. With touches, `busy_ms` is the
-    shortest time between two fetches, and `untouched_ms` the longest on a quiet topic.
+    `busy_ms`, and `quiet_ms` on a quiet topic, are how long the broker holds a fetch. With touches, `busy_ms` bounds
+    the pause after a fetch, and `untouched_ms` is the longest time between two fetches on a quiet topic.
     """
 
     busy_ms: int
@@ -50,7 +52,7 @@ class FetchPace:
         self._arrivals = arrivals
         self._clock = clock
         self._quiet_from_s = clock() + _QUIET_AFTER_S
-        self._fetched_s = clock()
+        self._began_s = clock()
         self._is_drained = False
         self.is_vain = False
         """Whether the last poll was due to a touch and returned no record: the topic may be another topic by now."""
@@ -93,9 +95,10 @@ class FetchPace:
         used up before a fetch that begins after it.
         """
         busy_s = self._waits.busy_ms / 1_000
+        pause_s = min(busy_s, _PAUSE_FACTOR * (self._clock() - self._began_s))
         longest_s = self._waits.untouched_ms / 1_000 if self._is_quiet else _UNTOUCHED_FACTOR * busy_s
         is_touched = self._is_drained and arrivals.wait(longest_s)
-        if (is_touched or not self._is_drained) and (early_s := self._fetched_s + busy_s - self._clock()) > 0:
+        if (is_touched or not self._is_drained) and (early_s := self._began_s + pause_s - self._clock()) > 0:
             time.sleep(early_s)
         if not self._is_in_flight:
             arrivals.wait(0)
@@ -104,8 +107,7 @@ class FetchPace:
     def _fetch_at_once(self) -> Mapping[Any, Any]:
         """Return what the broker has now. Uses private parts of the consumer, read in kafka-python 3.0.12."""
         self._config["fetch_max_wait_ms"] = _AT_ONCE_MS
-        consumer = self._consumer
+        consumer, self._began_s = self._consumer, self._clock()
         fetched: Mapping[Any, Any] = consumer._poll_once(Timer(_ANSWER_MS), consumer.config["max_poll_records"])
-        self._fetched_s = self._clock()
         self._is_drained = not fetched and not self._is_in_flight
         return fetched
