@@ -428,6 +428,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         num_llm_models=settings.llm_replicas
         * len(settings.served_names if settings.llm_memory_gib is None else settings.resident_names),
         llm_beam_width=settings.default_beam_width,
+        llm_load_per_home=None if settings.llm_memory_gib is None else settings.llm_load_per_home,
         surfaces_file=settings.surfaces_file,
         experiments_file=settings.experiments_file,
         shadow_share=settings.shadow_share,

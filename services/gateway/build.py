@@ -60,6 +60,7 @@ from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
+from services.router.placement import Placement
 from services.router.policy import LlmRule
 from services.router.predictor import LatencyPredictor
 from services.router.replica import Replica
@@ -114,7 +115,7 @@ class PlaneConfig:
     `llm_beam_width`: number of items that a replica ranks at no extra cost. `surfaces_file`, `experiments_file`: paths,
     or None. `text_num_places`: completions that may be written at once. `num_llm_models`: models that the
     replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are
-    ranked again.
+    ranked again. `llm_load_per_home`: see Placement; None where every replica holds every model.
     """
 
     deadlines: DeadlineLimits
@@ -135,6 +136,7 @@ class PlaneConfig:
     text_num_places: int = NUM_PLACES
     num_llm_models: int = 1
     llm_beam_width: int = 32
+    llm_load_per_home: float | None = None
     surfaces_file: Path | None = None
     experiments_file: Path | None = None
 
@@ -157,7 +159,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ]
     )
     popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
-    gated = {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()}
+    gated = {name: GatedLlm(one, _gate(name, config)) for name, one in ports.llms.items()}
     llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(
         config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
@@ -297,11 +299,12 @@ def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: Tex
     )
 
 
-def _gate(config: PlaneConfig) -> LlmGate:
+def _gate(name: str, config: PlaneConfig) -> LlmGate:
     def new_replica() -> Replica:
         return Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s))
 
-    return LlmGate(new_replica, config.max_llm_in_flight)
+    placement = None if config.llm_load_per_home is None else Placement(name, config.llm_load_per_home)
+    return LlmGate(new_replica, config.max_llm_in_flight, placement)
 
 
 def _breaker(config: PlaneConfig) -> Breaker:

@@ -2,7 +2,8 @@
 
 A session has an order of replicas that does not change while the replicas do not (highest random weight, Thaler and
 Ravishankar, 1998), so its prompts meet the prefix cache of the first. A replica that hangs or fails, or whose
-prediction does not fit into the request's budget, is passed over for the next one.
+prediction does not fit into the request's budget, is passed over for the next one. Where replicas hold some of many
+models, only those that hold the name are in the order (placement.py).
 
 Pure: time is an argument. What follows from the view is decided in policy.py.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from services.contracts.access import Priority, places_for
 from services.contracts.engine_load import EngineLoad
+from services.router.placement import Placement
 from services.router.policy import LlmOutcome
 from services.router.replica import RankSize, Replica, SentRequest
 
@@ -40,7 +42,11 @@ class LlmView:
 class LlmGate:
     """Tracks the LLM tier. `new_replica` makes the state of a replica that was not known before."""
 
-    def __init__(self, new_replica: Callable[[], Replica], max_in_flight: int) -> None:
+    def __init__(
+        self, new_replica: Callable[[], Replica], max_in_flight: int, placement: Placement | None = None
+    ) -> None:
+        """`placement` chooses among replicas that do not all hold the name; None: all do."""
+        self._placement = placement
         self._new_replica = new_replica
         self._max_in_flight = max_in_flight
         self._num_in_flight = 0
@@ -52,7 +58,7 @@ class LlmGate:
         The last places are kept for higher priorities.
         """
         self._follow(names or _ANY)
-        order = _order(size.session, names or _ANY)
+        order = self._order(size.session, names or _ANY, now_s)
         chosen, predicted_s = self._choose(order, size, budget_s, now_s)
         return LlmView(
             trial=self._due_for_trial(order, size, budget_s, now_s) if self._replicas[chosen].answers(now_s) else None,
@@ -80,6 +86,11 @@ class LlmGate:
         match outcome:
             case LlmOutcome.IN_TIME if answered_by in {None, sent.replica}:
                 replica.answered(sent, now_s)
+                if self._placement is not None:
+                    self._placement.answered(sent.replica)
+            case LlmOutcome.LOADING if self._placement is not None:
+                replica.said_nothing(sent)
+                self._placement.loading(sent.replica, now_s)
             case LlmOutcome.FAILED | LlmOutcome.UNAVAILABLE:
                 replica.failed(sent, now_s)
             case LlmOutcome.LATE:
@@ -92,6 +103,13 @@ class LlmGate:
     def reported(self, name: str, load: EngineLoad, now_s: float) -> None:
         """Record an engine's load."""
         self._replica(name).reported(load, now_s)
+
+    def _order(self, session: str, names: Sequence[str], now_s: float) -> list[str]:
+        if self._placement is None:
+            return _order(session, names)
+        self._placement.observe(self._num_in_flight, len(names), now_s)
+        answering = {name for name in names if self._replicas[name].answers(now_s)}
+        return self._placement.order(session, names, answering, now_s)
 
     def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
         """Return the replica to try first, and its prediction.

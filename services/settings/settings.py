@@ -224,6 +224,9 @@ class Settings(BaseSettings):
     """GiB of one LLM replica for models. All names then share llm_replicas processes: a model is loaded when it is
     first asked for, and the least recently used model is unloaded for room. None: each name has its own processes,
     which load its model at their start."""
+    llm_load_per_home: float = Field(4.0, gt=0)
+    """With llm_memory_gib: requests of a model in flight at one replica, from one gateway, above which another replica
+    loads it too."""
     llm_min_stay_s: float = Field(10.0, ge=0)
     """With llm_memory_gib: a model stays in memory at least this long before it is unloaded for room."""
     llm_idle_s: float = Field(0.0, ge=0)
