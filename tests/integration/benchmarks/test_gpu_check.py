@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.cases import PRODUCT
 from benchmarks.gpu.__main__ import ARCHIVE, SUMMARY, run_all, run_stage
-from benchmarks.gpu.cases import groups_of
-from benchmarks.gpu.steps import TOTAL_S, Step, steps
-from services.llm.ranking.deployment import engine_config
-from services.settings.settings import Settings
+from benchmarks.gpu.steps import Step, steps
 from tests.support.engine.attention_oracle import CASES, sample
 from tests.support.wait import wait_for
 
@@ -85,23 +81,6 @@ MOST_FILES = 8
 """The files that the GPU machine returns."""
 
 
-@pytest.mark.parametrize("tiny", [True, False])
-def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: bool) -> None:
-    """The stages' limits sum to at most 8 minutes, the most important stage comes first, and 8 files are written at
-    most.
-    """
-    planned = [step for step in steps(tmp_path, tmp_path, tiny=tiny) if not step.is_extra]
-
-    limits = {step.stage: step.limit_s for step in planned}
-    assert list(limits.items()) == [
-        ("smoke", 20), ("kernels", 75), ("beams", 150), ("text", 75), ("profile", 75), ("train", 45),
-    ]  # fmt: skip
-    assert sum(limits.values()) <= TOTAL_S == 480
-    assert tuple(step.name for step in planned) == NAMES
-    written = {word for step in planned for word in step.command if word.startswith(f"{tmp_path}/")}
-    assert len([file for file in written if file.endswith(".json")]) + len((SUMMARY, ARCHIVE)) <= MOST_FILES
-
-
 def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
     """The oracle's sample covers every pair of values; a strided sample would cover only one head size."""
     for number in (2, 36):
@@ -155,19 +134,6 @@ def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
     wait_for(lambda: _can_lock(locked), timeout_s=20.0, what="the end of the step's child")
 
 
-def test_the_time_of_the_whole_ends_what_is_left_and_a_part_keeps_the_rest(tmp_path: Path) -> None:
-    """A step never runs past the total time limit; rerunning a part replaces only its own row."""
-    (stopped,) = run_stage([script("late", "import time; time.sleep(60)")], tmp_path, scale=1, left_s=0.2)
-    run_all([script("first", "print(1)"), script("second", "exit(1)")], tmp_path, tmp_path, scale=1)
-    run_all([script("second", "print(2)")], tmp_path, tmp_path, scale=1)
-
-    assert (stopped.code, stopped.limit_s) == (None, 0.2)
-    assert {one["name"]: one["code"] for one in json.loads((tmp_path / SUMMARY).read_text())} == {
-        "first": 0,
-        "second": 0,
-    }
-
-
 def _can_lock(path: Path) -> bool:
     with path.open() as file:
         try:
@@ -192,17 +158,6 @@ def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) ->
     )
 
     assert done.returncode == 0, done.stdout
-
-
-def test_the_product_s_settings_are_measured() -> None:
-    """The settings of the overlay for cards match the benchmark's second run."""
-    lines = (ROOT / "infra/kubernetes/overlays/gpu/settings.env").read_text().splitlines()
-    served = engine_config(
-        Settings(**{key.removeprefix("TAILRACE_").lower(): value for key, value in (line.split("=") for line in lines)})
-    )
-
-    assert {name: getattr(served, name) for name in PRODUCT} == PRODUCT
-    assert all(PRODUCT.items() <= group.config.items() for group in groups_of("beams-product", tiny=False))
 
 
 def test_the_card_s_tests_run_without_pytest(tmp_path: Path) -> None:

@@ -54,32 +54,6 @@ def grid() -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"MFU": ""}, "MFU: '' is not a percentage"),
-        ({"MFU": "0.53"}, "MFU: '0.53' is not a percentage from 1 to 100"),
-        ({"MFU": "nan"}, "MFU: 'nan' is not a percentage"),
-        ({"GPU": "tpu_v4"}, "GPU: unknown device 'tpu_v4'"),
-        ({"# GPUs": "0"}, "# GPUs: '0' is not a whole number from 1"),
-        ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is not a whole number"),
-        ({"Precision": "int4"}, "Precision: 'int4' is none of bf16, fp16, fp8, fp32"),
-        ({"Precision": "amp_fp8"}, "Precision: a100-80 has no products in fp8"),
-        ({"Sharding Strategy": "ZERO"}, "Sharding Strategy: 'ZERO' is none of FULL_SHARD"),
-        ({"Activation Checkpointing": "maybe"}, "Activation Checkpointing: 'maybe' is none of true, yes"),
-    ],
-)
-def test_a_row_that_cannot_be_read_is_named_and_the_others_stay(
-    write: Write, change: dict[str, str], problem: str
-) -> None:
-    """The error names line, column and value, and valid rows are still read."""
-    runs, bad = read_runs(write({}, change, {}))
-
-    assert len(runs) == 2
-    assert [row.line for row in bad] == [3]
-    assert bad[0].problem.startswith(problem)
-
-
 def measured_by_the_model(runs: list[PublishedRun], factor: Callable[[int], float]) -> list[PublishedRun]:
     """Return the runs with the MFU that the stored constants predict, times a factor."""
     return [replace(run, mfu=predict(run).mfu * factor(index)) for index, run in enumerate(runs)]
