@@ -16,6 +16,7 @@ from pipelines.foreign.options import ForeignOptions
 from pipelines.tables.options import PLAIN, TableOptions
 from pipelines.training.options import DEVICE_HELP, DeviceChoice, Reporting
 from pipelines.training.workers.team import Team
+from pipelines.wishes.options import WishOptions
 from services.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 STAGE_NAMES = (
     *("ingest", "features", "tokenize", "import", "train", "distill", "sources", "evaluate", "gate"),
-    *("refit", "similar", "assemble", "precompute", "publish"),
+    *("refit", "similar", "wishes", "assemble", "precompute", "publish"),
 )
-_AFTER_GATE = ("refit", "similar", "assemble", "precompute")
+_AFTER_GATE = ("refit", "similar", "wishes", "assemble", "precompute")
 """Stages of publishing runs only; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 
@@ -103,6 +104,7 @@ class PipelineOptions(OwnTables):
     reporting: Reporting = field(default_factory=Reporting)
     """Where fits are reported, in addition to their stages' files."""
     checks: CheckOptions = field(default_factory=CheckOptions)
+    wishes: WishOptions = field(default_factory=WishOptions)
     gate: GateOptions = field(default_factory=GateOptions)
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
     tables: TableOptions = PLAIN

@@ -33,6 +33,7 @@ from pipelines.stages import STAGES, ModelRun
 from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.planned_memory import describe_memory
 from pipelines.training.reports import curves
+from pipelines.wishes import make_reader
 from services.errors import BundleWithdrawn, StageFailed
 
 
@@ -145,6 +146,8 @@ def _show(run: ModelRun, console: Console) -> None:
         console.print(refit.describe(refit.read_found(folders["refit"])), markup=False)
     if "similar" in folders:
         console.print(mix.describe(mix.read_found(folders["similar"])), markup=False)
+    if "wishes" in folders:
+        console.print(make_reader.describe(make_reader.read_found(folders["wishes"])), markup=False)
     if "publish" in folders:
         console.print(f"report: {folders['publish'] / model_card.CARD}", markup=False)
         console.print(f"{run.made['publish'].key} is live")

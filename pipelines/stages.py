@@ -1,7 +1,7 @@
 """The stages of the offline flow, in order: the inputs of each stage, and its output. `STAGES` is the flow.
 
     ingest -> features -> (depth) -> tokenize -> train | import -> distill -> sources -> evaluate -> gate -> (refit)
-    -> similar -> assemble -> precompute -> publish
+    -> similar -> wishes -> assemble -> precompute -> publish
 
 A stage is a function of the run so far. It is skipped if its output for these inputs exists. Effects outside of its
 folder (the online store, the live pointer) always run, because they are cheap and the store may have been emptied in
@@ -53,6 +53,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.start import from_text_checkpoint
 from pipelines.training.start.warm_start import WarmStart, last_whole_training, verified_live
+from pipelines.wishes import make_reader
 from services.features.erasing import ErasingWriter
 from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter
@@ -395,17 +396,30 @@ def _similar(run: ModelRun, progress: Progress) -> StageOutput:
     )
 
 
+def _wishes(run: ModelRun, progress: Progress) -> StageOutput:
+    """Make the reader of wishes, and choose its weights with the judged student on validation labels."""
+    judged, made = run.judged, run.made["sources"]
+    wheel = make_reader.encoder_wheel(run.options.wishes, run.places.cache_dir)
+    encoder = wheel.name if wheel is not None else None
+
+    def make(out: Path) -> None:
+        student = evaluate.served_student(judged, made.path)
+        make_reader.make_reader(judged.tokenized, made.path, student, wheel, out, progress)
+
+    return run.cache.run("wishes", content_key({"encoder": encoder}, [made.key], [make_reader]), make)
+
+
 def _assemble(run: ModelRun, _: Progress) -> StageOutput:
     """Export the student, and assemble the bundle of the serving pair. Raises BundleWithdrawn."""
     assert run.judgement is not None
-    serving, similar = run.serving, run.made["similar"]
+    serving, similar, wishes = run.serving, run.made["similar"], run.made["wishes"]
     beside = run.judged if run.options.refit else None
     parameters = run.judged.prompt.record() | run.judgement.key() | {"llm_price": run.options.llm_price_ndcg_per_ms}
     evaluated, now = run.made["evaluate"].path, datetime.now(UTC)
     return run.cache.run(
         "assemble",
-        content_key(parameters, [run.made["evaluate"].key, similar.key], [bundle]),
-        lambda out: bundle.assemble(serving, evaluated, similar.path, now, out, beside),
+        content_key(parameters, [run.made["evaluate"].key, similar.key, wishes.key], [bundle]),
+        lambda out: bundle.assemble(serving, evaluated, similar.path, wishes.path, now, out, beside),
     )
 
 
@@ -438,7 +452,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
     assert run.judgement is not None
     folder, version = run.assembled
     finished = evaluate.read_report(folder)
-    about = run.manifest() | {name: finished[name] for name in ("student_serving", "refit", "similar")}
+    about = run.manifest() | {name: finished[name] for name in ("student_serving", "refit", "similar", "wishes")}
     pages = {model_card.CARD: model_card.render(version, about, finished)}
     store, force = run.store, run.options.force
     published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
@@ -476,6 +490,7 @@ STAGES = (
     FlowStage("gate", _gate),
     FlowStage("refit", _refit, lambda run: run.publishes and run.options.refit),
     FlowStage("similar", _similar, lambda run: run.publishes),
+    FlowStage("wishes", _wishes, lambda run: run.publishes),
     FlowStage("assemble", _assemble, lambda run: run.publishes),
     FlowStage("precompute", _precompute, lambda run: run.publishes and run.store.name == DEFAULT_NAME),
     FlowStage("publish", _publish, lambda run: run.publishes),

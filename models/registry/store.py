@@ -7,6 +7,7 @@ No torch.
               student_table/         the student's item rows and search index, for large catalogues
               student.safetensors    the same weights
               similar/               each item's neighbours (models.similar)
+              wishes/                the reader of wishes (models.wishes.reader)
               catalogue.parquet
               code_book.safetensors  for codes deeper than 1: assigns codes to new items
               teacher/               for codes deeper than 1, if the decoder had a teacher

@@ -6,7 +6,7 @@ probability of its values, over that of a typical item. A text that is near no v
 
     values.json        [[attribute, value], ...]
     values.npy         (C, D) float32, the values' vectors, of length 1
-    items.npy          (V, D) int8, the items' vectors times 127
+    items.npy          (V, D) int8, the items' vectors times 127; (0, D) for a large catalogue
 
 Shape suffixes: V items, C values, D size of a vector, N texts.
 """
@@ -23,17 +23,21 @@ import numpy as np
 from models.errors import BundleCorrupt
 from models.mixer import softmax
 from models.wishes.language import english
+from models.wishes.titles import natural_title
 from models.wishes.vocabulary import Term, Vocabulary, WishItem
 
 VALUES, VALUE_VECTORS, ITEM_VECTORS = "values.json", "values.npy", "items.npy"
 MAX_VALUES = 2_000
 """Values with a vector: those of the most items."""
+MAX_ITEMS = 20_000
+"""Items of a catalogue whose texts are compared with a wish: above, only its values are."""
+_NUM_SAMPLED = 16
+_BATCH = 512
 _SCALE = 127.0
 _TEMPERATURE = 0.03
 _BACKGROUND = 0.02
 """Probability of a value for any item, whatever its own values."""
-_NEAR = (0.25, 0.45)
-"""Similarity to the nearest value from which a text counts, and from which it counts in full."""
+Progress = Callable[[int, int, str], None]
 
 
 class TextEncoder(Protocol):
@@ -66,7 +70,9 @@ class Meaning:
         """Return the scores of items by values (N, V) and by their own texts (N, V), for each of these texts."""
         vectors_ND = self.encoder.encode(texts)
         counts_N, by_value_NV = zip(*(self._by_value(vector_D, vocabulary) for vector_D in vectors_ND), strict=True)
-        similar_NV = (vectors_ND @ self.items_VD.T.astype(np.float32)) / np.float32(_SCALE)
+        if not len(self.items_VD):
+            return np.stack(by_value_NV), np.zeros((len(texts), len(vocabulary.items)), dtype=np.float32)
+        similar_NV = vectors_ND @ self._floats_VD.T
         centred_NV = similar_NV - similar_NV.mean(axis=1, keepdims=True)
         scaled_NV = centred_NV / np.maximum(centred_NV.std(axis=1, keepdims=True), 1e-6)
         return np.stack(by_value_NV), scaled_NV * np.array(counts_N, dtype=np.float32)[:, None]
@@ -82,14 +88,20 @@ class Meaning:
         return counts, np.log(sums_V) - np.log(sums_V.mean())
 
     @cached_property
+    def _floats_VD(self) -> np.ndarray:
+        return self.items_VD.astype(np.float32)
+
+    @cached_property
     def _is_filler_C(self) -> np.ndarray:
         return np.array([not value.attribute for value in self.values], dtype=bool)
 
     def with_items(self, items: Sequence[WishItem], places: Sequence[int], num_items: int) -> "Meaning":
         """Return the vectors with these items at these places."""
-        items_VD = np.zeros((num_items, self.items_VD.shape[1]), dtype=np.int8)
-        items_VD[: len(self.items_VD)] = self.items_VD
-        items_VD[list(places)] = as_int8(self.encoder.encode([text_of(item) for item in items]))
+        items_VD = self.items_VD
+        if len(items_VD):
+            items_VD = np.zeros((num_items, self.items_VD.shape[1]), dtype=np.int8)
+            items_VD[: len(self.items_VD)] = self.items_VD
+            items_VD[list(places)] = as_int8(self.encoder.encode([text_of(item) for item in items]))
         known = set(self.values)
         fresh = sorted({value for item in items for value in values_of(item)} - known, key=lambda one: one.value)
         names = self.encoder.encode([value.value for value in fresh[: max(0, MAX_VALUES - len(known))]])
@@ -115,7 +127,8 @@ def values_of(item: WishItem) -> list[Term]:
 
 def text_of(item: WishItem) -> str:
     """Return the text of an item that is encoded."""
-    return f"{item.title}. {', '.join(value.value for value in values_of(item))}"
+    values = ", ".join(value.value for value in values_of(item))
+    return f"{natural_title(item.title)}. {values}" if values else natural_title(item.title)
 
 
 def as_int8(vectors: np.ndarray) -> np.ndarray:
@@ -123,17 +136,32 @@ def as_int8(vectors: np.ndarray) -> np.ndarray:
     return np.round(vectors * _SCALE).astype(np.int8)
 
 
-def measure(encoder: TextEncoder, vocabulary: Vocabulary, texts: Sequence[str]) -> Meaning:
-    """Encode the items, given their texts, and the values of most items."""
-    items_VD = encoder.encode(texts)
+def measure(
+    encoder: TextEncoder, vocabulary: Vocabulary, texts: Sequence[str], progress: Progress = lambda *_: None
+) -> Meaning:
+    """Encode the values of most items, and the items, given their texts.
+
+    Of a catalogue of more than `MAX_ITEMS`, only some items of each value are encoded, and their vectors are not kept.
+    """
     values = sorted(vocabulary.items_of, key=lambda value: -len(vocabulary.items_of[value]))[:MAX_VALUES]
+    is_large = len(texts) > MAX_ITEMS
+    of_values = [vocabulary.items_of[value][: _NUM_SAMPLED if is_large else None] for value in values]
+    encoded = np.unique(np.concatenate(of_values)) if is_large and values else np.arange(len(texts))
+    vectors_RD = np.zeros((len(encoded), encoder.size), dtype=np.float32)
+    for start in range(0, len(encoded), _BATCH):
+        batch = encoded[start : start + _BATCH]
+        vectors_RD[start : start + _BATCH] = encoder.encode([texts[item] for item in batch.tolist()])
+        progress(start + len(batch), len(encoded), "items encoded")
     names_CD = encoder.encode([value.value for value in values])
-    means_CD = np.stack([items_VD[vocabulary.items_of[value]].mean(axis=0) for value in values])
-    values_CD = _unit(names_CD + _unit(means_CD))
+    means_CD = np.zeros_like(names_CD)
+    for place, items in enumerate(of_values):
+        means_CD[place] = vectors_RD[np.searchsorted(encoded, items)].mean(axis=0)
     fillers = english().fillers
-    of_fillers = [Term("", filler) for filler in fillers]
     return Meaning(
-        encoder, (*values, *of_fillers), np.concatenate([values_CD, encoder.encode(fillers)]), as_int8(items_VD)
+        encoder,
+        (*values, *(Term("", filler) for filler in fillers)),
+        np.concatenate([_unit(names_CD + _unit(means_CD)), encoder.encode(fillers)]),
+        as_int8(vectors_RD[:0] if is_large else vectors_RD),
     )
 
 
@@ -148,7 +176,7 @@ def load_meaning(folder: Path, num_items: int, load_encoder: LoadEncoder) -> Mea
     except (OSError, ValueError, TypeError) as error:
         raise BundleCorrupt(f"{folder}: not a reader of wishes ({error})") from error
     shapes = values_CD.shape, items_VD.shape
-    if shapes != ((len(values), encoder.size), (num_items, encoder.size)):
+    if shapes[0] != (len(values), encoder.size) or shapes[1] not in ((num_items, encoder.size), (0, encoder.size)):
         raise BundleCorrupt(f"{folder}: vectors of shapes {shapes} for {len(values)} values and {num_items} items")
     return Meaning(encoder, values, values_CD, items_VD)
 

@@ -30,6 +30,7 @@ CERTAIN = 0.8
 """Certainty from which a value's name excludes its items."""
 _NUM_NEAR = 50.0
 """Similar items of an example that count in full; the count falls by half there."""
+_BESIDE = 0.25
 _LIKED, _WANTED = (Polarity.LIKE, Polarity.WANT), (Polarity.WANT,)
 
 
@@ -46,10 +47,10 @@ class Weights:
     word: float = 2.0
     liked: float = 5.0
     meaning: float = 1.0
-    text: float = 0.3
+    text: float = 0.15
     less_value: float = 3.0
     less_liked: float = 3.0
-    less_meaning: float = 1.0
+    less_meaning: float = 2.0
     earlier: float = 0.9
     personal: float = 1.0
 
@@ -81,7 +82,7 @@ class Reader:
         meaning: Meaning | None = None,
     ) -> None:
         self.vocabulary, self.weights = vocabulary, weights or Weights()
-        self._similar, self._meaning = similar, meaning
+        self._similar, self.meaning = similar, meaning
 
     @classmethod
     def load(
@@ -102,7 +103,7 @@ class Reader:
     def with_items(self, items: Sequence[WishItem]) -> "Reader":
         """Return a reader that knows these items too: a known id is replaced, other items follow in the given order."""
         by_id = {item.item_id: item for item in self.vocabulary.items} | {item.item_id: item for item in items}
-        vocabulary, meaning = Vocabulary(list(by_id.values())), self._meaning
+        vocabulary, meaning = Vocabulary(list(by_id.values())), self.meaning
         if meaning is not None and items:
             place_of = {item_id: place for place, item_id in enumerate(by_id)}
             meaning = meaning.with_items(items, [place_of[item.item_id] for item in items], len(by_id))
@@ -126,7 +127,7 @@ class Reader:
         liked = self._add_examples(wants, found)
         reader = "keywords" if found.scores or found.exclusions else ""
         self._add_words(wants, found)
-        if self._meaning is not None and self._add_meaning(self._meaning, wants, found):
+        if self.meaning is not None and self._add_meaning(self.meaning, wants, found):
             reader = "encoder"
         reader = reader or ("keywords" if found.scores else "")
         has_mask = bool(found.exclusions) and not found.excluded_V.all()
@@ -187,10 +188,12 @@ class Reader:
         return near_V
 
     def _add_words(self, wants: Wants, found: "_Sum") -> None:
+        """Raise the items that have all other words of a clause; beside named values, words count little."""
+        beside = _BESIDE if found.scores else 1.0
         for polarity, words, weight in wants.words:
             scores_V = self.vocabulary.words_scores(words)
             if scores_V is not None and polarity in _WANTED:
-                found.add("word", weight * scores_V)
+                found.add("word", beside * weight * scores_V**2)
 
     def _add_meaning(self, meaning: Meaning, wants: Wants, found: "_Sum") -> bool:
         """Add the meaning of clauses with other words; return whether there are any."""

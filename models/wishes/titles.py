@@ -93,3 +93,10 @@ def forms_of_title(title: str) -> set[tuple[str, ...]]:
     if len(words) > 2 and words[0] in articles:
         forms.add(words[1:])
     return {form for form in forms if form}
+
+
+def natural_title(title: str) -> str:
+    """Return a title as people write it: without the year, its article first."""
+    plain = title.split("(", maxsplit=1)[0].strip() or title
+    head, _, article = plain.rpartition(", ")
+    return f"{article} {head}" if head and article.casefold() in english().articles else plain

@@ -216,6 +216,14 @@ def model_probabilities(trained: EvaluatedModels) -> dict[str, Scorer]:
     }
 
 
+def served_student(trained: EvaluatedModels, sources: Path) -> Scorer:
+    """Return the scorer of the student as it serves: its probabilities, mixed with its sources if it has any."""
+    catalogue = load_catalogue(trained.tokenized / "catalogue.parquet")
+    student = StudentScorer(read_student(trained.students_dir / "student.safetensors").to(trained.device))
+    mixer, probabilities = read_mixer(sources, catalogue), probabilities_of(student)
+    return MixedScorer(mixer, "student", probabilities) if mixer.blends["student"] else probabilities
+
+
 def _models(trained: EvaluatedModels, catalogue: Catalogue) -> tuple[DecoderScorer | BeamScorer, StudentScorer]:
     decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
     student = read_student(trained.students_dir / "student.safetensors").to(trained.device)

@@ -29,6 +29,7 @@ from models.registry.store import BundleStore
 from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import StudentModel, read_student, save_student
+from models.wishes.mixing import WISHES
 from pipelines.codes.embedding import fit_text, texts_in, texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.foreign.index import read_index
@@ -43,6 +44,7 @@ from pipelines.tables.reader import ItemTable
 from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
 from pipelines.training.start.text_rows import load_item_text
 from pipelines.training.start.warm_start import rows_before, tokens_before
+from pipelines.wishes.make_reader import extend_reader
 from services.errors import ConfigError
 
 _NUM_NAMED = 5
@@ -113,6 +115,7 @@ def append_items(
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
         student = _extend(folder, new, kept, lift, codes)
         _extend_tables(live, folder, student)
+        extend_reader(folder / WISHES, live.catalogue(), load_catalogue(folder / "catalogue.parquet"))
         if live.judged_dir != live.path:
             _extend(folder / JUDGED, new, kept, lift, codes)
         export_with_items_added(student, live.path, folder)

@@ -1,9 +1,10 @@
 """Assembles the bundle from trained models, verifies the exported student against the trained one, and publishes it.
 
     bundle/          files listed in models/registry/store.py: decoder/, student.onnx and student_table/,
-                     student.safetensors, catalogue.parquet, report.json, similar/, sources/, code_book.safetensors for
-                     codes deeper than 1, sids.json for codes of an index, teacher/ if their decoder had a teacher, and
-                     item_text.safetensors if rows are learned from text; publication adds report.md (model_card)
+                     student.safetensors, catalogue.parquet, report.json, similar/, sources/, wishes/,
+                     code_book.safetensors for codes deeper than 1, sids.json for codes of an index, teacher/ if their
+                     decoder had a teacher, and item_text.safetensors if rows are learned from text; publication adds
+                     report.md (model_card)
     version.txt      the bundle's name: its creation time (UTC) and a hash of its content
 
 The decoder is served from the checkpoint written by training. The report contains the evaluation of the judged pair,
@@ -26,6 +27,7 @@ from models.registry.bundle import JUDGED, Bundle, hashes
 from models.registry.store import BundleStore, Seen
 from models.similar import SIMILAR
 from models.student import read_student
+from models.wishes.mixing import WISHES
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, EvaluatedModels, read_report
@@ -36,6 +38,7 @@ from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
 from pipelines.scoring.student import StudentScorer
 from pipelines.similarity.mix import read_found as read_mix
+from pipelines.wishes.make_reader import read_found as read_reader
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
 
@@ -48,6 +51,7 @@ def assemble(
     trained: EvaluatedModels,
     evaluated: Path,
     similar: Path,
+    wishes: Path,
     made_at: datetime,
     out: Path,
     judged: EvaluatedModels | None = None,
@@ -62,6 +66,7 @@ def assemble(
         save_pair(judged, bundle / JUDGED)
     shutil.copytree(similar / SIMILAR, bundle / SIMILAR)
     shutil.copytree(similar, bundle / SOURCES, ignore=shutil.ignore_patterns(SIMILAR, "*.json"))
+    shutil.copytree(wishes / WISHES, bundle / WISHES)
     for name in (CODE_BOOK, SIDS):
         if (trained.tokenized / name).exists():
             shutil.copyfile(trained.tokenized / name, bundle / name)
@@ -80,7 +85,8 @@ def assemble(
         serving = {"recall@10": table.recall, "num_scored": table.num_scored}
     serving |= time_ranking(ranker, cases, student.config.num_items)
     refitted = read_found(trained.students_dir) if judged is not None else None
-    report = read_report(evaluated) | {"student_serving": serving, "refit": refitted, "similar": read_mix(similar)}
+    report = read_report(evaluated) | {"student_serving": serving, "refit": refitted}
+    report |= {"similar": read_mix(similar), "wishes": read_reader(wishes)}
     (bundle / REPORT).write_text(json.dumps(report, indent=1))
     (out / "version.txt").write_text(version_of(bundle, made_at))
 

@@ -14,6 +14,7 @@ from pipelines.evaluation.gain import MIN_CASES, weigh
 from pipelines.scoring.mixed import describe_sources
 from pipelines.training.planned_memory import describe_memory
 from pipelines.training.train_student import describe_earned
+from pipelines.wishes.make_reader import describe as describe_reader
 
 CARD = "report.md"
 _WIDTH = 40
@@ -106,6 +107,7 @@ def _card(
         ("student", describe_earned(manifest["distillation"])),
         ("sources", describe_sources(report["mixer"])),
         *_training(manifest),
+        *((("wishes", describe_reader(manifest["wishes"])),) if "wishes" in manifest else ()),
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),
     )

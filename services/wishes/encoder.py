@@ -37,6 +37,12 @@ class Encoder:
         """The length of a vector."""
         return int(self._session.get_outputs()[0].shape[1])
 
+    @property
+    def words(self) -> list[str]:
+        """The tokens of the vocabulary, in order."""
+        by_token: dict[str, int] = self._tokenizer.get_vocab()
+        return sorted(by_token, key=by_token.__getitem__)
+
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) float32 of texts."""
         vectors_ND = np.zeros((len(texts), self.size), dtype=np.float32)

@@ -25,6 +25,7 @@ from pipelines.run import PipelineReport, run_pipeline
 from pipelines.training.recipes import Recipe
 from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.workers.team import ONE, Team
+from pipelines.wishes.options import WishOptions
 from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
@@ -93,6 +94,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
         recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
         gate=GateOptions(baseline="popularity", student_floor=0.5),
         precompute=PrecomputeOptions(num_users=10, list_len=5),
+        wishes=WishOptions(encoder="none"),
     )
 
 

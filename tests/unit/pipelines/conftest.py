@@ -24,6 +24,7 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import DistillOptions, Inputs, choose_student, fit_and_save, without_targets
+from pipelines.wishes.make_reader import make_reader
 from tests.support.training.synthetic import tokenized, write_ingested
 
 MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -63,6 +64,7 @@ class Built:
     trained: EvaluatedModels
     evaluated: Path
     similar: Path
+    wishes: Path
     assembled: Path
 
 
@@ -74,10 +76,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
     """Run the stages in folders below `root`, training student and twin in this process."""
-    folders = [root / name for name in ("tokens", "train", "distill", "sources", "evaluate", "similar", "assemble")]
+    folders = [
+        root / name for name in ("tokens", "train", "distill", "sources", "evaluate", "similar", "wishes", "assemble")
+    ]
     for folder in folders:
         folder.mkdir()
-    tokens, trained_dir, students, sources, evaluated, similar, assembled = folders
+    tokens, trained_dir, students, sources, evaluated, similar, wishes, assembled = folders
     tokenized(write_ingested(root / "ingest"), tokens, codes)
     torch.set_num_threads(1)
     train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
@@ -90,5 +94,6 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     make_sources(tokens, students, model_probabilities(trained), sources, silent, repeats=False)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent, sources)
     make_serving(sources, tokens, students, similar)
-    assemble(trained, evaluated, similar, MADE_AT, assembled)
-    return Built(trained, evaluated, similar, assembled)
+    make_reader(tokens, sources, model_probabilities(trained)["student"], None, wishes, silent)
+    assemble(trained, evaluated, similar, wishes, MADE_AT, assembled)
+    return Built(trained, evaluated, similar, wishes, assembled)

@@ -3,19 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from models.errors import BundleCorrupt
 from models.wishes.meaning import Meaning, load_meaning, measure, text_of
 from models.wishes.reader import Reader
 from models.wishes.vocabulary import Vocabulary, WishItem
-from services.wishes.encoder import GRAPH, TOKENIZER, load_encoder
+from services.wishes.encoder import GRAPH, load_encoder
+from tests.support.tiny_encoder import write_tiny_encoder
 
 TOPICS = (("comedy", "gags", "moons"), ("western", "gunslingers", "canyon"), ("horror", "screams", "ghosts"))
-FILLER = ("recommend", "best", "please", "for", "the")
 ITEMS = [
     WishItem("1", "Paper Moons", ("Comedy",)),
     WishItem("2", "Blue Canyon", ("Western",)),
@@ -26,34 +23,9 @@ ITEMS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an encoder that maps each word of a topic to the topic's direction, other words to one more."""
+    """A reader's folder with an encoder of a few words."""
     folder = tmp_path_factory.mktemp("wishes")
-    words = ["[UNK]", *(word for topic in TOPICS for word in topic)]
-    table = np.full((len(words), 4), 0.01, dtype=np.float32)
-    table[0, 3] = 1
-    for topic in range(3):
-        table[1 + 3 * topic : 4 + 3 * topic, topic] = 1
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
-        helper.make_node("Cast", ["mask"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["float", "last"], ["column"]),
-        helper.make_node("Mul", ["rows", "column"], ["kept"]),
-        helper.make_node("ReduceSum", ["kept", "middle"], ["sums"], keepdims=0),
-        helper.make_node("LpNormalization", ["sums"], ["vectors"], axis=-1, p=2),
-    ]
-    constants = {"table": table, "last": np.array([2]), "middle": np.array([1])}
-    graph = helper.make_graph(
-        nodes,
-        "encoder",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "L"]) for name in ("ids", "mask")],
-        [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["B", 4])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / GRAPH)
-    tokenizer = Tokenizer(models.WordLevel({word: row for row, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / TOKENIZER))
+    write_tiny_encoder(folder, TOPICS)
     encoder = load_encoder(folder)
     assert encoder is not None
     measure(encoder, Vocabulary(ITEMS), [text_of(item) for item in ITEMS]).save(folder)

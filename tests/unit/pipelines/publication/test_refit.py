@@ -49,7 +49,8 @@ def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The refitted bundle, published and live."""
     folder = tmp_path_factory.mktemp("published")
-    assemble(serving_pair(built.trained, refitted), built.evaluated, built.similar, MADE_AT, folder, built.trained)
+    serving = serving_pair(built.trained, refitted)
+    assemble(serving, built.evaluated, built.similar, built.wishes, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     about = {"prompt": prompt, "data": {"newest_event_us": 1 << 57}}
     return live_store(folder / "bundles", folder / "bundle", "v1", about).live()

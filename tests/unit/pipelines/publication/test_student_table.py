@@ -35,7 +35,7 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path) -> None:
     """Report and table name the measured recall of the trained student's ten best items, at least 97 %."""
-    assemble(built.trained, built.evaluated, built.similar, MADE_AT, tmp_path)
+    assemble(built.trained, built.evaluated, built.similar, built.wishes, MADE_AT, tmp_path)
     bundle = tmp_path / "bundle"
 
     ranker, cases = StudentRanker(bundle / "student.onnx"), read_cases(built.trained.tokenized, Split.VALID)
