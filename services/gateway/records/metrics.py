@@ -70,7 +70,7 @@ class AnswerMetrics:
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
         if answer.feature_age_ms is not None:
             metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
-        if record.request.surface is not None:  # bounded labels: only names of the surfaces file get here
+        if record.request.surface is not None:  # bounded: only names of surfaces and models get here
             metrics.surface_answers.labels(record.request.surface, answer.tier.value).inc()
         if is_late:
             metrics.deadline_missed.labels(record.door).inc()

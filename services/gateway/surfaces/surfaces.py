@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.nearest import nearest
-from services.contracts.tenant import DEFAULT_TENANT, local_surface, tenant_of_name, tenant_of_surface
+from services.contracts.tenant import DEFAULT_TENANT, local_surface, scoped_name, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.followed_file import FileState, FollowedFile
 from services.gateway.surfaces.surface import Surface, default_surface, parse_surface
@@ -38,6 +38,7 @@ class Surfaces:
             on_state: Called with the state at construction and at each change.
         """
         self.models = models
+        self._served = frozenset(models)
         self._check = check
         self._file = FollowedFile[Mapping[str, Surface]](path, "surfaces", self._read, {}, self._check_file, on_state)
 
@@ -70,11 +71,15 @@ class Surfaces:
     def find(self, name: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return this tenant's surface of this name, or the default for None.
 
-        Raises InvalidRequest suggesting the nearest of the tenant's names.
+        A served model that no surface is named after is a surface with the default settings. Raises InvalidRequest
+        suggesting the nearest of the tenant's names.
         """
         if name is None:
             return default_surface(tenant)
         found = self._file.in_force.get(name)
+        model = scoped_name(tenant, local_surface(name))
+        if found is None and tenant_of_surface(name) == tenant and model in self._served:
+            return Surface(name=name, model=model)
         if found is None or tenant_of_surface(name) != tenant:
             own = [local_surface(one) for one in self._file.in_force if tenant_of_surface(one) == tenant]
             fix = nearest(local_surface(name), own) if own else "leave it out, no surfaces are set up"

@@ -83,6 +83,18 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
         Surfaces(None).find("cart")
 
 
+def test_a_served_model_is_a_surface(path: Path) -> None:
+    """A request reaches a model by its name, within its tenant; a surface of the same name comes first."""
+    surfaces = Surfaces(path, ("default", "mail", "cart", "acme.fr"))
+
+    assert (surfaces.find("mail").name, surfaces.find("mail").model) == ("mail", "mail")
+    assert surfaces.find("cart").k == 4
+    assert surfaces.find("acme/fr", "acme").model == "acme.fr"
+    for name, tenant in (("fr", ""), ("acme/fr", ""), ("mail", "acme"), ("acme/mail", "acme")):
+        with pytest.raises(InvalidRequest, match="unknown surface"):
+            surfaces.find(name, tenant)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
