@@ -1,8 +1,8 @@
 """Serving text or rankings by one decoder: memory, time of each phase, concurrency of a load, replicas against shards.
 
 Pure arithmetic. A phase takes the longer of its bytes and its FLOPs (the roofline), at assumed fractions of the data
-sheet, with an assumed host time per step: no published serving run was fitted, so times are given within a factor. This
-engine serves one model on one GPU; shards over several are computed for comparison, and not offered.
+sheet, with an assumed host time per step: no published serving run was fitted, so times are given within a factor.
+Shards are the engine's tensor-parallel ranks.
 """
 
 import math
@@ -140,8 +140,8 @@ def _phase(
     if shards > 1:
         place = "node" if shards <= device.gpus_per_node else "network"
         link = device.node_link_bytes_per_s if place == "node" else device.network_bytes_per_s
-        sent = 2 * (shards - 1) / shards * rows * BF16 * shape.hidden_size
-        overhead += 2 * shape.num_layers * (_ALL_REDUCE_S[place] + sent / link)
+        sent = all_reduce_bytes(rows, shape.hidden_size, shape.num_layers, shards)
+        overhead += 2 * shape.num_layers * _ALL_REDUCE_S[place] + sent / link
     return ServingStep(
         name=name,
         num_bytes=num_bytes,
@@ -150,6 +150,11 @@ def _phase(
         compute_s=flops / shards / (device.flops_per_s["bf16"] * _COMPUTE_SHARE),
         overhead_s=overhead,
     )
+
+
+def all_reduce_bytes(rows: float, hidden_size: int, num_layers: int, shards: int, number_bytes: float = BF16) -> float:
+    """Return the bytes that each shard sends for these rows: two ring all-reduces a layer."""
+    return 2 * num_layers * 2 * (shards - 1) / shards * rows * number_bytes * hidden_size
 
 
 def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
@@ -222,8 +227,8 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
     first, last = fitting[0], fitting[-1]
     if first.shards > 1:
         return (
-            f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this "
-            "engine does not offer"
+            f"The weights do not fit on one {gpus.device.name}: set TAILRACE_TEXT_TENSOR_PARALLEL_SIZE (or "
+            f"TAILRACE_LLM_TENSOR_PARALLEL_SIZE) to {first.shards}"
         )
     if len(fitting) == 1:
         return "One replica a GPU"
@@ -238,5 +243,5 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
     return (
         f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU "
         f"{first.best_tokens_per_s_per_gpu:,.0f}, "
-        "since they read the weights once for more requests at a time; this engine does not offer shards"
+        "since they read the weights once for more requests at a time"
     )

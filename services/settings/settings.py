@@ -248,6 +248,9 @@ class Settings(BaseSettings):
     """Format of the ranking model's weights: `model` is its dtype, `int8` has the layers' matrices in 8 bits,
     `int8_all` also the embedding and the head, `int4` the matrices in 4 bits and those two in 8 (CPU with compiled
     kernels only); `bundle` is the format in the live bundle's manifest, or else the dtype."""
+    llm_tensor_parallel_size: int = Field(1, ge=1)
+    """Processes that share each layer of the ranking model, on consecutive GPUs from llm_device on. For a model that
+    one GPU does not hold; otherwise replicas answer more requests."""
     max_step_tokens: int = Field(1_024, ge=16)
     """Maximum number of tokens in one engine step, prompts and beams together."""
     max_chunk_tokens: int = Field(512, ge=1)
@@ -281,6 +284,8 @@ class Settings(BaseSettings):
     """Threads of one text engine."""
     text_weight_kind: Literal["model", "int8", "int8_all", "int4"] = "model"
     """As llm_weight_kind, for the text model, which has no bundle."""
+    text_tensor_parallel_size: int = Field(1, ge=1)
+    """As llm_tensor_parallel_size, for the text model."""
     text_kv_num_blocks: int | None = Field(None, ge=2)
     """As kv_num_blocks, for the text model; 2,048 on a CPU."""
     text_num_speculative_tokens: int | None = Field(None, ge=0)

@@ -71,6 +71,10 @@ class EngineConfig:
     above apply."""
     num_speculative_tokens: int = 0
     """Maximum number of draft tokens per text and step; 0 for none."""
+    tensor_parallel_size: int = 1
+    """Processes that share the decoder's layers; each has its own device, or the same CPU."""
+    rank_timeout_s: float = 10.0
+    """Time after which a rank that does not answer fails the engine."""
     max_running: int = 32
     max_waiting: int = 128
     default_beam_width: int = 32

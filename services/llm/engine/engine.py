@@ -35,6 +35,7 @@ from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, NewToken, Status
 from services.llm.engine.plan import StepPlan, StepSize
+from services.llm.engine.ranks import LeadRank
 from services.llm.engine.runner import Runner, RunningStep
 from services.llm.engine.sampling_parameters import GREEDY, SampledToken, SamplingParams, TokenMask
 from services.llm.engine.scheduler import Scheduler
@@ -74,6 +75,7 @@ class Engine:
         bundle_version: str,
         graph_device: GraphDevice | None = None,
         memory: KvMemory | None = None,
+        ranks: LeadRank | None = None,
     ) -> None:
         """Create an engine that can serve immediately; `warm_up` makes its first requests fast.
 
@@ -84,6 +86,7 @@ class Engine:
             bundle_version: Key of the cached prefixes.
             graph_device: None: CUDA graphs if the decoder is on a CUDA device, otherwise no graphs.
             memory: KV memory of the preceding engine: used if it fits, instead of new memory.
+            ranks: The other ranks, if the decoder is a shard.
         """
         window = decoder.config.window
         if items is not None and window is not None and window.size < len(items.level_sizes):
@@ -102,7 +105,8 @@ class Engine:
             """The blocks, shared with the preceding and the following engine if they fit."""
             self.memory.join(self.stream)
             trie = Trie(items, device) if items is not None else None
-            self._runner = Runner(decoder, config, trie, self.memory.cache, graph_device)
+            self._runner = Runner(decoder, config, trie, self.memory.cache, graph_device, ranks)
+            self._ranks = ranks
             self._builder = RequestBuilder(
                 config, decoder.config, trie, self.max_tokens, records_steps=self._runner.records_steps
             )
@@ -294,9 +298,14 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Free all blocks, for other engines on the memory. For a failed engine: its requests have no outcome."""
+        """Free all blocks, for other engines on the memory, and end all ranks.
+
+        For a failed engine: its requests have no outcome.
+        """
         with self.memory.lock:
             self._scheduler.finish_all()
+        if self._ranks is not None:
+            self._ranks.stop()
 
     def check_integrity(self, *others: "Engine") -> None:
         """Assert that no block is lost or shared by mistake, including the other engines on the memory. For tests."""

@@ -26,6 +26,7 @@ from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts, StepGraphs
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.ranks import LeadRank, RankGroup
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
@@ -82,17 +83,22 @@ class Runner:
         trie: Trie | None,
         cache: KvCache,
         graph_device: GraphDevice | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self._lead = ranks if isinstance(ranks, LeadRank) else None
         device = decoder.head_weight_VD.device
         weights = join_weights(decoder)
-        forward = _forward_for(weights, config, cache)
+        forward = _forward_for(weights, config, cache, ranks)
         self.weight_bytes = forward.weight_bytes
         """Bytes of all weights, as they stay in memory."""
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
-        self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
+        samples = ranks is None or ranks.rank == 0
+        self._eager = EagerSteps(
+            forward, ranker, decoder.config.vocab_size, config.block_tokens, device, samples=samples
+        )
         self._graphs = None
         graph_device = graph_device or _graph_device_for(device, config)
-        if graph_device is not None and isinstance(forward, LayerLoop):
+        if ranks is None and graph_device is not None and isinstance(forward, LayerLoop):
             self._graphs = StepGraphs(weights, config, forward, trie, graph_device)
 
     @property
@@ -113,6 +119,8 @@ class Runner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> RunningStep:
         """Start one step that is not empty, without waiting for it."""
+        if self._lead is not None:
+            self._lead.send(plan)
         if self._graphs is None:
             return RunningStep(*self._eager.run(plan))
         rankings, sampled = self._replay(plan, self._graphs)
@@ -142,11 +150,22 @@ class Runner:
 
 
 class EagerSteps:
-    """Runs steps of any shape, kernel by kernel. `ranker` is None for a text-only engine."""
+    """Runs steps of any shape, kernel by kernel. `ranker` is None for a text-only engine.
+
+    With `samples` false, texts get no tokens: another rank samples them.
+    """
 
     def __init__(
-        self, forward: Forward, ranker: BeamSearch | None, vocab_size: int, block_tokens: int, device: torch.device
+        self,
+        forward: Forward,
+        ranker: BeamSearch | None,
+        vocab_size: int,
+        block_tokens: int,
+        device: torch.device,
+        *,
+        samples: bool = True,
     ) -> None:
+        self._samples = samples
         self._forward = forward
         self._ranker = ranker
         self._vocab_size = vocab_size
@@ -199,7 +218,7 @@ class EagerSteps:
             rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
         if self._ranker is not None and beams is not None:
             rankings += self._ranker.extend(beams, hidden_TD[plan.num_batched_tokens :])
-        return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts else []
+        return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts and self._samples else []
 
     def _last_hidden(self, ending: list[tuple[Sequence, int]], hidden_TD: Tensor) -> tuple[list[Sequence], Tensor]:
         rows = self._on_device(np.array([row for _, row in ending], dtype=np.int64))
@@ -219,12 +238,13 @@ def _slots_of(chunk: Chunk, block_tokens: int) -> np.ndarray:
     return np.array(chunk.sequence.block_table)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _forward_for(weights: Weights, config: EngineConfig, cache: KvCache) -> Forward:
+def _forward_for(weights: Weights, config: EngineConfig, cache: KvCache, ranks: RankGroup | None) -> Forward:
+    reduce = ranks.reduce if ranks is not None else None
     if weights.head_VD.device.type != "cuda":
-        return cpu_forward(weights, cache, config)
+        return cpu_forward(weights, cache, config, reduce)
     from services.llm.engine.gpu.forward import triton_forward  # Triton is not installed on every machine
 
-    return triton_forward(weights, cache)
+    return triton_forward(weights, cache, reduce)
 
 
 def _graph_device_for(device: torch.device, config: EngineConfig) -> GraphDevice | None:

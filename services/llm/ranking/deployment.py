@@ -217,6 +217,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_chunk_tokens=settings.max_chunk_tokens,
         max_beam_rows=settings.max_beam_rows,
         target_step_s=settings.engine_max_step_s / _STEPS_PER_LONGEST,
+        tensor_parallel_size=settings.llm_tensor_parallel_size,
+        rank_timeout_s=settings.engine_max_step_s,
         default_beam_width=settings.default_beam_width,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
@@ -227,12 +229,12 @@ def engine_config(settings: Settings) -> EngineConfig:
 def with_weights_of(bundle: Bundle, settings: Settings) -> EngineConfig:
     """Return the ranking engine's configuration with the weight format of a setting, or else of this bundle's manifest.
 
-    A GPU supports only the model's dtype. Raises ConfigError for a format that this engine does not support.
+    A GPU and several ranks support only the model's dtype. Raises ConfigError for another unsupported format.
     """
     config = engine_config(settings)
     if settings.llm_weight_kind != "bundle" or bundle.weight_kind == "model":
         return config
-    if settings.llm_device != "cpu":
+    if settings.llm_device != "cpu" or config.tensor_parallel_size > 1:
         log.warning(
             "weights_in_model_dtype", version=bundle.version, named=bundle.weight_kind, device=settings.llm_device
         )

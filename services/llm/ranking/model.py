@@ -14,7 +14,6 @@ import torch
 
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
-from models.decoder.weights import load_decoder
 from models.prompt import Prompt, prompt_of
 from models.registry.bundle import Bundle
 from models.search import search_of
@@ -26,6 +25,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.ranks import load_part, start_ranks
 from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
@@ -102,7 +102,7 @@ def load_bundle(
     does not fit.
     """
     catalogue = bundle.catalogue()
-    decoder = load_decoder(bundle.decoder_dir, dtype, device)
+    decoder, config = load_part(bundle.decoder_dir, dtype, device, config)
     memory = next((one for one in memories if one.fits(decoder, replace(config, num_blocks=one.pool.num_blocks))), None)
     config = pool_of(decoder, config, pool, memory)
     prompt, search = _prompt_of(bundle), search_of(bundle.manifest)
@@ -111,7 +111,8 @@ def load_bundle(
     if search.beam_width is not None:
         width = min(search.beam_width, config.max_beam_rows)
         config = replace(config, default_beam_width=width)
-    engine = Engine(decoder, config, items=items, bundle_version=bundle.prefix_version, memory=memory)
+    ranks = start_ranks(bundle.decoder_dir, dtype, device, config, items)
+    engine = Engine(decoder, config, items=items, bundle_version=bundle.prefix_version, memory=memory, ranks=ranks)
     shown = ShownItems((live_items or LiveItems()).lay(catalogue))
     loaded = LoadedBundle(bundle.version, catalogue, engine, prompt, shown)
     try:

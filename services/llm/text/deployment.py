@@ -119,6 +119,7 @@ def text_engine_config(settings: Settings) -> EngineConfig:
         num_blocks=settings.text_kv_num_blocks or _CPU_BLOCKS,
         weight_kind=settings.text_weight_kind,
         num_speculative_tokens=num_drafts,
+        tensor_parallel_size=settings.text_tensor_parallel_size,
     )
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from models.decoder.weights import load_decoder
 from services.contracts.text import SamplingOptions, TextModel, TextRequest
 from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
+from services.llm.engine.ranks import load_part, start_ranks
 from services.llm.engine.sampling_parameters import GREEDY, SamplingParams
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.text.chat_template import (
@@ -145,12 +145,13 @@ def load_text(
 
     Raises CheckpointError naming the missing or unsupported part, ConfigError if the KV pool does not fit.
     """
-    decoder = load_decoder(folder, dtype, device)
+    decoder, config = load_part(folder, dtype, device, config)
     config = pool_of(decoder, config, pool)
     tokenizer = load_tokenizer(folder)
     template = load_chat_template(folder)
     eos_ids = read_eos_ids(folder, tokenizer, template)
-    engine = Engine(decoder, config, items=None, bundle_version=name)
+    ranks = start_ranks(folder, dtype, device, config, items=None)
+    engine = Engine(decoder, config, items=None, bundle_version=name, ranks=ranks)
     model = TextModel(
         name=name,
         max_context_tokens=engine.max_tokens,

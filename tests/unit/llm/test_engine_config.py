@@ -25,8 +25,9 @@ SHARED: dict[str, Any] = {
     "max_waiting": 9,
     "engine_max_step_s": 3.0,
 }
-RANKING = SHARED | {"kv_num_blocks": 99, "llm_weight_kind": "int8"}
+RANKING = SHARED | {"kv_num_blocks": 99, "llm_weight_kind": "int8", "llm_tensor_parallel_size": 2}
 TEXT = SHARED | {"text_kv_num_blocks": 99, "text_weight_kind": "int8", "text_num_speculative_tokens": 3}
+TEXT["text_tensor_parallel_size"] = 2
 TEXT_ONLY = {"num_speculative_tokens"}
 
 

@@ -39,6 +39,11 @@ class RankWork(Work):
     item_mask: ItemMask
     width_by_level: tuple[int, ...]
 
+    def to(self, device: str) -> "RankWork":
+        """Return the work on another device."""
+        bits = tuple(bits_X.to(device) for bits_X in self.item_mask.bits_by_level)
+        return RankWork(item_mask=ItemMask(bits, self.item_mask.num_by_level), width_by_level=self.width_by_level)
+
     @classmethod
     def of(cls, sequence: Sequence) -> "RankWork":
         """Return the work of a ranking."""

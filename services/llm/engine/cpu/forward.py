@@ -8,6 +8,7 @@ Shape suffixes: T rows of the step, R rows, D hidden, E tiles, N blocks of all t
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +37,15 @@ _NO_WINDOW = -(2**30)
 """Window start of a tile without a window: before every position."""
 
 
-def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
-    """Return the fastest forward pass that this machine supports. Never raises."""
+def cpu_forward(
+    weights: Weights, cache: KvCache, config: EngineConfig, reduce: Callable[[Tensor], Tensor] | None = None
+) -> Forward:
+    """Return the fastest forward pass that this machine supports. Never raises.
+
+    With `reduce` the weights are one rank's shard, which plain torch computes.
+    """
+    if reduce is not None:
+        return LayerLoop(weights, cache, TorchOps(), _torch_attention(weights, config), reduce)
     reason = _why_not_compiled(weights.head_VD.dtype, config)
     if reason is None:
         try:
@@ -46,10 +54,13 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
             reason = str(error)
     if config.cpu_kernels == "compiled":
         _log.warning("the engine runs on plain torch, several times slower: %s", reason)
-    attention = TorchAttention(
+    return LayerLoop(weights, cache, TorchOps(), _torch_attention(weights, config))
+
+
+def _torch_attention(weights: Weights, config: EngineConfig) -> TorchAttention:
+    return TorchAttention(
         config.tile_queries, config.tile_tokens, config.block_tokens, weights.head_VD.device, weights.config.window
     )
-    return LayerLoop(weights, cache, TorchOps(), attention)
 
 
 def compute_dtype(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:

@@ -9,6 +9,7 @@ Shape suffixes: T rows of the step, P rows that go to the paged cache, B beams, 
 heads, G key/value heads, K head size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,7 +60,16 @@ class Forward(Protocol):
 class LayerLoop:
     """Runs the layers in sequence in Python, on any device."""
 
-    def __init__(self, weights: Weights, cache: KvCache, ops: Ops, attention: PagedAttention[Any]) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        cache: KvCache,
+        ops: Ops,
+        attention: PagedAttention[Any],
+        reduce: Callable[[Tensor], Tensor] = lambda part_TD: part_TD,
+    ) -> None:
+        """Create the loop. `reduce` sums the parts of all ranks, if the weights are one rank's shard."""
+        self._reduce = reduce
         self._weights = weights
         self._cache = cache
         self._ops = ops
@@ -129,8 +139,8 @@ class LayerLoop:
             step.tails,
         )
         out_THK = self._attention.attend(q_THK, self._cache, index, step.pages, step.tails)
-        return ops.linear(out_THK.flatten(1), *layer.output)
+        return self._reduce(ops.linear(out_THK.flatten(1), *layer.output))
 
     def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:
         gate_up_TJ = self._ops.linear(normed_TD, *layer.gate_up)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TJ), *layer.down)
+        return self._reduce(self._ops.linear(self._ops.silu_mul(gate_up_TJ), *layer.down))

@@ -8,6 +8,8 @@ Shape suffixes: T rows, D hidden, F feed-forward, I and N in and out of a matrix
 * head size.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -25,13 +27,13 @@ _PIECE = 1_024
 """Numbers per program of SiLU times gate."""
 
 
-def triton_forward(weights: Weights, cache: KvCache) -> LayerLoop:
-    """Build the forward pass on the device of the weights."""
+def triton_forward(weights: Weights, cache: KvCache, reduce: Callable[[Tensor], Tensor] | None = None) -> LayerLoop:
+    """Build the forward pass on the device of the weights. `reduce` sums the parts of ranks."""
     shape = weights.config
     attention = TritonAttention(
         shape.num_attention_heads, shape.num_key_value_heads, cache.block_tokens, weights.head_VD.device, shape.window
     )
-    return LayerLoop(weights, cache, TritonOps(), attention)
+    return LayerLoop(weights, cache, TritonOps(), attention, *([reduce] if reduce is not None else []))
 
 
 class TritonOps:

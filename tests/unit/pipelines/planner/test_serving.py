@@ -36,10 +36,10 @@ def test_replicas_win_for_a_small_model() -> None:
 
 
 def test_a_model_that_does_not_fit_on_one_gpu_needs_shards() -> None:
-    """The verdict says that the engine does not offer shards, or that no number of shards suffices."""
+    """The verdict names the setting for shards, or says that no number of shards suffices."""
     large = llama(num_layers=80, hidden_size=8_192, num_heads=64, num_kv_heads=8, ffn_size=28_672, vocab_size=128_256)
 
-    assert "needs 2 shards, which this engine does not offer" in plan_serving(large, parse_gpus("8xh100"), LOAD).verdict
+    assert "TENSOR_PARALLEL_SIZE) to 2" in plan_serving(large, parse_gpus("8xh100"), LOAD).verdict
     assert "does not fit on 2" in plan_serving(large, parse_gpus("2xl4"), LOAD).verdict
 
 
