@@ -20,6 +20,7 @@ from services.observability.metrics import (
     ItemsMetrics,
     ProcessMetrics,
     ReleaseMetrics,
+    ResidencyMetrics,
     StreamMetrics,
     TextMetrics,
 )
@@ -48,6 +49,7 @@ def exported() -> dict[str, set[str]]:
         EdgeMetrics(registry),
         EngineMetrics(registry),
         ReleaseMetrics(registry),
+        ResidencyMetrics(registry),
         ProcessMetrics(registry, "gateway"),
         BackgroundMetrics(registry),
         ItemsMetrics(registry),
