@@ -37,14 +37,14 @@ def erase(
     settings = running_settings()
     user_ids = [*dict.fromkeys(read_user_ids(users))]
     _check(user_ids)
-    accepted = _accepted(out_file)
+    accepted = read_accepted(out_file)
     left = [user_id for user_id in user_ids if user_id not in accepted]
     if left:
         with audited(settings.state_dir, "erase", users=str(len(left))):
-            accepted |= _erase(settings, left, out_file)
+            accepted |= erase_users(settings, left, out_file)
     before = f" ({len(user_ids) - len(left)} before this run)" if len(left) < len(user_ids) else ""
     out.print(f"erase: {len(user_ids)} users accepted{before}", markup=False)
-    num_online, num_done = asyncio.run(_count_done(settings, [accepted[user_id] for user_id in user_ids]))
+    num_online, num_done = asyncio.run(count_done(settings, [accepted[user_id] for user_id in user_ids]))
     again = "" if num_done == len(user_ids) else "; run the command again to follow the progress"
     out.print(
         f"{num_online} are erased from the stores that requests read, {num_done} from all stores{again}", markup=False
@@ -62,7 +62,7 @@ def _check(user_ids: Sequence[str]) -> None:
             raise ConfigError(f"--users: {user_id[:40]!r}: {error.problem}; {error.fix}; no user was erased") from error
 
 
-def _accepted(path: Path) -> dict[str, str]:
+def read_accepted(path: Path) -> dict[str, str]:
     """Return the recorded erasures by user; the unfinished line of a killed run is cut off. Raises ConfigError."""
     try:
         content = path.read_bytes()
@@ -82,7 +82,7 @@ def _accepted(path: Path) -> dict[str, str]:
     return {row[0]: row[1] for row in rows[1:]}
 
 
-def _erase(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[str, str]:
+def erase_users(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[str, str]:
     """Erase users batch by batch; each is recorded once the broker has it.
 
     A user may be erased twice if the run is killed in between, which is harmless.
@@ -115,7 +115,7 @@ def _erase(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[st
     return erased
 
 
-async def _count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[int, int]:
+async def count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[int, int]:
     """Return the number of erasures done in the stores that requests read, and in all stores.
 
     Raises DependencyUnavailable.

@@ -96,6 +96,44 @@ def suspend(
     out.print(f"tenant {tenant} is {state}", markup=False)
 
 
+@tenants_app.command()
+def delete(
+    tenant: TenantArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+) -> None:
+    """Revoke a tenant's keys and erase its data; run it again to follow the progress. Its id is never used again."""
+    from infra.cli.session import running_settings
+    from infra.cli.tenant_deletion import delete_data
+    from services.contracts.tenant import TenantState
+    from services.gateway.access.tenants import read_tenants
+
+    _, path = _tenant_files()
+    found = read_tenants(path).find(tenant)
+    if found is None or found.state is not TenantState.DELETED:
+        if not yes:
+            typer.confirm(f"delete tenant {tenant} with all of its users' data?", abort=True)
+        _change("tenants delete", tenant, lambda file: file.with_changed(tenant, state=TenantState.DELETED))
+    _revoke_keys(tenant)
+    if delete_data(running_settings(), tenant):
+        out.print(f"tenant {tenant} is deleted: nothing of it is left in Redis, the offline logs and the catalogue")
+        out.print("remaining: records in the broker's topics until their retention ends, bundles, your own backups")
+    else:
+        out.print(f"tenant {tenant} is being erased; run the command again to follow the progress", markup=False)
+
+
+def _revoke_keys(tenant: str) -> None:
+    """Remove the tenant's keys from the keys file, if there is one."""
+    from services.gateway.access.keys import KeysFile, read_keys, write_keys
+    from services.settings.settings import load_settings
+
+    path = load_settings().api_keys_file
+    if path is not None and path.exists():
+        with locked(path):
+            keys = read_keys(path).keys
+            if len(kept := tuple(key for key in keys if key.tenant != tenant)) < len(keys):
+                write_keys(path, KeysFile(keys=kept))
+
+
 def _given(**fields: float | None) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 

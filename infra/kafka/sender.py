@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 _ACK_S = 30.0
 _RETRY_AFTER_S = 1.0
-Record = tuple[bytes, bytes]
-"""Key and value."""
+Record = tuple[bytes, bytes | None]
+"""Key and value; None deletes the key's record from a compacted topic."""
 
 
 @contextmanager

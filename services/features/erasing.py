@@ -29,6 +29,7 @@ from services.features.schema import (
     LogPosition,
 )
 from services.features.shown import chosen, read_shown, shown_write
+from services.features.user_data import user_of_key
 from services.settings.addresses import RedisAddress
 
 _RECEIPT = "tailrace:erasure:"
@@ -73,7 +74,7 @@ class ErasingWriter:
         prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
         with redis_as_dependency():
             keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
-            gone = [key for key in keys if self._user_of(key) in user_ids]
+            gone = [key for key in keys if user_of_key(key, self._project) in user_ids]
             for chunk in _chunks(gone):
                 self._client.unlink(*chunk)
 
@@ -110,7 +111,7 @@ class ErasingWriter:
         prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
         with redis_as_dependency():
             keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
-            user_ids = [self._user_of(key) for key in keys]
+            user_ids = [user_of_key(key, self._project) for key in keys]
         for chunk in _chunks(user_ids):
             self._remove_rows(chunk, is_gone)
 
@@ -158,13 +159,6 @@ class ErasingWriter:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def _user_of(self, key: bytes) -> str:
-        """Return the user in the key of a row or a list."""
-        from feast.infra.key_encoding_utils import deserialize_entity_key
-
-        entity: Any = deserialize_entity_key(key.removesuffix(self._project.encode()))
-        return str(entity.entity_values[list(entity.join_keys).index(USER_ID.name)].string_val)
 
     def _remove_rows(self, user_ids: Sequence[str], is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Remove rows by user, last position and row time. A row changed meanwhile stays: an event has reached it."""

@@ -1,0 +1,137 @@
+"""The deletion of a tenant's data: erases its users, drops its catalogue, and looks in every store for what is left.
+
+    state of the tenants file, keys ─▶ erasures of its users, in the interactions log ─▶ the worker, store by store
+                                   ├─▶ deletions of its items, in the items topic
+                                   └─▶ explanations of its anonymous visitors
+
+Each run continues where the last ended, and reports. Erasures that are not done are in a file of the state folder,
+which goes when nothing is left.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.cli.erase import count_done, erase_users, read_accepted
+from infra.kafka.sender import topic_sender
+
+if TYPE_CHECKING:
+    from services.items.live_items import LiveItems
+    from services.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a scan found of a tenant: user ids, and entries by store."""
+
+    users: set[str] = field(default_factory=set)
+    entries: dict[str, int] = field(default_factory=dict)
+
+
+def pending_file(settings: "Settings", tenant: str) -> Path:
+    """Return the file of a tenant's erasures that are not done yet."""
+    return settings.state_dir / f"deleted-{tenant}.csv"
+
+
+def delete_data(settings: "Settings", tenant: str) -> bool:
+    """Erase what is found of a tenant, and return whether nothing is left. Raises DependencyUnavailable or OSError."""
+    path, found = pending_file(settings, tenant), scan(settings, tenant)
+    accepted = read_accepted(path)
+    if new := sorted(found.users - accepted.keys()):
+        accepted |= erase_users(settings, new, path)
+    _drop_items(settings, tenant)
+    _drop_explanations(settings, tenant)
+    _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
+    if num_done < len(accepted) or any(scan(settings, tenant).entries.values()):
+        return False
+    path.unlink(missing_ok=True)
+    return True
+
+
+def scan(settings: "Settings", tenant: str) -> Found:
+    """Look for a tenant's ids in Redis, the offline logs and the live catalogue.
+
+    Raises DependencyUnavailable or OSError.
+    """
+    found = Found()
+    for store, user_ids in (("redis", _in_redis(settings, tenant)), ("offline logs", _in_logs(settings, tenant))):
+        found.entries[store] = 0
+        for user_id in user_ids:
+            found.entries[store] += 1
+            found.users.update({user_id} - {""})
+    found.entries["items"] = len(_stated(_live_items(settings), tenant))
+    return found
+
+
+def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
+    """Yield the user of each key and explanation of the tenant; empty for an anonymous visitor."""
+    from services.contracts.explanation import whose
+    from services.contracts.tenant import prefix_of
+    from services.features.explanations import each_explanation
+    from services.features.redis_calls import redis_as_dependency
+    from services.features.repo import RepoAddress, open_store
+    from services.features.user_data import user_of_key
+    from services.settings.redis_clients import open_redis
+
+    prefix = prefix_of(tenant)
+    project = open_store(RepoAddress(settings.feature_repo_dir, settings.redis_address)).project
+    client = open_redis(settings.redis_address, 5.0)
+    with redis_as_dependency():
+        for key in client.scan_iter(match=b"*" + prefix.encode() + b"*", count=1_000):
+            yield user_of_key(key, project)
+        for _, _, record in each_explanation(client):
+            if _mark_of(prefix) in record:
+                yield whose(record)[0] or ""
+    client.close()
+
+
+def _in_logs(settings: "Settings", tenant: str) -> Iterator[str]:
+    """Yield the user of each logged event and impression of the tenant, once per file."""
+    import polars as pl
+
+    from services.contracts.tenant import prefix_of
+
+    for path in settings.offline_log_dir.rglob("*.parquet"):
+        if "user_id" in pl.read_parquet_schema(path):
+            users = pl.read_parquet(path, columns=["user_id"])["user_id"].drop_nulls().unique()
+            yield from users.filter(users.str.starts_with(prefix_of(tenant))).to_list()
+
+
+def _live_items(settings: "Settings") -> "LiveItems":
+    from pipelines.publication.new_items import read_live_items
+
+    return read_live_items(settings)
+
+
+def _stated(items: "LiveItems", tenant: str) -> list[str]:
+    own = items.tenants.get(tenant)
+    return [] if own is None else own.read(lambda layout: [item_id for _, item_id in layout.stated()])
+
+
+def _drop_items(settings: "Settings", tenant: str) -> None:
+    """Delete each item of the tenant in the topic, then the whole catalogue in every process that follows it."""
+    from services.contracts.tenant import prefix_of, scoped
+
+    if item_ids := _stated(_live_items(settings), tenant):
+        keys = [scoped(tenant, item_id) for item_id in item_ids] + [prefix_of(tenant)]
+        with topic_sender(settings, settings.items_topic) as send:
+            send([(key.encode(), None) for key in keys])
+
+
+def _drop_explanations(settings: "Settings", tenant: str) -> None:
+    """Remove the tenant's explanations; those of its users are removed by their erasures too."""
+    from services.contracts.tenant import prefix_of
+    from services.features.explanations import remove_explanations
+    from services.settings.redis_clients import open_redis
+
+    client, mark = open_redis(settings.redis_address, 5.0), _mark_of(prefix_of(tenant))
+    remove_explanations(client, lambda record: mark in record)
+    client.close()
+
+
+def _mark_of(prefix: str) -> bytes:
+    """Return the form of a tenant's prefix in a stored explanation, which is JSON."""
+    return json.dumps(prefix)[:-1].encode()
