@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import REGISTRY
 
+from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
@@ -366,6 +367,7 @@ def build_plane(
     ports = Ports(
         bundles=BundleStore.of(settings),
         load_student=load_student,
+        load_reader=Bundle.wish_reader,
         features=features,
         llms=llms,
         events=_producer(settings, settings.interactions_topic, settings.events_max_in_flight),

@@ -2,9 +2,9 @@
 
     score of an item = personal * log(probability by the tiers) + weight * score by the reader
 
-Each tier leaves the fraction `floor` of probability to the tiers below it, and the last tier leaves it to all items
-alike: an item that a stored list or a beam does not name is found where its words fit. The bundle's manifest holds
-weight and floor, which validation chose; one pair serves all tiers. `personal` belongs to the reading.
+Each tier counts `floor` times as much as the tier above it, and all items alike have the fraction `floor` of
+probability: an item that a stored list or a beam does not name is found where its words fit. The bundle's manifest
+holds weight and floor, which validation chose; one pair serves all tiers. `personal` belongs to the reading.
 
 Shape suffixes: V items, R items of one ranking.
 """
@@ -23,7 +23,7 @@ WISHES = "wishes"
 
 @dataclass(frozen=True, slots=True)
 class WishMix:
-    """The weight of the reader, and the fraction of probability that a tier leaves to lower tiers."""
+    """The weight of the reader, and the fraction of probability that the tiers leave to all items alike."""
 
     weight: float = 1.0
     floor: float = 0.1
@@ -36,11 +36,10 @@ class WishMix:
         `ranked` holds each tier's items (R,) and their probabilities (R,), the answering tier first. An item that the
         reader does not know has its lowest score.
         """
-        own_V, rest = np.zeros(num_items), 1.0
-        for items_R, probabilities_R in ranked:
-            own_V[items_R] += rest * (1 - self.floor) * probabilities_R
-            rest *= self.floor
-        scores_V = np.log(own_V + rest / max(1, num_items))
+        own_V, shares = np.zeros(num_items), self.floor ** np.arange(len(ranked))
+        for (items_R, probabilities_R), share in zip(ranked, shares / max(1e-9, shares.sum()), strict=True):
+            own_V[items_R] += share * probabilities_R
+        scores_V = np.log((1 - self.floor) * own_V + self.floor / max(1, num_items))
         if reading is not None and reading.scores is not None:
             num = min(num_items, len(reading.scores))
             scores_V *= reading.personal

@@ -12,6 +12,7 @@ from msgspec import Meta
 from pydantic_core import from_json, to_json
 
 from services.contracts.message import Answer
+from services.contracts.recommend import Understood
 
 
 class ListState(StrEnum):
@@ -61,6 +62,14 @@ class MixedItem(Answer, frozen=True):
     by_source: Annotated[Mapping[str, float], Meta(description="`model` is the tier's model")]
 
 
+class WishedItem(Answer, frozen=True):
+    """One item's position (from 1) by the tiers alone and by tiers and wish; null if the item was not in that list."""
+
+    item_id: str
+    before: int | None
+    after: int | None
+
+
 class Explanation(Answer, frozen=True, kw_only=True):
     """How a request was answered; fields that a rejected request lacks are null or empty.
 
@@ -97,6 +106,11 @@ class Explanation(Answer, frozen=True, kw_only=True):
     stages: tuple[StageTime, ...] = ()
     ruled: Annotated[tuple[RuledItem, ...], Meta(description="The first items before and after the rules")] = ()
     mixed: Annotated[tuple[MixedItem, ...], Meta(description="The first items of a tier that mixes sources")] = ()
+    understood: Annotated[Understood | None, Meta(description="What was read of the wish, if any")] = None
+    wished: Annotated[
+        tuple[WishedItem, ...],
+        Meta(description="The items without and with the wish, among the items that it does not exclude"),
+    ] = ()
 
 
 class ExplanationAnswer(Explanation, frozen=True):
@@ -118,6 +132,7 @@ def encode_explanation(
     stages: Sequence[Any],
     ruled: Sequence[Any] = (),
     mixed: Sequence[Any] = (),
+    wish: tuple[Any, Sequence[Any]] | None = None,
 ) -> bytes:
     """Return the stored form: one JSON array of values without names, since many are written and few are read.
 
@@ -128,13 +143,15 @@ def encode_explanation(
         stages: Tuples (name, offset in s, duration in s).
         ruled: Tuples (item id, position before, position after, names of rules).
         mixed: Tuples (item id, score, score by source).
+        wish: What was understood, in the order of its fields, and tuples (item id, position before, position after).
     """
-    return to_json((own, facts, llm, stages, ruled, mixed))
+    return to_json((own, facts, llm, stages, ruled, mixed, wish))
 
 
 def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
     """Read the stored form. Raises ValueError or TypeError for anything else."""
-    own, facts, llm, stages, ruled, mixed = from_json(stored)
+    own, facts, llm, stages, ruled, mixed, wish = from_json(stored)
+    understood, wished = wish or (None, ())
     return Explanation(
         **dict(zip(OWN_FIELDS, own, strict=True)),
         facts=dict(zip(fact_names, facts, strict=True)) if facts else {},
@@ -147,6 +164,8 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
             for one, before, after, rules in ruled
         ),
         mixed=tuple(MixedItem(item_id=one, score=score, by_source=dict(by_source)) for one, score, by_source in mixed),
+        understood=None if understood is None else _understood(understood),
+        wished=tuple(WishedItem(item_id=one, before=before, after=after) for one, before, after in wished),
     )
 
 
@@ -160,6 +179,13 @@ def whose(stored: bytes) -> tuple[str | None, int]:
     return (user_id, at_ms) if isinstance(user_id, str) and isinstance(at_ms, int) else (None, 0)
 
 
+def _understood(fields: Sequence[Any]) -> Understood:
+    must, must_not, liked, reader, relaxed = fields
+    return Understood(
+        must=tuple(must), must_not=tuple(must_not), liked=tuple(liked), reader=reader, relaxed=tuple(relaxed)
+    )
+
+
 def _stage(name: str, offset_s: float, duration_s: float) -> StageTime:
     return StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
 
@@ -169,7 +195,9 @@ def _rounded(value: Any) -> Any:
 
 
 OWN_FIELDS = tuple(
-    name for name in Explanation.__struct_fields__ if name not in {"facts", "llm", "stages", "ruled", "mixed"}
+    name
+    for name in Explanation.__struct_fields__
+    if name not in {"facts", "llm", "stages", "ruled", "mixed", "understood", "wished"}
 )
 _USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")
 _LLM_FIELDS = LlmPart.__struct_fields__

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from services.contracts.filters import Expression, ExpressionBody, check_size
-from services.contracts.message import Answer, Id, InvalidField, Kept, Message
+from services.contracts.message import Answer, Id, InvalidField, Kept, Message, text
 from services.contracts.rules import MAX_PLACES, NO_RULES, Rules, SentRules
 from services.contracts.tenant import DEFAULT_TENANT, scoped, scoped_surface
 from services.errors import InvalidRequest
@@ -29,6 +29,7 @@ PERIOD = "[1-9][0-9]{0,5}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-6][0-9]{2}h|([1-9]|[
 """A period of at most 30 days, as a pattern."""
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MAX_SIMILAR_TO = 100
+MAX_WISH_CHARS, MAX_SESSION_WISHES = 400, 20
 Window = Literal["1h", "24h", "7d"]
 WINDOWS: tuple[Window, ...] = get_args(Window)
 """The sliding windows of popularity, shortest first."""
@@ -36,6 +37,7 @@ WINDOWS: tuple[Window, ...] = get_args(Window)
 Ids = Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS_PER_FIELD)]
 _SomeIds = Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_IDS_PER_FIELD)]
 K = Annotated[int, Meta(ge=1, le=MAX_K)]
+Wish = Annotated[str, text(MAX_WISH_CHARS)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=MAX_DEADLINE_MS)]
 SessionId = Annotated[
     Id | None,
@@ -77,6 +79,8 @@ class Reason(StrEnum):
     NOT_TRAINED = "not_trained"
     SIMILAR_ASKED = "similar_asked"
     POPULAR_ASKED = "popular_asked"
+    SEARCH_ASKED = "search_asked"
+    WISH_NOT_READ = "wish_not_read"
     EVERYTHING_SEEN = "everything_seen"
     NOTHING_ALLOWED = "nothing_allowed"
 
@@ -226,6 +230,17 @@ class RecommendBody(Message, frozen=True, kw_only=True):
     rationale: Annotated[
         bool, Meta(description="Add one sentence on why these items, if it can be written before the deadline")
     ] = False
+    wish: Annotated[
+        Wish | None,
+        Meta(
+            description="What the user wants now, in words; an answer that read it has `understood`",
+            examples=["an old comedy, nothing romantic"],
+        ),
+    ] = None
+    session_wishes: Annotated[
+        Annotated[tuple[Wish, ...], Meta(max_length=MAX_SESSION_WISHES)],
+        Meta(description="Earlier wishes of the same conversation, oldest first; the server keeps none"),
+    ] = ()
 
 
 class SimilarBody(RecommendBody, frozen=True):
@@ -265,6 +280,21 @@ class PopularQuery(PopularIn, frozen=True, kw_only=True):
     session_id: SessionId = None
 
 
+class SearchFor(Message, frozen=True):
+    """Asks for items by words: of their titles, and as a wish."""
+
+    q: Annotated[Wish, Meta(description="Words of a title, or a wish", examples=["toy stry"])]
+
+
+class SearchQuery(SearchFor, frozen=True, kw_only=True):
+    """The query of a search."""
+
+    user_id: Annotated[Id | None, Meta(description="Orders the items for this user")] = None
+    session_id: SessionId = None
+    surface: Annotated[Id | None, Meta(description="A configured slot of the product")] = None
+    k: Annotated[K, Meta(description="Number of items")] = DEFAULT_K
+
+
 class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
     """Which items to show to a user, how many, and by when: a body with the call's id and subject.
 
@@ -277,7 +307,7 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
     filters: Filters = Filters()
     rules: Rules = NO_RULES
     shown_before: tuple[str, ...] = ()
-    subject: SimilarTo | PopularIn | None = None
+    subject: SimilarTo | PopularIn | SearchFor | None = None
     tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
@@ -291,7 +321,7 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
         body: RecommendBody,
         request_id: str,
         deadline_ms: int | None,
-        subject: SimilarTo | PopularIn | None = None,
+        subject: SimilarTo | PopularIn | SearchFor | None = None,
     ) -> "RecommendRequest":
         """Return a body's request; the body's own request id and deadline win. Raises InvalidRequest."""
         fields = {name: getattr(body, name) for name in RecommendBody.__struct_fields__}
@@ -324,6 +354,12 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
         return self.user_id or self.session_id
 
     @property
+    def wishes(self) -> tuple[str, ...]:
+        """The wishes of the conversation, oldest first; a search is the newest wish."""
+        newest = (self.subject.q,) if isinstance(self.subject, SearchFor) else ()
+        return self.session_wishes + (() if self.wish is None else (self.wish,)) + newest
+
+    @property
     def num_items(self) -> int:
         """The number of items wanted."""
         return DEFAULT_K if self.k is None else self.k
@@ -343,8 +379,10 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
         return self.subject.item_ids if isinstance(self.subject, SimilarTo) else ()
 
     def excluding_seen(self, default: bool) -> "RecommendRequest":
-        """Return the request with `exclude_seen` resolved: its own value, or the default."""
-        return self if self.exclude_seen is not None else msgspec.structs.replace(self, exclude_seen=default)
+        """Return the request with `exclude_seen` resolved: its own value, or the default; a search shows seen items."""
+        if self.exclude_seen is not None:
+            return self
+        return msgspec.structs.replace(self, exclude_seen=default and not isinstance(self.subject, SearchFor))
 
     def check_k(self, max_k: int) -> None:
         """Refuse more items than this caller may request. Raises InvalidRequest."""
@@ -361,6 +399,19 @@ class ScoredItem(Answer, frozen=True, kw_only=True):
     score: Annotated[float, Meta(description="Comparable within one answer only")]
     title: str
     source: Annotated[Tier, Meta(description="The tier that chose the item", examples=["llm"])]
+
+
+class Understood(Answer, frozen=True, kw_only=True):
+    """What a reader understood of the wish, in the catalogue's words."""
+
+    must: Annotated[tuple[str, ...], Meta(description="Items have all of these", examples=[["Comedy"]])] = ()
+    must_not: Annotated[tuple[str, ...], Meta(description="Items have none of these", examples=[["Romance"]])] = ()
+    liked: Annotated[tuple[str, ...], Meta(description="Items with these rank higher")] = ()
+    reader: Annotated[str, Meta(description="The reader that read it", examples=["keywords"])]
+    relaxed: Annotated[
+        tuple[str, ...],
+        Meta(description="`must`, then `must_not`: not applied, because no item would be left", examples=[["must"]]),
+    ] = ()
 
 
 class Recommendation(Answer, frozen=True, kw_only=True, omit_defaults=True):
@@ -391,6 +442,9 @@ class Recommendation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     rationale_reason: Annotated[
         RationaleOutcome | None,
         Meta(description="written, or why not: late, busy, failed, no_text; absent when not requested"),
+    ] = None
+    understood: Annotated[
+        Understood | None, Meta(description="Absent without a wish, and when the wish was not read")
     ] = None
 
 

@@ -105,7 +105,7 @@ class AvoidShown(_message.Message):
     def __init__(self, within: _Optional[str] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
-    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules", "session_id")
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules", "session_id", "wish", "session_wishes")
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class RecommendRequest(_message.Message):
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_WISHES_FIELD_NUMBER: _ClassVar[int]
     user_id: str
     k: int
     recent_item_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -134,7 +136,9 @@ class RecommendRequest(_message.Message):
     surface: str
     rules: Rules
     session_id: str
-    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ..., session_id: _Optional[str] = ...) -> None: ...
+    wish: str
+    session_wishes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ..., session_id: _Optional[str] = ..., wish: _Optional[str] = ..., session_wishes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoredItem(_message.Message):
     __slots__ = ("item_id", "score", "title", "source")
@@ -148,8 +152,22 @@ class ScoredItem(_message.Message):
     source: str
     def __init__(self, item_id: _Optional[str] = ..., score: _Optional[float] = ..., title: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
+class Understood(_message.Message):
+    __slots__ = ("must", "must_not", "liked", "reader", "relaxed")
+    MUST_FIELD_NUMBER: _ClassVar[int]
+    MUST_NOT_FIELD_NUMBER: _ClassVar[int]
+    LIKED_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    RELAXED_FIELD_NUMBER: _ClassVar[int]
+    must: _containers.RepeatedScalarFieldContainer[str]
+    must_not: _containers.RepeatedScalarFieldContainer[str]
+    liked: _containers.RepeatedScalarFieldContainer[str]
+    reader: str
+    relaxed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, must: _Optional[_Iterable[str]] = ..., must_not: _Optional[_Iterable[str]] = ..., liked: _Optional[_Iterable[str]] = ..., reader: _Optional[str] = ..., relaxed: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RecommendResponse(_message.Message):
-    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "next", "rationale_reason")
+    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "next", "rationale_reason", "understood")
     class StagesMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +187,7 @@ class RecommendResponse(_message.Message):
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_REASON_FIELD_NUMBER: _ClassVar[int]
+    UNDERSTOOD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     items: _containers.RepeatedCompositeFieldContainer[ScoredItem]
     tier: str
@@ -181,7 +200,8 @@ class RecommendResponse(_message.Message):
     rationale: str
     next: str
     rationale_reason: str
-    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., next: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
+    understood: Understood
+    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., next: _Optional[str] = ..., rationale_reason: _Optional[str] = ..., understood: _Optional[_Union[Understood, _Mapping]] = ...) -> None: ...
 
 class RecommendBatchRequest(_message.Message):
     __slots__ = ("requests", "deadline_ms")
@@ -234,6 +254,14 @@ class PopularRequest(_message.Message):
     window: str
     request: RecommendRequest
     def __init__(self, window: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
+class SearchRequest(_message.Message):
+    __slots__ = ("q", "request")
+    Q_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    q: str
+    request: RecommendRequest
+    def __init__(self, q: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
 
 class AssignRequest(_message.Message):
     __slots__ = ("user_id", "session_id")

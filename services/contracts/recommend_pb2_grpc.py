@@ -54,6 +54,11 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
                 _registered_method=True)
+        self.Search = channel.unary_unary(
+                '/tailrace.v1.Recommender/Search',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.SearchRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+                _registered_method=True)
         self.Assign = channel.unary_unary(
                 '/tailrace.v1.Recommender/Assign',
                 request_serializer=services_dot_contracts_dot_recommend__pb2.AssignRequest.SerializeToString,
@@ -124,6 +129,13 @@ class RecommenderServicer:
 
     def Popular(self, request, context):
         """List what is popular, by window and category.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Search(self, request, context):
+        """Search items by words of their titles, or by a wish; ordered for a user where the request names one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,6 +219,11 @@ def add_RecommenderServicer_to_server(servicer, server):
             'Popular': grpc.unary_unary_rpc_method_handler(
                     servicer.Popular,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'Search': grpc.unary_unary_rpc_method_handler(
+                    servicer.Search,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.SearchRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
             ),
             'Assign': grpc.unary_unary_rpc_method_handler(
@@ -357,6 +374,33 @@ class Recommender:
             target,
             '/tailrace.v1.Recommender/Popular',
             services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Search(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/Search',
+            services_dot_contracts_dot_recommend__pb2.SearchRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
             options,
             channel_credentials,

@@ -37,7 +37,7 @@ from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
-from services.gateway.request.live_bundle import Live, LiveBundle, Student
+from services.gateway.request.live_bundle import Live, LiveBundle, Student, WishReader
 from services.gateway.request.masks import check_rules, clauses_of
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
@@ -55,6 +55,9 @@ from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
+from services.gateway.wishes.readers import WishReaders
+from services.gateway.wishes.search import TitleSearch
+from services.gateway.wishes.wishes import Wishes
 from services.items.live_items import LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
@@ -91,6 +94,7 @@ class Ports:
 
     bundles: BundleStore
     load_student: Callable[[Bundle, Catalogue], Student]
+    load_reader: Callable[[Bundle, Catalogue], WishReader | None] = lambda _bundle, _catalogue: None
     features: FeatureStore
     llms: Mapping[str, Llm]
     events: EventProducer
@@ -154,6 +158,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
                 config.bundle_poll_s,
                 metrics,
                 ports.live_items.of(tenant_of_name(name)),
+                ports.load_reader,
             )
             for name in ports.llms
         ]
@@ -168,6 +173,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     pages = Pages(names, ports.page_key, ports.wall_clock)
+    readers = WishReaders(names, _breaker(config), metrics.wishes, ports.clock)
+    wishes = Wishes(readers, TitleSearch(names))
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
     make_recommend = partial(
@@ -177,6 +184,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         last=popular,
         load=load,
         pages=pages,
+        wishes=wishes,
         compiling=LongWork("filters", num_threads=2),
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         limits=config.deadlines,
@@ -231,7 +239,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
             export=ExportUser(ports.user_data),
         ),
-        Bundles(names=names, surfaces=surfaces, experiments=experiments, pages=pages),
+        Bundles(names=names, surfaces=surfaces, experiments=experiments, pages=pages, wishes=wishes),
         Tiers(popular=popular, similar=similar, text=text),
         Records(
             metrics=answer_metrics,

@@ -35,6 +35,7 @@ from services.gateway.tiers.popular import PopularTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.users.erase import EraseUsers
 from services.gateway.users.export import ExportUser
+from services.gateway.wishes.wishes import Wishes
 from services.items.live_items import Knowledge
 
 log = structlog.get_logger()
@@ -56,12 +57,13 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundles:
-    """The live bundles by name, and the files and keys that select and page their answers."""
+    """The live bundles by name, the files and keys that select and page their answers, and the readers of wishes."""
 
     names: Names
     surfaces: Surfaces
     experiments: RunningExperiments
     pages: Pages
+    wishes: Wishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class DataPlane:
         self.preview, self.assign, self._record = operations.preview, operations.assign, operations.record
         self.names, self.experiments, self._surfaces = bundles.names, bundles.experiments, bundles.surfaces
         self.surfaces_editor = SurfacesEditor(bundles.surfaces)
+        self.wishes = bundles.wishes
         self.popular, self.similar, self.text = tiers.popular, tiers.similar, tiers.text
         self.explanations, self.text_report = records.explanations, records.text_report
         self._metrics, self._refusal_sinks = records.metrics, records.refusal_sinks
@@ -125,6 +128,7 @@ class DataPlane:
                 BackgroundPart("experiments", self.experiments.stop, self.experiments.start),
                 BackgroundPart("popular", self.popular.stop, self.popular.start),
                 BackgroundPart("similar", self.similar.stop, self.similar.start),
+                BackgroundPart("wishes", self.wishes.stop, self.wishes.start),
                 BackgroundPart("explanations", self.explanations.stop, self.explanations.start),
                 BackgroundPart("pages", bundles.pages.stop, bundles.pages.start),
                 BackgroundPart("shadow", records.shadow.stop),

@@ -89,6 +89,12 @@ def merge(
     return parts
 
 
+def moves(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int | None, int | None]]:
+    """Return the items of two lists: index, position (from 1) in the first, and in the second; None if absent."""
+    places, now = ({index: place for place, index in enumerate(one, 1)} for one in (before, after))
+    return [(index, places.get(index), now.get(index)) for index in dict.fromkeys((*after, *before))]
+
+
 def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
     return as_chosen(merge(rankings, allowed, k, available))
 

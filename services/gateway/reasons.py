@@ -133,6 +133,10 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.SIMILAR_ASKED: ReasonText("The request asked for items like those that it names."),
     Reason.POPULAR_ASKED: ReasonText("The request asked for what is popular."),
+    Reason.SEARCH_ASKED: ReasonText("The request searched for words, without a user."),
+    Reason.WISH_NOT_READ: ReasonText(
+        "The bundle has no reader of wishes, or it failed or was not done in time; the list is as without the wish."
+    ),
     Reason.EVERYTHING_SEEN: ReasonText(
         "The user has seen every item that may be shown, so seen items are shown again."
     ),

@@ -7,11 +7,12 @@ that selects tiers. Knows neither JSON nor protobuf, no tier by name, and no clo
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from opentelemetry.trace import SpanKind
 
+from models.wishes.mixing import wish_mix_of
 from services.contracts.access import Caller
 from services.contracts.recommend import (
     Rationale,
@@ -42,12 +43,14 @@ from services.gateway.request.context import (
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.masks import check_items, clauses_of
 from services.gateway.request.pages import Pages
+from services.gateway.request.wish import ReadWish, limits_of
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
 from services.gateway.surfaces.surface import Surface
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.popular import PopularTier
-from services.gateway.tiers.tier import RankingTier, TierResult
+from services.gateway.tiers.tier import COMPLETED_BY, RankingTier, TierResult
+from services.gateway.wishes.mixing import mixed
 from services.items.expression import Budget, Compiled
 from services.observability.tracing import trace_id
 from services.router import policy
@@ -55,6 +58,9 @@ from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline
 from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
+_WISH_SHARE = 0.5
+_NUM_SPARE = 50
+"""Items that are ranked beyond an answer, for items hidden meanwhile."""
 
 
 class _Admitted(NamedTuple):
@@ -76,6 +82,14 @@ class BundleFinder(Protocol):
 
         Raises InvalidRequest or DependencyUnavailable.
         """
+        ...
+
+
+class WishSource(Protocol):
+    """Reads the wish of a request."""
+
+    async def read(self, request: RecommendRequest, live: Live, timeout_s: float) -> ReadWish:
+        """Read the wishes of a request, and search its words in titles, within `timeout_s`. Never raises."""
         ...
 
 
@@ -101,6 +115,7 @@ class Recommend:
         load: LoadMonitor,
         rationale: RationaleWriter,
         pages: Pages,
+        wishes: WishSource,
         compiling: LongWork,
         sinks: Sequence[AnswerSink],
         failure_sinks: Sequence[FailureSink] = (),
@@ -122,6 +137,7 @@ class Recommend:
         self._load = load
         self._rationale = rationale
         self._pages = pages
+        self._wishes = wishes
         self._compiling = compiling
         self._sinks = sinks
         self._failure_sinks = failure_sinks
@@ -193,15 +209,16 @@ class Recommend:
 
         stages = StageTimer(self._clock, arrival.at_s)
         expressions = await self._compile(request, live, deadline, stages)
+        is_shed = verdict is AdmissionDecision.SHED
+        wish = None if is_shed or not request.wishes else self._begin_reading(request, live, deadline, stages)
         with self._load.working(), stages.measure("features"):
-            lookup = (
-                UNREAD
-                if verdict is AdmissionDecision.SHED
-                else await self._read(request, live.lists_version, deadline, features)
-            )
+            lookup = UNREAD if is_shed else await self._read(request, live.lists_version, deadline, features)
+        found = None if wish is None else await wish
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
             context = build_context(request, surface, caller, deadline, live, lookup, stages, expressions)
+            if found is not None:
+                context = await self._wished(context, found)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
@@ -210,6 +227,8 @@ class Recommend:
         with stages.measure("answer"):
             chosen, ruled = self._choose(context, results, decided.tier)
             items = as_items(chosen, live.items)
+            if found is not None and found.reading is None:
+                decided = RoutingDecision(decided.tier, Reason.WISH_NOT_READ)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
@@ -267,6 +286,7 @@ class Recommend:
             rationale=None if rationale is None else rationale.sentence,
             rationale_reason=None if rationale is None else rationale.outcome,
             next=self._pages.next_token(admitted.request, items),
+            understood=None if routing is None or routing.context.wish is None else routing.context.wish.understood,
         )
         record = AnswerRecord(
             request=admitted.request,
@@ -306,11 +326,49 @@ class Recommend:
         timeout_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
         return await look_up_features(features or self._features, request.user_id, version, timeout_s)
 
+    def _begin_reading(
+        self, request: RecommendRequest, live: Live, deadline: Deadline, stages: StageTimer
+    ) -> "asyncio.Task[ReadWish]":
+        """Start reading the wish, within this stage's fraction of the deadline."""
+
+        async def read() -> ReadWish:
+            with stages.measure("wish"):
+                return await self._wishes.read(request, live, _WISH_SHARE * deadline.budget_s(self._clock()))
+
+        return asyncio.create_task(read())
+
+    async def _wished(self, context: RequestContext, wish: ReadWish) -> RequestContext:
+        """Return the context under the wish's exclusions, relaxed where they leave no item. Raises DeadlineExceeded."""
+        if wish.reading is None and wish.titles is None:
+            return context
+        for limited in limits_of(context.request, wish):
+            found = await self._compile(limited.request, context.live, context.deadline, context.stages)
+            context = build_context(
+                limited.request,
+                context.surface,
+                context.caller,
+                context.deadline,
+                context.live,
+                context.lookup,
+                context.stages,
+                found,
+                limited.wish,
+            )
+            if limited.leaves_items(context.masks):
+                break
+        return context
+
     async def _rank(
         self, context: RequestContext, planned: RoutingDecision
     ) -> tuple[RoutingDecision, dict[Tier, TierResult]]:
-        """Rank with the planned tier, then with its fallbacks in turn until a tier returns a ranking."""
+        """Rank with the planned tier, then with its fallbacks in turn until a tier returns a ranking.
+
+        For a wish, the tier that completes a short ranking ranks too.
+        """
         decided, results = planned, await self._run(planned.tier, context)
+        completing = None if context.wish is None else COMPLETED_BY.get(planned.tier)
+        if completing is not None and completing not in results:
+            results |= await self._run(completing, context)
         while (failure := results[decided.tier].failure) is not None:
             decided = policy.fall_back(decided, failure)
             if decided.tier not in results:
@@ -343,8 +401,12 @@ class Recommend:
         self, context: RequestContext, results: Mapping[Tier, TierResult], answering: Tier
     ) -> tuple[list[Chosen], Ruled | None]:
         """Choose the items from the rankings, applying the request's rules and the surface's exploration."""
-        rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
+        rankings: Iterable[ItemRanking] = self._in_order(context, results)
+        showable, rules = context.masks.showable, context.request.rules
         available, exploration = context.live.items.columns.available, context.surface.explore
+        if context.wish is not None:
+            num = max(context.num_wanted, context.num_candidates) + _NUM_SPARE
+            rankings = [mixed(rankings, context.wish, wish_mix_of(context.live.manifest), answering, showable, num)]
         if not rules.reorder and exploration is None:
             return choose(rankings, showable, context.request.num_items, available), None
         known = Known(

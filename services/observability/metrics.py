@@ -149,6 +149,11 @@ class GatewayMetrics(_Metrics):
     unknown_item_events = _counter(
         "tailrace_unknown_item_events_total", "Accepted events of items that the live catalogue lacks", "door"
     )
+    wishes = _counter(
+        "tailrace_wishes_total",
+        "Wishes by outcome: read, kept (read before), missing (no reader), late, failed, open (breaker)",
+        "outcome",
+    )
     answers = _counter("tailrace_answers_total", "Answers by tier and bundle", "tier bundle_version")
     surface_answers = _counter(
         "tailrace_surface_answers_total", "Answers to requests that name a surface", "surface tier"

@@ -50,8 +50,12 @@ FALLBACKS: Mapping[Tier, Tier] = {
 """The tier that answers if a tier has no ranking. The fallback of a remote tier ranks while the remote tier works."""
 
 
-ASKED: Mapping[Tier, Reason] = {Tier.SIMILAR: Reason.SIMILAR_ASKED, Tier.POPULAR: Reason.POPULAR_ASKED}
-"""The tiers that a request may ask for, which need no features."""
+ASKED: Mapping[Reason, Tier] = {
+    Reason.SIMILAR_ASKED: Tier.SIMILAR,
+    Reason.POPULAR_ASKED: Tier.POPULAR,
+    Reason.SEARCH_ASKED: Tier.POPULAR,
+}
+"""The lists that a request may ask for, which need no features, and their tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +75,13 @@ class Facts:
     `llm_allowed`, `student_allowed`: the surface has this tier. `is_trained`: the bundle has models, and they know an
     item that may be shown. `num_allowed` counts items that may be shown, `num_allowed_if_seen` the same with seen items
     allowed again. `list_covers`: the stored list is fresh and covers this request. `is_shed`: admission keeps this
-    request from the features and the tiers that need them. `budget_s` is the time left for ranking. `asked` is the tier
-    of a list that is about items or popularity, and not the user.
+    request from the features and the tiers that need them. `budget_s` is the time left for ranking. `asked` is set for
+    a list that is about items, popularity or words, and not the user.
     """
 
     num_allowed: int
     num_allowed_if_seen: int
-    asked: Tier | None = None
+    asked: Reason | None = None
     list_covers: bool
     is_shed: bool
     features_unavailable: bool
@@ -102,7 +106,7 @@ def plan(facts: Facts) -> RoutingDecision:
             Tier.POPULAR, Reason.EVERYTHING_SEEN if facts.num_allowed_if_seen else Reason.NOTHING_ALLOWED
         )
     if facts.asked is not None:
-        return RoutingDecision(facts.asked, ASKED[facts.asked])
+        return RoutingDecision(ASKED[facts.asked], facts.asked)
     if facts.is_shed:
         return RoutingDecision(Tier.POPULAR, Reason.SHED)
     if not facts.is_trained:

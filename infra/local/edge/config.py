@@ -106,14 +106,14 @@ nothing would show that the limit may rise.
 _SERVICE = "/tailrace.v1.Recommender/"
 _BATCH_BITS = (MAX_BATCH - 1).bit_length()
 _RANKED = {
-    "rest": """acl is_ranked path /v1/recommendations /v1/recommendations:batch /v1/popular
+    "rest": """acl is_ranked path /v1/recommendations /v1/recommendations:batch /v1/popular /v1/search
     acl is_ranked path_reg ^/v1/items/.+/similar$
     acl is_batch path /v1/recommendations:batch""",
     "grpc": "\n    ".join(
         (
             *(
                 f"acl is_ranked path {_SERVICE}{name}"
-                for name in ("Recommend", "RecommendBatch", "SimilarItems", "Popular")
+                for name in ("Recommend", "RecommendBatch", "SimilarItems", "Popular", "Search")
             ),
             f"acl is_batch path {_SERVICE}RecommendBatch",
         )

@@ -91,6 +91,11 @@ export class Client {
     return this.call("post", "/v1/recommendations", { body: { request_id: newId(), ...request } }, { deadlineMs: 200, ...options });
   }
 
+  /** Search items by words of their titles, or by a wish. */
+  search(query: paths["/v1/search"]["get"]["parameters"]["query"], options: CallOptions = {}): Promise<Recommendation> {
+    return this.call("get", "/v1/search", { query }, { deadlineMs: 200, ...options });
+  }
+
   /** Record what users did: all or none. */
   record(events: Event | readonly Event[], options?: CallOptions): Promise<Recorded> {
     return this.call("post", "/v1/events", { body: { events: Array.isArray(events) ? [...(events as readonly Event[])] : [events as Event] } }, options);

@@ -72,6 +72,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Search items by words of their titles, or by a wish; ordered for a user, if any */
+        get: operations["search"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -1023,6 +1040,17 @@ export interface components {
              * @default false
              */
             rationale?: boolean;
+            /**
+             * Wish
+             * @description What the user wants now, in words; an answer that read it has `understood`
+             * @example an old comedy, nothing romantic
+             */
+            wish?: string | null;
+            /**
+             * Session Wishes
+             * @description Earlier wishes of the same conversation, oldest first; the server keeps none
+             */
+            session_wishes?: string[];
         };
         /**
          * AvoidShownBody
@@ -1084,6 +1112,8 @@ export interface components {
              *     - `not_trained`: The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered.
              *     - `similar_asked`: The request asked for items like those that it names.
              *     - `popular_asked`: The request asked for what is popular.
+             *     - `search_asked`: The request searched for words, without a user.
+             *     - `wish_not_read`: The bundle has no reader of wishes, or it failed or was not done in time; the list is as without the wish.
              *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
              *     - `nothing_allowed`: The filters and exclusions leave no item.
              * @example llm_in_time
@@ -1134,6 +1164,8 @@ export interface components {
              * @description written, or why not: late, busy, failed, no_text; absent when not requested
              */
             rationale_reason?: string | null;
+            /** @description Absent without a wish, and when the wish was not read */
+            understood?: components["schemas"]["UnderstoodBody"] | null;
         };
         /**
          * ItemBody
@@ -1156,6 +1188,47 @@ export interface components {
              * @example llm
              */
             source: string;
+        };
+        /**
+         * UnderstoodBody
+         * @description What a reader understood of the wish, in the catalogue's words.
+         */
+        UnderstoodBody: {
+            /**
+             * Must
+             * @description Items have all of these
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            must: string[];
+            /**
+             * Must Not
+             * @description Items have none of these
+             * @example [
+             *       "Romance"
+             *     ]
+             */
+            must_not: string[];
+            /**
+             * Liked
+             * @description Items with these rank higher
+             */
+            liked: string[];
+            /**
+             * Reader
+             * @description The reader that read it
+             * @example keywords
+             */
+            reader: string;
+            /**
+             * Relaxed
+             * @description `must`, then `must_not`: not applied, because no item would be left
+             * @example [
+             *       "must"
+             *     ]
+             */
+            relaxed: string[];
         };
         /**
          * ErrorBody
@@ -1286,6 +1359,17 @@ export interface components {
              * @default false
              */
             rationale?: boolean;
+            /**
+             * Wish
+             * @description What the user wants now, in words; an answer that read it has `understood`
+             * @example an old comedy, nothing romantic
+             */
+            wish?: string | null;
+            /**
+             * Session Wishes
+             * @description Earlier wishes of the same conversation, oldest first; the server keeps none
+             */
+            session_wishes?: string[];
         };
         /**
          * EventsBody
@@ -1514,6 +1598,13 @@ export interface components {
              * @description The first items of a tier that mixes sources
              */
             mixed: components["schemas"]["MixedItemBody"][];
+            /** @description What was read of the wish, if any */
+            understood: components["schemas"]["UnderstoodBody"] | null;
+            /**
+             * Wished
+             * @description The items without and with the wish, among the items that it does not exclude
+             */
+            wished: components["schemas"]["WishedItemBody"][];
         };
         /**
          * LlmPartBody
@@ -1620,6 +1711,24 @@ export interface components {
             by_source: {
                 [key: string]: number;
             };
+        };
+        /**
+         * WishedItemBody
+         * @description One item's position (from 1) by the tiers alone and by tiers and wish; null if the item was not in that list.
+         */
+        WishedItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Before
+             * Format: int64
+             */
+            before: number | null;
+            /**
+             * After
+             * Format: int64
+             */
+            after: number | null;
         };
         /**
          * StatusBody
@@ -2617,6 +2726,118 @@ export interface operations {
                 k?: number;
                 /** @description Stable visitor id for experiments and canaries; ignored when user_id is set */
                 session_id?: string;
+            };
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RecommendationBody"];
+                };
+            };
+            /** @description The API key is missing or not valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and the call had no effect; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A stage exceeded the deadline */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    search: {
+        parameters: {
+            query: {
+                /** @description Words of a title, or a wish */
+                q: string;
+                /** @description Orders the items for this user */
+                user_id?: string;
+                /** @description Stable visitor id for experiments and canaries; ignored when user_id is set */
+                session_id?: string;
+                /** @description A configured slot of the product */
+                surface?: string;
+                /** @description Number of items */
+                k?: number;
             };
             header?: {
                 /** @description Milliseconds from arrival; the body's deadline_ms wins */

@@ -13,6 +13,7 @@ from tailrace_client.calls import (
     Recommendation,
     Recorded,
     SurfaceAssignment,
+    Understood,
     UserData,
 )
 from tailrace_client.client import AsyncClient, Client
@@ -37,5 +38,6 @@ __all__ = [
     "SurfaceAssignment",
     "TailraceError",
     "Tls",
+    "Understood",
     "UserData",
 ]

@@ -12,18 +12,27 @@ from tailrace_client.calls import (
     Recommendation,
     Recorded,
     SurfaceAssignment,
+    Understood,
     UserData,
 )
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import TailraceError
 
-_READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
+_READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts", "understood"}
 
 
 def _recommendation(body: Mapping[str, Any], num_attempts: int) -> Recommendation:
     items = tuple(Item(one["item_id"], one["score"], one["title"], one["source"]) for one in body["items"])
     known = {name: value for name, value in body.items() if name in _READ}
-    return Recommendation(items=items, num_attempts=num_attempts, **known)
+    understood = _understood(body.get("understood"))
+    return Recommendation(items=items, num_attempts=num_attempts, understood=understood, **known)
+
+
+def _understood(body: Mapping[str, Any] | None) -> Understood | None:
+    if body is None:
+        return None
+    terms = {name: tuple(body.get(name, ())) for name in ("must", "must_not", "liked", "relaxed")}
+    return Understood(**terms, reader=body.get("reader", ""))
 
 
 def _batch(body: Mapping[str, Any], num_attempts: int) -> BatchAnswers:

@@ -24,11 +24,26 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Understood:
+    """What was understood of a wish, in the catalogue's words: required, excluded, liked.
+
+    `relaxed` names `must` and `must_not` where they would have left no item and were not applied.
+    """
+
+    must: tuple[str, ...] = ()
+    must_not: tuple[str, ...] = ()
+    liked: tuple[str, ...] = ()
+    reader: str = ""
+    relaxed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """Items, best first, and how they were made; fewer than k if the filters leave fewer.
 
     Send `request_id` with the events that follow from this recommendation. `newest_event_time_ms` (Unix milliseconds)
     is the user's newest event that the recommendation is based on. `deadline_ms` is the server's, for the last attempt.
+    `understood` is None without a wish, and if the wish was not read.
     """
 
     request_id: str
@@ -43,6 +58,7 @@ class Recommendation:
     rationale: str | None = None
     rationale_reason: str | None = None
     next: str | None = None
+    understood: Understood | None = None
     num_attempts: int = 1
 
 
@@ -151,7 +167,7 @@ _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allo
 _SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
     **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "session_id", "surface"), TEXT),
-    **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
+    **dict.fromkeys(("next", "avoid_shown_within", "erasure_id", "wish", "q"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
     **dict.fromkeys(("filters", "rules"), OBJECT),
     "k": INT_32,
@@ -195,6 +211,8 @@ class RecommendOptions(TypedDict, total=False):
         avoid_shown_within: Exclude items shown to the user in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
         request_id: The request's id; generated if absent.
+        wish: What the user wants now, in words, at most 400 characters.
+        session_wishes: Earlier wishes of the conversation, oldest first.
     """
 
     k: int
@@ -211,6 +229,8 @@ class RecommendOptions(TypedDict, total=False):
     avoid_shown_within: str
     rationale: bool
     request_id: str
+    wish: str
+    session_wishes: Sequence[str]
 
 
 _ITEM = "/v1/items/{item_id}"
@@ -310,6 +330,20 @@ def popular_call(
     rpc_only = {"window": sent.get("window", "")}
     return replace(
         call, verb="GET", path="/v1/popular", method="Popular", rest_only={**sent, "k": k}, rpc_only=rpc_only
+    )
+
+
+def search_call(
+    q: str, user_id: str | None, session_id: str | None, surface: str | None, k: int
+) -> ClientCall[Recommendation]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    named = {"session_id": session_id, "surface": surface}
+    options = RecommendOptions(k=k, **{name: value for name, value in named.items() if value is not None})  # type: ignore[typeddict-item]
+    call = recommend_call(user_id, options)
+    rpc_only = {"q": checked("q", q, TEXT)}
+    given = {name: value for name, value in call.fields.items() if name != "request_id"}
+    return replace(
+        call, verb="GET", path="/v1/search", method="Search", rest_only={**given, **rpc_only}, rpc_only=rpc_only
     )
 
 

@@ -31,6 +31,7 @@ from tailrace_client.calls import (
     put_items_call,
     recommend_call,
     record_call,
+    search_call,
     similar_call,
     user_data_call,
 )
@@ -109,6 +110,19 @@ class Client:
     ) -> Recommendation:
         """List popular items: within "1h", "24h" or "7d" (scores are users) or all time (scores are fractions)."""
         return self._answer(popular_call(window, category, k, session_id), deadline_ms)
+
+    def search(
+        self,
+        q: str,
+        user_id: str | None = None,
+        *,
+        session_id: str | None = None,
+        surface: str | None = None,
+        k: int = 10,
+        deadline_ms: float = _RECOMMEND_MS,
+    ) -> Recommendation:
+        """Search items by words of their titles, or by a wish; ordered for the user, if any."""
+        return self._answer(search_call(q, user_id, session_id, surface, k), deadline_ms)
 
     def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
@@ -229,6 +243,19 @@ class AsyncClient:
     ) -> Recommendation:
         """List popular items: within "1h", "24h" or "7d" (scores are users) or all time (scores are fractions)."""
         return await self._answer(popular_call(window, category, k, session_id), deadline_ms)
+
+    async def search(
+        self,
+        q: str,
+        user_id: str | None = None,
+        *,
+        session_id: str | None = None,
+        surface: str | None = None,
+        k: int = 10,
+        deadline_ms: float = _RECOMMEND_MS,
+    ) -> Recommendation:
+        """Search items by words of their titles, or by a wish; ordered for the user, if any."""
+        return await self._answer(search_call(q, user_id, session_id, surface, k), deadline_ms)
 
     async def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS

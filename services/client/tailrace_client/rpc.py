@@ -58,6 +58,7 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     ),
     "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
     "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Search": (_message("tailrace.v1.SearchRequest"), _message("tailrace.v1.RecommendResponse")),
     "Assign": (_message("tailrace.v1.AssignRequest"), _message("tailrace.v1.AssignResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
     "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),

@@ -46,14 +46,15 @@ def schemas_of(models: Iterable[Model]) -> Schema:
 
 def query_parameters(kind: type[Message]) -> tuple[Parameter, ...]:
     """Return a message's fields as parameters of a query."""
-    properties = _message_schemas([kind])[component_of(kind)]["properties"]
-    return tuple(_parameter(name, schema) for name, schema in properties.items())
+    message = _message_schemas([kind])[component_of(kind)]
+    required = message.get("required", ())
+    return tuple(_parameter(name, schema, name in required) for name, schema in message["properties"].items())
 
 
-def _parameter(name: str, schema: Schema) -> Parameter:
+def _parameter(name: str, schema: Schema, is_required: bool) -> Parameter:
     forms = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
     text = {key: value for key, value in forms[0].items() if key not in ("title", "description", "examples")}
-    return Parameter(name=name, where="query", schema=text, description=schema["description"])
+    return Parameter(name=name, where="query", schema=text, description=schema["description"], is_required=is_required)
 
 
 def _is_pydantic(model: Model) -> bool:

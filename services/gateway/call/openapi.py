@@ -90,7 +90,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.where,
-        "required": parameter.where == "path",
+        "required": parameter.is_required or parameter.where == "path",
         "schema": dict(parameter.schema),
         "description": parameter.description,
     }

@@ -58,6 +58,7 @@ class Parameter:
     where: str
     schema: Mapping[str, Any]
     description: str
+    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

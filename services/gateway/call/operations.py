@@ -16,7 +16,14 @@ from services.contracts.events import EventBody, EventsBody, Recorded
 from services.contracts.explanation import ExplanationAnswer
 from services.contracts.items import ItemPatchBody, ItemStateBody, PutItemsBody, PutOutcomesBody, StatedItemBody
 from services.contracts.message import MAX_ID_CHARS, PRINTABLE
-from services.contracts.recommend import MAX_DEADLINE_MS, PopularQuery, Recommendation, RecommendBody, SimilarBody
+from services.contracts.recommend import (
+    MAX_DEADLINE_MS,
+    PopularQuery,
+    Recommendation,
+    RecommendBody,
+    SearchQuery,
+    SimilarBody,
+)
 from services.errors import ErrorKind
 from services.gateway.call.json_schema import query_parameters
 from services.gateway.call.operation import (
@@ -132,6 +139,19 @@ POPULAR = Operation(
     answers=json_answer(Recommendation),
     is_traced=True,
     rpc=Rpc("Popular", pb.PopularRequest, pb.RecommendResponse),
+)
+SEARCH = Operation(
+    name="search",
+    method="GET",
+    path="/v1/search",
+    summary="Search items by words of their titles, or by a wish; ordered for a user, if any",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
+    parameters=(*query_parameters(SearchQuery), *RECOMMEND.parameters),
+    answers=json_answer(Recommendation),
+    is_traced=True,
+    rpc=Rpc("Search", pb.SearchRequest, pb.RecommendResponse),
 )
 RECORD_EVENTS = Operation(
     name="recordEvents",
@@ -358,7 +378,7 @@ USER_DATA = Operation(
 )
 
 RPCS = (
-    *(RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR, ASSIGNMENT, RECORD_EVENTS),
+    *(RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR, SEARCH, ASSIGNMENT, RECORD_EVENTS),
     *(PUT_ITEMS, PATCH_ITEM, GET_ITEM, DELETE_ITEM, ERASE_USER, ERASURE),
 )
 """The operations of the gRPC door."""

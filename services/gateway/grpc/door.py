@@ -39,6 +39,7 @@ from services.gateway.call.operations import (
     RECOMMEND_BATCH,
     RECORD_EVENTS,
     RPCS,
+    SEARCH,
     SIMILAR_ITEMS,
 )
 from services.gateway.data_plane import DataPlane
@@ -51,6 +52,7 @@ from services.gateway.grpc.schema import (
     parse_events,
     parse_popular,
     parse_recommend,
+    parse_search,
     parse_similar,
     request_id_of,
 )
@@ -82,6 +84,7 @@ class RpcDoor:
             RECOMMEND_BATCH.name: self._recommend_batch,
             SIMILAR_ITEMS.name: partial(self._ranked, parse_similar, pb.SimilarItemsRequest),
             POPULAR.name: partial(self._ranked, parse_popular, pb.PopularRequest),
+            SEARCH.name: partial(self._ranked, parse_search, pb.SearchRequest),
             ASSIGNMENT.name: self._assign,
             RECORD_EVENTS.name: self._record,
             ERASE_USER.name: self._erase,
@@ -93,7 +96,8 @@ class RpcDoor:
         }
         refused = {
             **dict.fromkeys(
-                (one.name for one in (RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR)), self._recommend_refused
+                (one.name for one in (RECOMMEND, RECOMMEND_BATCH, SIMILAR_ITEMS, POPULAR, SEARCH)),
+                self._recommend_refused,
             ),
             RECORD_EVENTS.name: self._events_refused,
         }

@@ -21,6 +21,7 @@ from services.contracts.recommend import (
     Recommendation,
     RecommendBody,
     RecommendRequest,
+    SearchFor,
     SimilarTo,
 )
 from services.gateway.events.record import check_num_events, read_events
@@ -44,6 +45,13 @@ def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int
     sent = plain_of(parse_strictly(pb.PopularRequest, body, max_bytes))
     request = convert(RecommendBody, sent.pop("request", {}))
     return RecommendRequest.of(request, request_id, deadline_ms, convert(PopularIn, sent))
+
+
+def parse_search(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a search. Raises InvalidRequest or RequestTooLarge."""
+    sent = plain_of(parse_strictly(pb.SearchRequest, body, max_bytes))
+    request = convert(RecommendBody, sent.pop("request", {}))
+    return RecommendRequest.of(request, request_id, deadline_ms, convert(SearchFor, sent))
 
 
 def parse_assign(body: bytes, max_bytes: int) -> AssignRequest:

@@ -27,6 +27,7 @@ def describe(explanation: Explanation) -> list[str]:
         reason_sentence(explanation),
         _list_sentence(explanation),
         _mix_sentence(explanation),
+        _wish_sentence(explanation),
         _rules_sentence(explanation),
         *_llm_sentences(explanation),
         _deadline_sentence(explanation),
@@ -76,6 +77,18 @@ def _mix_sentence(explanation: Explanation) -> str:
     sums = {name: sum(item.by_source.get(name, 0.0) for item in explanation.mixed) for name in names}
     parts = ", ".join(f"{name} {part / total:.0%}" for name, part in sums.items())
     return f"The scores of the first {len(explanation.mixed)} items come from: {parts}."
+
+
+def _wish_sentence(explanation: Explanation) -> str:
+    """Return the sentence on the wish: what was read, and how many places it changed."""
+    understood = explanation.understood
+    if understood is None:
+        return ""
+    named = {"with": understood.must, "without": understood.must_not, "like": understood.liked}
+    parts = [f"{word} {', '.join(terms)}" for word, terms in named.items() if terms] or ["nothing known"]
+    relaxed = f", not applying {' and '.join(understood.relaxed)}, which left no item" if understood.relaxed else ""
+    num_moved = sum(one.before != one.after for one in explanation.wished)
+    return f"The wish was read as {'; '.join(parts)}{relaxed}; it changed {num_moved} places."
 
 
 def _rules_sentence(explanation: Explanation) -> str:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
@@ -25,11 +25,12 @@ from services.contracts.explanation import (
     decode_explanation,
     encode_explanation,
 )
-from services.contracts.recommend import Tier
+from services.contracts.recommend import Recommendation, Tier, Understood
 from services.contracts.tenant import scoped
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.records.answer import AnswerRecord, RefusalRecord
+from services.gateway.ranking import choose, moves
+from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
 from services.gateway.request.context import RequestContext
 from services.gateway.rules.stage import Ruled, moves_of
 from services.gateway.tiers.llm import LlmResult
@@ -165,7 +166,8 @@ def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
     stages, facts = routing.context.stages.raw(), _facts_of(routing.facts)
     ruled = () if routing.ruled is None else _moves(routing.ruled, routing.context)
     mixed = _mixed(routing.context, routing.results.get(record.answer.tier), record.answer.tier)
-    return key, encode_explanation(own_fields, facts, llm_fields, stages, ruled, mixed)
+    wish = _wish(record.answer, routing)
+    return key, encode_explanation(own_fields, facts, llm_fields, stages, ruled, mixed, wish)
 
 
 def ruled_items(record: AnswerRecord) -> tuple[RuledItem, ...]:
@@ -200,6 +202,22 @@ def _mixed(context: RequestContext, result: TierResult | None, tier: Tier) -> li
         (context.live.items.item_id(item), score, {MODEL: max(0.0, score - sum(own.values())), **own})
         for item, score, own in zip(items, scores, parts, strict=True)
     ]
+
+
+def _wish(
+    answer: Recommendation, routing: RoutingRecord
+) -> tuple[list[Any], list[tuple[str, int | None, int | None]]] | None:
+    """Return what was understood, and each item's position without and with the wish; None if none was read."""
+    context, understood = routing.context, answer.understood
+    if understood is None:
+        return None
+    rankings = [one.ranking for one in routing.results.values() if one.ranking is not None]
+    rankings.sort(key=lambda one: list(Tier).index(one.tier))
+    items, available = context.live.items, context.live.items.columns.available
+    before = [index for index, _, _ in choose(rankings, context.masks.showable, context.request.num_items, available)]
+    after = items.indices(item.item_id for item in answer.items)
+    fields = [getattr(understood, name) for name in Understood.__struct_fields__]
+    return fields, [(items.item_id(index), place, now) for index, place, now in moves(before, after)]
 
 
 def _own_fields(record: AnswerRecord, key: str) -> tuple[object, ...]:

@@ -14,10 +14,11 @@ from opentelemetry.trace import Span, SpanKind
 
 from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
-from services.contracts.recommend import PopularIn, RecommendRequest, SimilarTo, Tier
+from services.contracts.recommend import PopularIn, Reason, RecommendRequest, SearchFor, SimilarTo, Tier
 from services.gateway.ranking import NUM_CANDIDATES, ItemRanking
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.masks import Masks, masks_for, merge_history
+from services.gateway.request.wish import ReadWish
 from services.gateway.surfaces.surface import Surface
 from services.items.expression import Compiled
 from services.observability.tracing import here, span
@@ -28,7 +29,9 @@ log = structlog.get_logger()
 
 NUM_COMPARED = 10
 """Number of top items compared between LLM and student, independent of the request's k."""
-_ASKED: Mapping[type, Tier] = {SimilarTo: Tier.SIMILAR, PopularIn: Tier.POPULAR}
+_ASKED: Mapping[type, Reason] = {SimilarTo: Reason.SIMILAR_ASKED, PopularIn: Reason.POPULAR_ASKED}
+_NUM_WISHED = 20_000
+"""Number of items that a tier ranks for a wish, which may fit any of them."""
 
 
 class Features(Protocol):
@@ -103,8 +106,8 @@ class RequestContext:
     """A request ready for routing and ranking.
 
     `history` holds catalogue indices, `history_item_ids` all ids, oldest first. `listed` is the stored list if it is
-    fresh and covers this request. Only `stages` is mutable: every part that works on the request records its time
-    there.
+    fresh and covers this request. `wish` is None without a wish, and if it was not read. Only `stages` is mutable:
+    every part that works on the request records its time there.
     """
 
     request: RecommendRequest
@@ -119,6 +122,7 @@ class RequestContext:
     expressions: Compiled
     listed: ItemRanking | None
     stages: StageTimer
+    wish: ReadWish | None = None
 
     @property
     def num_wanted(self) -> int:
@@ -135,8 +139,9 @@ class RequestContext:
 
     @property
     def num_ranked(self) -> int:
-        """Number of items that the student ranks: enough for the comparison with the LLM too."""
-        return min(max(self.num_candidates, NUM_COMPARED), self.masks.num_showable)
+        """Number of items that the student ranks: enough for the comparison with the LLM too, and for a wish."""
+        least = NUM_COMPARED if self.wish is None else _NUM_WISHED
+        return min(max(self.num_candidates, least), self.masks.num_showable)
 
     def num_from_beams(self, beam_width: int) -> int:
         """Return the number of items that the LLM ranks: up to `beam_width` even if fewer are needed, at no cost."""
@@ -147,12 +152,19 @@ class RequestContext:
         """Whether the request names items that the store has not seen yet."""
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
+    @property
+    def _asked(self) -> Reason | None:
+        """The reason of a list that is not about the user; a search is not without a user's history."""
+        if isinstance(self.request.subject, SearchFor):
+            return None if self.history_item_ids or self.request.user_id is not None else Reason.SEARCH_ASKED
+        return _ASKED.get(type(self.request.subject))
+
     def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
         """Return the facts for the policy: the request's own facts and the tiers' facts."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
-            asked=_ASKED.get(type(self.request.subject)),
+            asked=self._asked,
             is_shed=self.lookup.is_shed,
             features_unavailable=self.lookup.is_unavailable,
             user_known=self.lookup.features.num_events > 0,
@@ -192,11 +204,13 @@ def build_context(
     lookup: FeatureLookup,
     stages: StageTimer,
     expressions: Compiled,
+    wish: ReadWish | None = None,
 ) -> RequestContext:
     """Compute the history, the masks and the stored list. `expressions` holds the masks of the request's clauses."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
     disliked = lookup.features.disliked_item_ids
-    masks = masks_for(request, history_item_ids, live.items, disliked, expressions)
+    unwished = None if wish is None else wish.excluded
+    masks = masks_for(request, history_item_ids, live.items, disliked, expressions, unwished)
     has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,
@@ -211,6 +225,7 @@ def build_context(
         expressions=expressions,
         listed=_usable_list(request, live, lookup.features, masks, has_recent_items=has_recent_items),
         stages=stages,
+        wish=wish,
     )
 
 

@@ -20,6 +20,8 @@ from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
 from models.registry.store import BundleStore
 from models.similar import SimilarTable
+from models.wishes.reading import Reading
+from models.wishes.vocabulary import WishItem
 from services.contracts.experiments import place_of
 from services.contracts.tenant import local_name, tenant_of_name
 from services.errors import DependencyUnavailable
@@ -52,12 +54,24 @@ class Student(Protocol):
         ...
 
 
+class WishReader(Protocol):
+    """The reader of wishes of one bundle. Its methods block; separate threads may call them."""
+
+    def read(self, text: str, session_wishes: Sequence[str] = ()) -> Reading:
+        """Read a wish after earlier wishes of the same conversation, oldest first."""
+        ...
+
+    def with_items(self, items: Sequence[WishItem]) -> "WishReader":
+        """Return a reader that knows these items too, after its items in this order; a known item's words change."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Live:
     """A bundle loaded to serve under a name, with everything a request needs from it.
 
     `student` is None for an untrained bundle. Caches derived from it are keyed by this object: a version may be loaded
-    under several names, with separate item layouts.
+    under several names, with separate item layouts. `reader` is None for a bundle that reads no wishes.
     """
 
     name: str
@@ -69,6 +83,7 @@ class Live:
     expressions: Expressions
     similar: SimilarTable
     mixer: Mixer | None = None
+    reader: WishReader | None = None
 
     @property
     def tenant(self) -> str:
@@ -120,8 +135,10 @@ class LiveBundle:
         poll_s: float,
         metrics: GatewayMetrics,
         items: LiveItems | None = None,
+        load_reader: Callable[[Bundle, Catalogue], WishReader | None] = lambda _bundle, _catalogue: None,
     ) -> None:
         """`items` is the live catalogue; None uses only the bundles' items."""
+        self._load_reader = load_reader
         self.name = store.name
         self._load_student = load_student
         self._poll_s = poll_s
@@ -202,7 +219,18 @@ class LiveBundle:
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
         expressions = Expressions(items, lock=threading.Lock())
         mixer = bundle.mixer(catalogue) if bundle.is_trained else None
-        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, expressions, similar, mixer)
+        live = Live(
+            name=self.name,
+            version=bundle.version,
+            catalogue=catalogue,
+            student=student,
+            manifest=bundle.manifest,
+            items=items,
+            expressions=expressions,
+            similar=similar,
+            mixer=mixer,
+            reader=self._load_reader(bundle, catalogue),
+        )
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

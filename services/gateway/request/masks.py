@@ -93,12 +93,13 @@ def masks_for(
     items: ItemLayout,
     disliked: tuple[str, ...] = (),
     expressions: Compiled | None = None,
+    unwished: np.ndarray | None = None,
 ) -> Masks:
     """Compute the masks from the live catalogue, filters, exclusions, dislikes and history.
 
     Hidden, excluded and disliked items are in neither mask. Items of earlier pages are in neither mask too and do not
     bring seen items back: later pages end where the first page would have ended. `expressions` holds the mask of the
-    filter expression, if any.
+    filter expression, if any. `unwished` (n,) bool are the items by index that a wish excludes.
     """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
@@ -110,6 +111,8 @@ def masks_for(
         wide &= expressions.mask(expression)[
             : len(wide)
         ]  # computed after the other mask, so it covers all of its items
+    if unwished is not None:
+        wide[: len(unwished)] &= ~unwished[: len(wide)]
     narrow = _without(wide, seen) if request.exclude_seen else wide
     if request.shown_before:
         before, is_all_seen = items.indices(request.shown_before), not narrow.any()

@@ -38,6 +38,7 @@ from services.gateway.call.operations import (
     RECOMMEND_BATCH,
     RECORD_EVENTS,
     REST_ERRORS,
+    SEARCH,
     SIMILAR_ITEMS,
     USER_DATA,
 )
@@ -52,6 +53,7 @@ from services.gateway.rest.schema import (
     parse_popular,
     parse_query,
     parse_recommend,
+    parse_search,
     parse_similar,
     request_id_of,
 )
@@ -95,6 +97,7 @@ def create_rest_app(
     app.serve(RECOMMEND_BATCH, door.recommend_batch, door.recommend_refused)
     app.serve(SIMILAR_ITEMS, door.similar, door.recommend_refused)
     app.serve(POPULAR, door.popular, door.recommend_refused)
+    app.serve(SEARCH, door.search, door.recommend_refused)
     app.serve(RECORD_EVENTS, door.record, door.events_refused)
     app.serve(BUNDLE, door.bundle)
     app.serve(EXPLANATION, door.explanation)
@@ -150,9 +153,17 @@ class _RestDoor:
             return await self._answer(request, arrival, call)
 
     async def popular(self, http: Request, call: Call) -> Response:
+        return await self._ranked_by_query(http, call, parse_popular)
+
+    async def search(self, http: Request, call: Call) -> Response:
+        return await self._ranked_by_query(http, call, parse_search)
+
+    async def _ranked_by_query(
+        self, http: Request, call: Call, parse: Callable[[list[tuple[str, str]], str, int | None], RecommendRequest]
+    ) -> Response:
         with self._arrived(http, call) as arrival:
             deadline_ms = deadline_ms_from(http.headers, MAX_DEADLINE_MS)
-            request = parse_popular(http.query_params.multi_items(), call.request_id, deadline_ms)
+            request = parse(http.query_params.multi_items(), call.request_id, deadline_ms)
             return await self._answer(request, arrival, call)
 
     async def recommend_batch(self, http: Request, call: Call) -> Response:

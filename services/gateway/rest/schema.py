@@ -18,6 +18,8 @@ from services.contracts.recommend import (
     PopularQuery,
     RecommendBody,
     RecommendRequest,
+    SearchFor,
+    SearchQuery,
     SimilarBody,
     SimilarTo,
 )
@@ -50,6 +52,20 @@ def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms
         filters=Filters(categories=None if sent.category is None else (sent.category,)),
         deadline_ms=deadline_ms,
         subject=PopularIn(sent.window),
+    )
+
+
+def parse_search(query: Iterable[tuple[str, str]], request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read the query of a search. Raises InvalidRequest naming the parameter."""
+    sent = convert(SearchQuery, parse_query(query, SearchQuery.__struct_fields__), strict=False)
+    return RecommendRequest(
+        request_id=request_id,
+        user_id=sent.user_id,
+        session_id=sent.session_id,
+        surface=sent.surface,
+        k=sent.k,
+        deadline_ms=deadline_ms,
+        subject=SearchFor(sent.q),
     )
 
 

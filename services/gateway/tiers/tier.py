@@ -9,6 +9,9 @@ from services.contracts.recommend import Reason, Tier
 from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
 
+COMPLETED_BY: Mapping[Tier, Tier] = {Tier.PRECOMPUTED: Tier.STUDENT, Tier.LLM: Tier.STUDENT}
+"""The tier that ranks the items which a list or a beam does not name, for a wish that may fit any of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierResult:

@@ -25,7 +25,7 @@ async def answer(request: bytes, context: Any) -> None:
 class CountingDoor:
     """A servicer that answers every method this way."""
 
-    Recommend = RecommendBatch = SimilarItems = Popular = Assign = RecordEvents = Check = staticmethod(answer)
+    Recommend = RecommendBatch = SimilarItems = Popular = Search = Assign = RecordEvents = Check = staticmethod(answer)
     EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = staticmethod(answer)
 
 

@@ -1,12 +1,15 @@
 """Ten-line fakes of the ports: they answer at once unless a test sets a delay or an error."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from models.mixer import Added
+from models.wishes.reading import Reading, Understood
+from models.wishes.vocabulary import WishItem
 from services.contracts.engine_load import EngineLoad
 from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
@@ -113,6 +116,31 @@ class FakeStudent:
         ordered = dict.fromkeys((*self.order, *range(len(allowed) - 1, -1, -1)))
         indices = np.array([index for index in ordered if allowed[index]], dtype=np.int64)[:k]
         return indices, indices.astype(float)
+
+
+class FakeReader:
+    """Reads every wish as `reading`; raises `error`, blocks until `gate` is set first, and lists what it was given."""
+
+    def __init__(self) -> None:
+        self.reading = Reading(Understood(reader="fake"))
+        self.error: BaseException | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.wishes: list[tuple[str, ...]] = []
+        self.items: list[WishItem] = []
+
+    def read(self, text: str, session_wishes: Sequence[str] = ()) -> Reading:
+        """Read."""
+        self.wishes.append((*session_wishes, text))
+        self.gate.wait(10.0)
+        if self.error is not None:
+            raise self.error
+        return self.reading
+
+    def with_items(self, items: Sequence[WishItem]) -> "FakeReader":
+        """Take the items."""
+        self.items.extend(items)
+        return self
 
 
 class FakeLog:

@@ -81,6 +81,10 @@ class RestClient:
         """Request popular items."""
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
+    async def search(self, q: str | None, **sent: Any) -> Reply:
+        """Search."""
+        return _reply(await self.http.get("/v1/search", params={} if q is None else {"q": q, **sent}))
+
     async def assignment(self, **unit: str) -> Reply:
         """Request the assignment of a user or session."""
         return _reply(await self.http.get("/v1/assignment", params=unit))
@@ -138,6 +142,11 @@ class RpcClient:
         filters = recommend_pb2.Filters(categories=[] if category is None else [category])
         request = recommend_pb2.RecommendRequest(filters=filters, **sent)
         return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
+
+    async def search(self, q: str | None, **sent: Any) -> Reply:
+        """Search."""
+        request = recommend_pb2.RecommendRequest(**sent)
+        return await self.call(self._stub.Search, recommend_pb2.SearchRequest(q=q, request=request))
 
     async def assignment(self, **unit: str) -> Reply:
         """Request the assignment of a user or session; answers have REST's form."""

@@ -15,6 +15,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
+from models.registry.bundle import Bundle
 from models.registry.name_record import DEFAULT_NAME
 from models.registry.store import BundleStore
 from models.similar import SIMILAR, SimilarTable
@@ -31,6 +32,7 @@ from services.gateway.access.tenants import FollowedTenants, StoredTenant, Tenan
 from services.gateway.build import PlaneConfig, Ports, build_data_plane
 from services.gateway.data_plane import DataPlane
 from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.request.live_bundle import WishReader
 from services.gateway.text.tier import TextLimits, TextTier
 from services.gateway.users.erase import BrokerKeeps
 from services.router.breaker import Breaker
@@ -41,6 +43,7 @@ from tests.support.gateway.fakes import (
     FakeItemTopic,
     FakeLlm,
     FakeLog,
+    FakeReader,
     FakeReceipts,
     FakeShelf,
     FakeStudent,
@@ -157,6 +160,7 @@ class World:
     features: FakeFeatures
     llm: FakeLlm
     student: FakeStudent
+    reader: FakeReader
     events: FakeLog
     impressions: FakeLog
     shelf: FakeShelf
@@ -187,21 +191,28 @@ class World:
 
 
 def make_world(
-    root: Path, writer: TextWriter | None = None, others: Mapping[str, FakeLlm] = {}, **config: Any
+    root: Path,
+    writer: TextWriter | None = None,
+    others: Mapping[str, FakeLlm] = {},
+    load_reader: Callable[[Bundle, Catalogue], WishReader | None] | None = None,
+    **config: Any,
 ) -> World:
     """Build a data plane on fakes.
 
     Args:
         writer: The text writer, if any.
         others: LLMs of served names other than the default.
+        load_reader: Loads a bundle's reader of wishes; by default the fake.
         config: Fields of CONFIG to replace.
     """
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
+    reader = FakeReader()
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
+        load_reader=load_reader or (lambda _bundle, _catalogue: reader),
         features=features,
         llms={DEFAULT_NAME: llm, **others},
         events=events,
@@ -218,7 +229,7 @@ def make_world(
         wall_clock=lambda: NOW_S,
     )
     plane = build_data_plane(ports, replace(CONFIG, **config))
-    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items, others)
+    return World(plane, features, llm, student, reader, events, impressions, shelf, registry, receipts, items, others)
 
 
 @asynccontextmanager

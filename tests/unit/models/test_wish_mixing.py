@@ -22,13 +22,13 @@ def test_an_item_that_fits_a_wish_passes_items_that_a_tier_ranked() -> None:
     assert np.argsort(-scores_V).tolist() == [2, 0, 1, 3]
 
 
-def test_a_tier_leaves_the_floor_to_the_tiers_below_it() -> None:
-    """Without a reading, the probabilities of all items sum to 1, in fractions of the floor."""
+def test_lower_tiers_and_all_items_count_by_the_floor() -> None:
+    """Without a reading, the probabilities of all items sum to 1."""
     ranked = [(np.array([0]), np.array([1.0])), (np.array([1]), np.array([1.0]))]
 
     scores_V = WishMix(floor=0.2).scores(ranked, None, 4)
 
-    assert np.exp(scores_V) == pytest.approx([0.8 + 0.01, 0.16 + 0.01, 0.01, 0.01], rel=1e-5)
+    assert np.exp(scores_V) == pytest.approx([0.8 / 1.2 + 0.05, 0.16 / 1.2 + 0.05, 0.05, 0.05], rel=1e-5)
     assert math.isclose(float(np.exp(scores_V).sum()), 1.0, rel_tol=1e-5)
 
 

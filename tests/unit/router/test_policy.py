@@ -8,6 +8,7 @@ import pytest
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Tier
 from services.router.policy import (
+    ASKED,
     LlmOutcome,
     RoutingDecision,
     failure_of,
@@ -22,7 +23,7 @@ BOTH = ("list_covers", "is_shed", "features_unavailable", "user_known", "llm_pay
 MODELS = ((True, True, True), (True, True, False), (True, False, True), (True, False, False), (False, False, True))
 CHOICES: list[list[dict[str, Any]]] = [
     [{"num_allowed": now, "num_allowed_if_seen": seen} for now, seen in ((0, 0), (0, 9), (9, 9))],
-    [{"asked": tier} for tier in (None, Tier.SIMILAR, Tier.POPULAR)],
+    [{"asked": asked} for asked in (None, *ASKED)],
     [{"num_history": num, "min_history_for_llm": 3} for num in (0, 2, 3)],
     [{"num_in_flight": num, "max_in_flight": 8} for num in (0, 8)],
     [{"predicted_s": needed_s, "budget_s": left_s} for needed_s, left_s in ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))],
@@ -50,8 +51,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         rules = [
             (case.num_allowed_if_seen == 0, Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (case.num_allowed == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
-            (case.asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
-            (case.asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
+            *((case.asked is asked, tier, asked) for asked, tier in ASKED.items()),
             (case.is_shed, Tier.POPULAR, Reason.SHED),
             (not case.is_trained, Tier.POPULAR, Reason.NOT_TRAINED),
             (case.list_covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
@@ -66,7 +66,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         seen.add(expected.reason)
 
         assert plan(case) == expected, case
-    assert seen | {failure_of(outcome) for outcome in LlmOutcome} - {None} | {Reason.STUDENT_FAILED} == set(Reason)
+    after_ranking = {Reason.STUDENT_FAILED, Reason.WISH_NOT_READ}
+    assert seen | {failure_of(outcome) for outcome in LlmOutcome} - {None} | after_ranking == set(Reason)
 
 
 @pytest.mark.parametrize(

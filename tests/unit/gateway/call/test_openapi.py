@@ -43,6 +43,8 @@ NOT_FOR_ASSIGNMENTS = ("positive_data_acceptance",)
 """One of two parameters is required, which the document cannot express."""
 NOT_FOR_ITEMS = ("positive_data_acceptance",)
 """An entry may be anything, since it is rejected individually; a call without a valid entry is rejected."""
+NOT_FOR_SEARCHES = ("positive_data_acceptance",)
+"""A surface must be configured, which the document cannot express; no surface is here."""
 NUM_SAMPLED, NUM_IN_GRID = 3, 60
 
 
@@ -149,6 +151,7 @@ def call_all(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, 
     method, path = label.split()
     is_valid, not_checked = mode is GenerationMode.POSITIVE, (*NOT_CHECKED, *(NOT_FOR_TEXT if label in TEXT else ()))
     not_checked += NOT_FOR_ASSIGNMENTS if path.endswith("/assignment") else ()
+    not_checked += NOT_FOR_SEARCHES if path.endswith("/search") else ()
     not_checked += NOT_FOR_BATCHES if path.endswith(":batch") else ()
     not_checked += NOT_FOR_ITEMS if label == "PUT /v1/items" else ()
 
