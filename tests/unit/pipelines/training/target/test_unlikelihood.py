@@ -153,18 +153,6 @@ def test_dislikes_without_weight_change_no_bit() -> None:
     assert only.item() == 0
 
 
-def disliking(*rows: tuple[list[int], list[tuple[int, int, float]]]) -> list[Weighted]:
-    """Build windows of labelled items with (item, place, weight) of each dislike."""
-    return [
-        Weighted(
-            np.array(items),
-            np.ones(len(items), dtype=np.float32),
-            Dislikes(*map(np.array, zip(*dislikes, strict=True))),
-        )
-        for items, dislikes in rows
-    ]
-
-
 def test_an_items_path_is_disliked_by_its_score_in_exhaustive_search() -> None:
     """At depth 3 a dislike's loss is -log(1 - exp(score)) of the item and counts as three codes."""
     catalogue, items, decoder = make()
