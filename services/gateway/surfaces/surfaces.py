@@ -78,7 +78,8 @@ class Surfaces:
             return default_surface(tenant)
         found = self._file.in_force.get(name)
         model = scoped_name(tenant, local_surface(name))
-        if found is None and tenant_of_surface(name) == tenant and model in self._served:
+        is_own = tenant_of_surface(name) == tenant == tenant_of_name(model)
+        if found is None and is_own and model in self._served:
             return Surface(name=name, model=model)
         if found is None or tenant_of_surface(name) != tenant:
             own = [local_surface(one) for one in self._file.in_force if tenant_of_surface(one) == tenant]

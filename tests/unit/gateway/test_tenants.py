@@ -99,12 +99,12 @@ async def test_surfaces_of_other_tenants_are_unknown(world: World, door: Door) -
     found = [await door.recommend({"user_id": "long", "surface": "home"}, bearer(key)) for key in ("op", *TENANTS)]
     refused = [
         await door.recommend({"user_id": "long", "surface": name}, bearer(key))
-        for key, name in (("op", "acme/home"), ("bolt", "acme/home"), ("bolt", "secret"))
+        for key, name in (("op", "acme/home"), ("bolt", "acme/home"), ("bolt", "secret"), ("op", "acme.default"))
     ]
 
     assert [len(one.body["items"]) for one in found] == [1, 3, 2]
-    assert [(one.code, one.field) for one in refused] == [("invalid_request", "surface")] * 3
-    assert not any("acme" in one.sent.replace("acme/home", "") for one in refused[1:])
+    assert [(one.code, one.field) for one in refused] == [("invalid_request", "surface")] * 4
+    assert not any("acme" in one.sent.replace("acme/home", "") for one in refused[1:3])
 
 
 @pytest.mark.parametrize(
