@@ -15,6 +15,7 @@ docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step ti
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.ranks import LeadRank
 from services.llm.engine.sampling_parameters import SamplingParams
 
 pytestmark = [
@@ -179,6 +181,25 @@ def test_graphs_and_running_a_step_ahead_change_nothing(uses_graphs: bool) -> No
     waiting = outcomes_of(warm_engine("cuda", LLAMA, replace(SMALL, uses_graphs=False, is_asynchronous=False)))
 
     assert_alike(ahead, waiting)
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_drafts_change_nothing(is_asynchronous: bool) -> None:
+    """Verified drafts, whose rows run as a captured prompt, give the results of plain decoding."""
+    config = replace(SMALL, is_asynchronous=is_asynchronous)
+    drafting = warm_engine("cuda", LLAMA, replace(config, num_speculative_tokens=7))
+
+    assert_alike(outcomes_of(drafting), outcomes_of(warm_engine("cuda", LLAMA, config)))
+    assert drafting.draft_counts.num_accepted > 0
+
+
+def test_one_rank_changes_nothing() -> None:
+    """An engine that sums over a group of one NCCL rank gives the results of an engine without a group."""
+    ranks = LeadRank(Path(), torch.float32, "cuda", SMALL, items())
+    engine = Engine(decoder(LLAMA).to("cuda"), SMALL, items=items(), bundle_version="v1", ranks=ranks)
+
+    assert_alike(outcomes_of(engine), outcomes_of(warm_engine("cuda", LLAMA, replace(SMALL, uses_graphs=False))))
+    engine.close()
 
 
 def test_nothing_waits_for_the_device_but_collecting() -> None:

@@ -76,6 +76,18 @@ def test_ranks_have_the_outcomes_of_one(tmp_path: Path, depth: int, num_ranks: i
     assert [process.poll() is not None for process in ranks.processes] == [True] * (num_ranks - 1)
 
 
+def test_one_rank_needs_no_follower() -> None:
+    """A group of one rank starts no process, sends nothing and has the same outcomes."""
+    config = EngineConfig(block_tokens=4, tile_tokens=64, cpu_kernels="torch", **LIMITS)
+    items = build_items(2)
+    ranks = LeadRank(Path(), torch.float32, "cpu", config, items)
+    engine = Engine(build_decoder(items), config, items=items, bundle_version="v1", ranks=ranks)
+
+    assert_as_alone(Play(World(2), engine).run(SCRIPT))
+    assert (ranks.processes, ranks.bytes_sent) == ([], 0.0)
+    engine.close()
+
+
 def test_the_bytes_sent_equal_the_planners_count(two_ranks: tuple[Engine, LeadRank]) -> None:
     """Two all-reduces a layer, of every row of every step."""
     engine, ranks = two_ranks
