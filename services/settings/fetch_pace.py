@@ -19,6 +19,10 @@ _QUIET_AFTER_S = 3.0
 _AT_ONCE_MS = 1
 _ANSWER_MS = 100
 _UNTOUCHED_FACTOR = 4
+_EXPLAINED_S = 0.2
+"""A producer touches the file at most this long before or after a reader sees its record."""
+_OTHERS_FOR_S = 600.0
+"""How long after a record without a touch readers still expect such records."""
 _PAUSE_FACTOR = 3
 """With touches, a fetch begins this multiple of the last fetch's and its records' time after that fetch began."""
 
@@ -28,7 +32,8 @@ class FetchWaits:
     """The waits of a topic's fetches, in milliseconds.
 
     `busy_ms`, and `quiet_ms` on a quiet topic, are how long the broker holds a fetch. With touches, `busy_ms` bounds
-    the pause after a fetch, and `untouched_ms` is the longest time between two fetches on a quiet topic.
+    the pause after a fetch, and `untouched_ms` is the longest time between two fetches on a quiet topic. After a record
+    of a producer that touches no file, fetches are as frequent as without touches.
     """
 
     busy_ms: int
@@ -53,6 +58,9 @@ class FetchPace:
         self._clock = clock
         self._quiet_from_s = clock() + _QUIET_AFTER_S
         self._began_s = clock()
+        self._touched_s = clock()
+        self._unexplained_s: float | None = None
+        self._others_until_s = 0.0
         self._is_drained = False
         self.is_vain = False
         """Whether the last poll was due to a touch and returned no record: the topic may be another topic by now."""
@@ -71,6 +79,7 @@ class FetchPace:
             is_touched = self._await_touch(self._arrivals)
             fetched = self._fetch_at_once()
             self.is_vain = is_touched and self._is_drained
+            self._look_for_others(bool(fetched))
         if fetched:
             self._quiet_from_s = self._clock() + _QUIET_AFTER_S
         return fetched
@@ -96,13 +105,35 @@ class FetchPace:
         """
         busy_s = self._waits.busy_ms / 1_000
         pause_s = min(busy_s, _PAUSE_FACTOR * (self._clock() - self._began_s))
-        longest_s = self._waits.untouched_ms / 1_000 if self._is_quiet else _UNTOUCHED_FACTOR * busy_s
-        is_touched = self._is_drained and arrivals.wait(longest_s)
+        is_touched = self._is_drained and self._is_touched(arrivals, self._longest_s)
         if (is_touched or not self._is_drained) and (early_s := self._began_s + pause_s - self._clock()) > 0:
             time.sleep(early_s)
         if not self._is_in_flight:
-            arrivals.wait(0)
+            self._is_touched(arrivals, 0)
         return is_touched
+
+    @property
+    def _longest_s(self) -> float:
+        """The longest time until the next fetch of a drained consumer."""
+        waits = self._waits
+        if self._clock() < self._others_until_s:
+            return (waits.quiet_ms if self._is_quiet else waits.busy_ms) / 1_000
+        return (waits.untouched_ms if self._is_quiet else _UNTOUCHED_FACTOR * waits.busy_ms) / 1_000
+
+    def _is_touched(self, arrivals: ArrivalWatch, timeout_s: float) -> bool:
+        """Return whether the file was touched, after at most `timeout_s`, and record when."""
+        if not arrivals.wait(timeout_s):
+            return False
+        self._touched_s, self._unexplained_s = self._clock(), None
+        return True
+
+    def _look_for_others(self, has_records: bool) -> None:
+        """Expect records of producers that touch no file once a record came without a touch around it."""
+        now_s = self._clock()
+        if self._unexplained_s is not None and now_s - self._unexplained_s > _EXPLAINED_S:
+            self._others_until_s, self._unexplained_s = now_s + _OTHERS_FOR_S, None
+        if has_records and self._unexplained_s is None and now_s - self._touched_s > _EXPLAINED_S:
+            self._unexplained_s = now_s
 
     def _fetch_at_once(self) -> Mapping[Any, Any]:
         """Return what the broker has now. Uses private parts of the consumer, read in kafka-python 3.0.12."""

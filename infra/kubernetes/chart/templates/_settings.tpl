@@ -52,7 +52,7 @@ MALLOC_ARENA_MAX: '2'
 OMP_NUM_THREADS: '1'
 RAY_ROTATION_BACKUP_COUNT: '1'
 RAY_ROTATION_MAX_BYTES: '20971520'
-RAY_SERVE_CONTROL_LOOP_INTERVAL_S: '0.3'
+RAY_SERVE_CONTROL_LOOP_INTERVAL_S: '0.5'
 RAY_SERVE_ENABLE_HA_PROXY: '1'
 RAY_SERVE_GRPC_MAX_MESSAGE_SIZE: {{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}
 RAY_SERVE_HAPROXY_BINARY_PATH: /app/infra/local/servers/ray_ingress.sh
@@ -69,7 +69,11 @@ RAY_USAGE_STATS_ENABLED: '0'
 RAY_enable_metrics_collection: '0'
 RAY_event_stats: '0'
 RAY_memory_monitor_refresh_ms: '1000'
+RAY_object_manager_timer_freq_ms: '1000'
+RAY_raylet_check_gc_period_milliseconds: '1000'
+RAY_raylet_report_resources_period_milliseconds: '1000'
 RAY_task_events_report_interval_ms: '0'
 RAY_worker_niceness: '0'
+REPORTER_UPDATE_INTERVAL_MS: '60000'
 TAILRACE_LOG_FILE: /var/lib/tailrace/logs/gateway.log
 {{- end }}

@@ -33,7 +33,7 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated
     unseen = [~np.isin(np.arange(30), history) for history in cases.histories]
     firsts = [ranker.rank(h.tolist(), mask, 1)[0][0] for h, mask in zip(cases.histories, unseen, strict=True)]
     hits = (np.array(firsts) == cases.targets).mean()
-    decoder = {"decoder/config.json", "decoder/model.safetensors"}
+    decoder = {"decoder/config.json", "decoder/model.safetensors", "wishes/reader.json"}
     folders = ("similar", "sources/transitions", "sources/text")
     tables = {f"{folder}/{name}" for folder in folders for name in ("neighbours.npy", "scores.npy")}
     assert files == decoder | tables | {"student.onnx", "student.safetensors", "catalogue.parquet", "report.json"}

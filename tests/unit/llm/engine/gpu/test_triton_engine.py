@@ -40,7 +40,7 @@ def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, EngineOutcome
 def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items, scores and texts agree, every step is a replay, and no step falls back to eager mode."""
     wanted, _ = outcomes_of(None)
-    monkeypatch.setattr(runner, "cpu_forward", lambda weights, cache, _: triton_forward(weights, cache))
+    monkeypatch.setattr(runner, "cpu_forward", lambda weights, cache, *_: triton_forward(weights, cache))
     device = ReplayingDevice()
 
     found, engine = outcomes_of(device)
