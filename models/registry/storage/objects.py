@@ -24,6 +24,7 @@ each service, or from the machine's role.
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -58,6 +59,7 @@ _LOCK = "lock"
 _LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
 _CHUNK_BYTES = 8 * 2**20
 _TIMEOUT = "20s"
+_MAX_LINKS = 10
 
 
 class ObjectStorage:
@@ -278,7 +280,7 @@ class ObjectStorage:
             for name, digest in files.items():
                 target = scratch / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(self._file(digest), target)
+                self._link(digest, target)
             self._keep(scratch, version, files)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -295,18 +297,28 @@ class ObjectStorage:
         target.parent.mkdir(parents=True, exist_ok=True)
         rename_if_absent(folder, target)
 
+    def _link(self, digest: str, target: Path) -> None:
+        """Link the cached file of this content, downloading it if needed.
+
+        Between the two steps another thread or process may remove the file to make room, or replace it by its own.
+        """
+        for _ in range(_MAX_LINKS):
+            with suppress(FileNotFoundError):
+                os.link(self._file(digest), target)
+                return
+        os.link(self._file(digest), target)
+
     def _file(self, digest: str) -> Path:
         """Return the cached file of this content, resuming an interrupted download. Raises BundleCorrupt."""
         path = self._cache / "files" / digest
         if path.exists():
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{digest}.{os.getpid()}.part")
-        for left in path.parent.glob(
-            f"{digest}.*.part"
-        ):  # of a process that was killed, or that is downloading the same file now
-            if time.time() - left.stat().st_mtime > 60:
-                left.replace(part)
+        part = path.with_name(f"{digest}.{os.getpid()}.{threading.get_ident()}.part")  # names may share files
+        for left in path.parent.glob(f"{digest}.*.part"):  # of a killed process, or of a download in progress
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > 60:
+                    left.replace(part)
         for _ in range(2):  # a part that another writer has damaged is downloaded again from the start
             self._continue(digest, part)
             if file_sha256(part) == digest:

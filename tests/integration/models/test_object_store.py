@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -305,6 +306,19 @@ def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
 
         assert found.decoder_dir.joinpath("model.safetensors").read_bytes() == b"v1" * 500_000
         assert not list(part.parent.glob("*.part"))
+
+
+def test_versions_that_share_a_file_load_at_the_same_time(url: str, tmp_path: Path) -> None:
+    """One process downloads several versions in threads; their shared file is not damaged by two writers."""
+    versions = [f"v{number}" for number in range(6)]
+    publish(open_at(url, tmp_path / "here"), tmp_path, *versions)
+    for cache in range(10):
+        there = open_at(url, tmp_path / f"cache-{cache}")
+        with ThreadPoolExecutor(len(versions)) as pool:
+            opened = list(pool.map(there.open, versions))
+
+        assert [bundle.version for bundle in opened] == versions
+        assert not list((tmp_path / f"cache-{cache}" / "files").glob("*.part"))
 
 
 @pytest.mark.parametrize("what", ["changed", "gone", "manifest"])
