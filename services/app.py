@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS
 from services.settings.settings import Settings, load_settings
 from services.stream.export import UserExport
 from services.student.ranker import load_student
+from services.wishes.encoder import load_encoder
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -367,7 +369,7 @@ def build_plane(
     ports = Ports(
         bundles=BundleStore.of(settings),
         load_student=load_student,
-        load_reader=Bundle.wish_reader,
+        load_reader=partial(Bundle.wish_reader, load_encoder=load_encoder),
         features=features,
         llms=llms,
         events=_producer(settings, settings.interactions_topic, settings.events_max_in_flight),
