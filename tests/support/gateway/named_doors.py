@@ -37,7 +37,7 @@ class NamedDoor:
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self._name == RAY else states.NOT_SERVING)
 
-    Recommend = RecommendBatch = SimilarItems = Popular = Assign = RecordEvents = Check
+    Recommend = RecommendBatch = SimilarItems = Popular = Search = Assign = RecordEvents = Check
     EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = Check
 
 
