@@ -42,7 +42,7 @@ def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
 
     rest = stack.rest.post(RECOMMEND, json={"user_id": huge})
     with pytest.raises(grpc.RpcError) as rpc:
-        stack.rpc.Recommend(pb.RecommendRequest(user_id=huge))
+        stack.rpc.Recommend(pb.RecommendRequest(user_id=huge), metadata=(("x-deadline-ms", "5000"),))
 
     assert rest.status_code == 413, rest.text
     assert rpc.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
