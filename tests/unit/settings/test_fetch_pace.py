@@ -23,6 +23,7 @@ class FetchedConsumer:
         self.waits_ms: list[int] = []
 
     def poll(self, _wait_ms: int) -> dict[str, list[int]]:
+        """Return the next answer, and record the broker's wait."""
         self.waits_ms.append(self.config["fetch_max_wait_ms"])
         return self.answers.pop(0) if self.answers else {}
 

@@ -115,6 +115,7 @@ async def test_at_rest_the_loop_is_sampled_rarely_until_a_request_arrives() -> N
     loop = asyncio.get_running_loop()
 
     def next_in_s() -> float:
+        """Return the time until the next sample."""
         assert monitor._next_sample is not None
         return monitor._next_sample.when() - loop.time()
 
