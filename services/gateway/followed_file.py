@@ -116,3 +116,31 @@ class FollowedFile(Generic[T]):
             self._refused_for = str(error)
             log.error(f"{self._what}_refused", error=str(error), kept=sorted(self.in_force))
             self._on_state(FileState.OUTDATED)
+
+
+class FollowsFile(Generic[T]):
+    """Settings that come from a followed file, which the class makes in its constructor."""
+
+    _file: FollowedFile[T]
+
+    @property
+    def in_force(self) -> T:
+        """The entries by name."""
+        return self._file.in_force
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the settings come from an earlier file because the current one is rejected or missing."""
+        return self._file.is_outdated
+
+    async def start(self) -> None:
+        """Check the settings and start following the file. Call in the serving loop, once a bundle may be loaded."""
+        await self._file.start()
+
+    async def stop(self) -> None:
+        """Stop following; the settings stay in force."""
+        await self._file.stop()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        self._file.refresh()

@@ -18,7 +18,7 @@ from services.contracts.recommend import MAX_K
 from services.contracts.tenant import Tenant, TenantState, check_tenant
 from services.errors import ConfigError
 from services.gateway.access.keys import Stored, write_privately
-from services.gateway.followed_file import FileState, FollowedFile
+from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
 
 TenantId = Annotated[str, AfterValidator(check_tenant)]
 
@@ -83,7 +83,7 @@ class TenantsFile(Stored):
         return found
 
 
-class FollowedTenants:
+class FollowedTenants(FollowsFile[Mapping[str, Tenant]]):
     """The tenants of the current file, by id; without a file there are none."""
 
     def __init__(self, path: Path | None, on_state: Callable[[FileState], None] = lambda _: None) -> None:
@@ -93,28 +93,6 @@ class FollowedTenants:
     def find(self, tenant: str) -> Tenant | None:
         """Return the tenant of this id, or None."""
         return self._file.in_force.get(tenant)
-
-    @property
-    def in_force(self) -> Mapping[str, Tenant]:
-        """The tenants by id, deleted ones included."""
-        return self._file.in_force
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the tenants come from an earlier file because the current one is rejected or missing."""
-        return self._file.is_outdated
-
-    async def start(self) -> None:
-        """Start following the file. Call in the serving loop."""
-        await self._file.start()
-
-    async def stop(self) -> None:
-        """Stop following; the tenants stay."""
-        await self._file.stop()
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
-        self._file.refresh()
 
 
 def read_tenants(path: Path) -> TenantsFile:

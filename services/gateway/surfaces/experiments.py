@@ -13,14 +13,14 @@ from services.contracts.experiments import Assignment, Experiment, Experiments, 
 from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError
-from services.gateway.followed_file import FileState, FollowedFile
+from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 
 _Files = tuple[Mapping[str, Surface], Mapping[str, Experiment]]
 
 
-class RunningExperiments:
+class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
     """Finds a surface as assigned to a user. Without a file, surfaces are unchanged."""
 
     def __init__(
@@ -44,23 +44,6 @@ class RunningExperiments:
             path, "experiments", lambda file: read_experiments(file).by_name, {}, self._check, on_state
         )
         self._sorted: tuple[_Files, Mapping[str, Experiments]] = (({}, {}), {})
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the experiments in force come from an earlier file because the current one is rejected or missing."""
-        return self._file.is_outdated
-
-    async def start(self) -> None:
-        """Check the experiments and start following the file. Call in the serving loop."""
-        await self._file.start()
-
-    async def stop(self) -> None:
-        """Stop following; the experiments stay in force."""
-        await self._file.stop()
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
-        self._file.refresh()
 
     def find(self, name: str | None, unit_id: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return this tenant's surface of this name as assigned to this user (or session).

@@ -9,14 +9,14 @@ from models.registry.name_record import DEFAULT_NAME
 from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, local_surface, scoped_name, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError, InvalidRequest
-from services.gateway.followed_file import FileState, FollowedFile
+from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
 from services.gateway.surfaces.surface import Surface, default_surface, parse_surface
 
 MAX_SURFACES = 64
 _NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?/)?[a-z0-9][a-z0-9._-]{0,63}")
 
 
-class Surfaces:
+class Surfaces(FollowsFile[Mapping[str, Surface]]):
     """Finds a surface by its name.
 
     Reads the file at construction and whenever it changes; without a file `in_force` is empty.
@@ -43,30 +43,8 @@ class Surfaces:
         self._file = FollowedFile[Mapping[str, Surface]](path, "surfaces", self._read, {}, self._check_file, on_state)
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether the surfaces in force come from an earlier file because the current one is rejected or missing."""
-        return self._file.is_outdated
-
-    async def start(self) -> None:
-        """Check the surfaces and start following the file. Call in the serving loop, once a bundle may be loaded."""
-        await self._file.start()
-
-    async def stop(self) -> None:
-        """Stop following; the surfaces stay in force."""
-        await self._file.stop()
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
-        self._file.refresh()
-
-    @property
     def path(self) -> Path | None:
         return self._file.path
-
-    @property
-    def in_force(self) -> Mapping[str, Surface]:
-        """The surfaces by name."""
-        return self._file.in_force
 
     def find(self, name: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return this tenant's surface of this name, or the default for None.
