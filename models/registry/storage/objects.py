@@ -335,14 +335,16 @@ class ObjectStorage:
 
     def _make_room(self, spared: set[str]) -> None:
         """Delete the least recently opened versions until the cache fits its bound, and files that no version uses."""
-        folders = [path for path in (self._cache / "versions").glob("*") if path.name not in spared]
-        files = self._cache / "files"
-        for folder in sorted(folders, key=lambda path: (path / MANIFEST).stat().st_mtime):
-            if sum(path.stat().st_size for path in files.glob("*")) <= self._cache_bytes:
+        versions, files = self._cache / "versions", self._cache / "files"
+        opened = {path: status.st_mtime for path, status in _statuses(versions, f"*/{MANIFEST}")}
+        for manifest in sorted(opened, key=lambda path: opened[path]):
+            if manifest.parent.name in spared:
+                continue
+            if sum(status.st_size for _, status in _statuses(files, "*")) <= self._cache_bytes:
                 return
-            shutil.rmtree(folder, ignore_errors=True)
-            for path in files.glob("*"):
-                if path.stat().st_nlink == 1 and path.suffix != ".part":
+            shutil.rmtree(manifest.parent, ignore_errors=True)
+            for path, status in _statuses(files, "*"):
+                if status.st_nlink == 1 and path.suffix != ".part":
                     path.unlink(missing_ok=True)
 
     def _list(self, prefix: str) -> list[tuple[str, datetime]]:
@@ -454,6 +456,15 @@ def _reason(error: BaseException) -> str:
     code = text.partition("<Code>")[2].partition("</Code>")[0]
     first = text.splitlines()[0].split(": <?xml")[0] if text else type(error).__name__
     return f"{code}: {first}" if code else first
+
+
+def _statuses(folder: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
+    """Return the matching paths with their status, without those that another thread or process deletes meanwhile."""
+    statuses = []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            statuses.append((path, path.stat()))
+    return statuses
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -319,6 +319,32 @@ def test_versions_that_share_a_file_load_at_the_same_time(url: str, tmp_path: Pa
 
         assert [bundle.version for bundle in opened] == versions
         assert not list((tmp_path / f"cache-{cache}" / "files").glob("*.part"))
+
+
+def test_files_that_vanish_while_the_cache_is_measured_are_not_counted(url: str, tmp_path: Path) -> None:
+    """Downloads of other threads end, and their part files vanish, while a version makes room in the cache."""
+    versions = [f"v{number}" for number in range(6)]
+    publish(open_at(url, tmp_path / "here"), tmp_path, *versions)
+    files = tmp_path / "there" / "files"
+    files.mkdir(parents=True)
+    stopped = Event()
+
+    def other_downloads() -> None:
+        while not stopped.is_set():
+            parts = [files / f"{number}.part" for number in range(100)]
+            for act in (Path.touch, Path.unlink):
+                for part in parts:
+                    act(part)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(other_downloads)
+        try:
+            opened = [open_at(url, tmp_path / "there").open(version) for version in versions]
+        finally:
+            stopped.set()
+        other.result()
+
+    assert [bundle.version for bundle in opened] == versions
 
 
 @pytest.mark.parametrize("what", ["changed", "gone", "manifest"])
