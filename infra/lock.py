@@ -42,7 +42,6 @@ def pins_of(text: str) -> Pins:
 
 
 def name_of(requirement: str) -> str:
-    """Return the normalized name of a requirement line."""
     return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 

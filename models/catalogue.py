@@ -57,7 +57,6 @@ class Catalogue:
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """Map of item id to index."""
         return {item_id: index for index, item_id in enumerate(self.item_ids)}
 
     @cached_property

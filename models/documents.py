@@ -57,7 +57,6 @@ def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Do
 
 
 def is_version(text: str) -> bool:
-    """Whether a version may have this name."""
     return re.fullmatch(_VERSION, text) is not None and text not in _RESERVED
 
 

@@ -41,5 +41,4 @@ class Places:
 
     @property
     def stages_dir(self) -> Path:
-        """The folder of stage outputs."""
         return self.state_dir / "pipeline"

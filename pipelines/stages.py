@@ -90,7 +90,6 @@ class ModelRun:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of all trainings."""
         return choose_device(self.options.device)
 
     @cached_property
@@ -286,7 +285,6 @@ def _import(run: ModelRun, _: Progress) -> StageOutput:
 
 
 def _train(run: ModelRun, progress: Progress) -> StageOutput:
-    """Train the decoder on the examples."""
     return _train_on(run, run.made["tokenize"], run.recipe, progress)
 
 

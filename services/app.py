@@ -224,7 +224,6 @@ class AbsentLlm:
     """The standby's LLM, which is never available."""
 
     def replicas(self) -> Sequence[str]:
-        """Return none."""
         return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
@@ -411,7 +410,6 @@ def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
 
 
 def plane_config(settings: Settings) -> PlaneConfig:
-    """Return the limits and options that the data plane needs."""
     return PlaneConfig(
         deadlines=DeadlineLimits(
             default_ms=settings.default_deadline_ms,

@@ -197,7 +197,6 @@ class DependencyUnavailable(RetryLater):
         self.why = why
 
     def __str__(self) -> str:
-        """Return the problem with its reason."""
         return f"{self.problem}: {self.why}" if self.why else super().__str__()
 
 

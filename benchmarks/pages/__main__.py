@@ -19,12 +19,10 @@ def filled(text: str) -> str:
 
 
 def table_names(text: str) -> list[str]:
-    """Return the names of a page's tables."""
     return [name for _, name, _ in _TABLE.findall(text)]
 
 
 def main() -> None:
-    """Rewrite the pages."""
     for page in PAGES:
         path = Path(ROOT, page)
         path.write_text(filled(path.read_text()))

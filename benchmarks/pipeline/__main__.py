@@ -71,7 +71,6 @@ def _place(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _measure(num_events: int, num_items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a point's rows, one per stage."""
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder))
         environment = inherited_environment() | settings.as_environment() | {"TMPDIR": folder, "OMP_NUM_THREADS": "1"}

@@ -34,7 +34,6 @@ class CitedRun:
     """Of one GPU."""
 
     def group(self, constants: Constants) -> Group:
-        """Return the group of the run's interval."""
         return group_of(self.shape, self.layout, self.device, constants, dtype=self.dtype, execution=self.execution)
 
 

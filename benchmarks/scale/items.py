@@ -37,7 +37,6 @@ _LIMITS = DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.
 
 
 def main(num_items: int) -> None:
-    """Answer requests one after another."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "benchmarks.scale.clustered_student", str(num_items), folder], check=True)
         catalogue = catalogue_of(num_items)

@@ -37,5 +37,4 @@ def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float]:
 
 
 def print_fields(**measured: float) -> None:
-    """Print the measured fields of a row, as JSON."""
     print(json.dumps({name: round(value, 3) for name, value in measured.items()}))

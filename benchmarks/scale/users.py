@@ -31,7 +31,6 @@ _HISTORY = tuple(f"item-{number:07d}" for number in range(20))
 
 
 def main(num_users: int) -> None:
-    """Fill the store, restart it, read."""
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder))
         address = RepoAddress(settings.feature_repo_dir, settings.redis_address)

@@ -25,7 +25,6 @@ class Ledger:
     refused: set[str] = field(default_factory=set)
 
     def unlogged(self, logged: Iterable[LoggedInteraction]) -> set[str]:
-        """Return the acknowledged events that are not in the log."""
         return self.acknowledged - {one.interaction.event_id for one in logged}
 
 

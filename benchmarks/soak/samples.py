@@ -59,7 +59,6 @@ class Sampler:
         return Sample(time.time(), tuple(self._processes()), _files(self._state_dir), self._keys())
 
     def close(self) -> None:
-        """Close the connection to Redis."""
         self._redis.close()
 
     def _processes(self) -> Iterator[ProcessSample]:

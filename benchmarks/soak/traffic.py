@@ -51,7 +51,6 @@ class Request:
 
     @property
     def priority(self) -> Priority:
-        """Return the caller's priority."""
         return _PRIORITIES[self.number // len(_KINDS) % len(_PRIORITIES)]
 
     @property

@@ -69,7 +69,6 @@ class ValuePath:
     part: str | None = None
 
     def is_at(self, path: str, content: Any) -> bool:
-        """Return whether path and content match."""
         return fnmatchcase(path, self.pattern) and self.holds in (None, content)
 
     def read(self, content: Any) -> Any:
@@ -107,7 +106,6 @@ class Value:
 
 
 def load_values() -> tuple[Value, ...]:
-    """Return the values in order."""
     return tuple(_values_in("", yaml.safe_load(_FILE.read_text())))
 
 

@@ -26,7 +26,6 @@ AUDIT_FILE = "audit.log"
 
 
 def print_line(line: str) -> None:
-    """Print a line of progress."""
     out.print(f"[dim]{escape(line)}[/]")
 
 

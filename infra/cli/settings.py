@@ -99,7 +99,6 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON, secrets masked."""
     return _masked(str(value) if isinstance(value, Path) else value)
 
 

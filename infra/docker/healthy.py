@@ -29,7 +29,6 @@ def probe_of(word: str) -> Probe:
 
 
 def main() -> None:
-    """Run all probes."""
     for word in sys.argv[1:]:
         if not probe_of(word)():
             sys.exit(f"{word}: unhealthy")

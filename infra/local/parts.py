@@ -51,7 +51,6 @@ def broker_part(settings: Settings) -> Part:
 
 
 def worker_part(settings: Settings) -> Part:
-    """Return the stream worker: Kafka to features."""
     return Part(
         name="worker",
         command=_python("services.stream"),

@@ -88,7 +88,6 @@ class BundleFollower(Generic[Loaded]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @property

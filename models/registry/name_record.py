@@ -328,7 +328,6 @@ def decode_record(content: bytes, where: str) -> NameRecord:
 
 
 def is_name(text: str) -> bool:
-    """Whether a model may have this name."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -77,14 +77,10 @@ class BundlePlaces(Protocol):
         ...
 
     @property
-    def bundle_root(self) -> Path:
-        """The folder."""
-        ...
+    def bundle_root(self) -> Path: ...
 
     @property
-    def bundle_cache_gib(self) -> float:
-        """Maximum size of the cache."""
-        ...
+    def bundle_cache_gib(self) -> float: ...
 
 
 class BundleStore:

@@ -59,15 +59,12 @@ class Trainings:
         return self._first(version, "weights_of", lambda lineage: lineage.get("items_added_to"))
 
     def training(self, version: str) -> str:
-        """Return the training that a version belongs to."""
         return self._first(version, "training", made_from)
 
     def ancestors(self, version: str) -> set[str]:
-        """Return the ancestors of a version that manifests name."""
         return set(self._ancestors(version))
 
     def descendants(self, version: str, among: Sequence[str]) -> list[str]:
-        """Return the versions among these that descend from a version."""
         return [one for one in among if one != version and version in self.ancestors(one)]
 
     def kept(self, versions: Sequence[str], num: int) -> set[str]:

@@ -44,9 +44,7 @@ class TextEncoder(Protocol):
     """Turns texts into vectors of length 1; texts of similar meaning have similar vectors. Thread-safe."""
 
     @property
-    def size(self) -> int:
-        """The length of a vector."""
-        ...
+    def size(self) -> int: ...
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) float32 of texts."""
@@ -132,7 +130,6 @@ def text_of(item: WishItem) -> str:
 
 
 def as_int8(vectors: np.ndarray) -> np.ndarray:
-    """Return unit vectors as int8."""
     return np.round(vectors * _SCALE).astype(np.int8)
 
 

@@ -111,7 +111,6 @@ class Reader:
 
     @property
     def num_items(self) -> int:
-        """The number of items of a reading."""
         return len(self.vocabulary.items)
 
     def read(self, text: str, session_wishes: Sequence[str] = ()) -> Reading:
@@ -245,5 +244,4 @@ def load_weights(folder: Path) -> Weights:
 
 
 def weights_record(weights: Weights) -> dict[str, float]:
-    """Return the weights as `load_weights` reads them."""
     return asdict(weights)

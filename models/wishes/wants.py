@@ -93,7 +93,6 @@ class _Clause:
 
     @property
     def wants(self) -> bool:
-        """Whether it asks for a value."""
         return self.polarity == Polarity.WANT and bool(self.values)
 
 

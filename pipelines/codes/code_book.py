@@ -30,7 +30,6 @@ class CodeBook:
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        """The number of codes of each level."""
         return tuple(len(level.prices_S) for level in self.levels)
 
     def append(self, texts: Sequence[str], taken: np.ndarray) -> np.ndarray:

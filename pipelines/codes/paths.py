@@ -100,7 +100,6 @@ class _Used:
         self._full.add(prefix.tobytes())
 
     def is_full(self, prefix: np.ndarray) -> bool:
-        """Whether that was noted."""
         return prefix.tobytes() in self._full
 
     def _below(self, prefix: np.ndarray) -> np.ndarray:

@@ -172,7 +172,6 @@ class Cases:
     label_us: np.ndarray | None = None
 
     def __len__(self) -> int:
-        """The number of cases."""
         return len(self.user_ids)
 
 

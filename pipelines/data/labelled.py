@@ -17,7 +17,6 @@ class Dislikes:
     weights: np.ndarray
 
     def __len__(self) -> int:
-        """The number of dislikes."""
         return len(self.items)
 
     def within(self, start: int, end: int) -> "Dislikes | None":
@@ -41,7 +40,6 @@ class Weighted:
     dislikes: Dislikes | None = None
 
     def __len__(self) -> int:
-        """The number of items."""
         return len(self.items)
 
     def __getitem__(self, part: slice) -> "Weighted":
@@ -60,7 +58,6 @@ def items_of(sequence: Labelled) -> np.ndarray:
 
 
 def weights_of(sequence: Labelled) -> np.ndarray:
-    """Return the weights of a sequence's labels."""
     return sequence.weights if isinstance(sequence, Weighted) else np.ones(len(sequence), dtype=np.float32)
 
 

@@ -9,7 +9,6 @@ from services.contracts.event_roles import HISTORY_ROLES, EventRoles, Role, Type
 
 
 def role_of(roles: EventRoles) -> pl.Expr:
-    """Return the role of each row of (event_type, value)."""
     return _by_type(roles, _role)
 
 

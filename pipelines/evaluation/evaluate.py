@@ -70,12 +70,10 @@ class EvaluatedModels:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of the decoder."""
         return Prompt(self.max_items, self.stride) if self.imported is None else self.imported.prompt
 
     @property
     def search(self) -> Search:
-        """The search of the decoder."""
         return OWN_SEARCH if self.imported is None else self.imported.search
 
     def judged(self, cases: Cases) -> np.ndarray:

@@ -159,7 +159,6 @@ def refuse(problems: Sequence[str], outcome: str = NOT_PUBLISHED, advice: Sequen
 
 
 def _baseline(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> str:
-    """Return the name of the baseline that must be beaten."""
     return options.baseline if options.baseline != BEST else max(BASELINES, key=lambda name: metrics[name][METRIC])
 
 

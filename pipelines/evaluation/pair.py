@@ -31,7 +31,6 @@ class Pair:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """The two by name."""
         return {"decoder": self.decoder, "student": self.student}
 
     def scorers(self, catalogue: Catalogue, prompt: Prompt, search: Search = OWN_SEARCH) -> dict[str, Scorer]:

@@ -52,7 +52,6 @@ HISTORY_SCHEMA = pa.schema(
 
 
 def key(ingested_key: str, max_items: int) -> str:
-    """Return the content key of the tables."""
     return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate, arrivals, schema])
 
 

@@ -51,7 +51,6 @@ class ImportedModel:
 
     @property
     def decoder_dir(self) -> Path:
-        """The checkpoint folder."""
         return self.folder / "decoder"
 
     @property

@@ -43,7 +43,6 @@ class OrderedEvents:
                 yield stretch
 
     def remove(self) -> None:
-        """Remove the parts."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _edges(self, parts: pl.LazyFrame) -> pl.Series:

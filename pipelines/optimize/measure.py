@@ -48,9 +48,7 @@ class Ranker(Protocol):
     """What is measured."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of its weights in memory."""
-        ...
+    def weight_bytes(self) -> int: ...
 
     def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
         """Return the list of each history, and the number of computed prompt tokens."""

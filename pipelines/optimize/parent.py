@@ -41,7 +41,6 @@ class Parent:
 
     @property
     def depth(self) -> int:
-        """The tokens of an item."""
         return self.bundle.catalogue().depth
 
     @property

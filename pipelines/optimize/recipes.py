@@ -36,7 +36,6 @@ class Job:
     """Replaces the recipe's own number; None: that number."""
 
     def decoder(self) -> Decoder:
-        """Read the decoder, in fp32."""
         return load_decoder(self.parent.bundle.path / self.member.name / "decoder", torch.float32, "cpu")
 
 

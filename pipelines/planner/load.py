@@ -105,7 +105,6 @@ class LoadPlan:
 
     @property
     def memory_gb(self) -> float:
-        """Memory of all processes."""
         return sum(line.memory_mb for line in self.lines) / 1_024
 
 

@@ -36,7 +36,6 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All components."""
         return sum(self.parts.values())
 
     @property

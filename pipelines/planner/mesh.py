@@ -76,7 +76,6 @@ class ParallelLayout:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the whole mesh."""
         return self.data * self.shard * self.tensor * self.pipeline
 
     @property

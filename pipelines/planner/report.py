@@ -145,7 +145,6 @@ def training_sentence(step: PlannedStepTime) -> str:
 
 
 def phase_sentence(phase: ServingStep) -> str:
-    """Return the bound of a phase of serving, in one sentence."""
     return (
         f"roofline   {phase.name}: bound by {phase.bound} ({phase.num_bytes / 1e9:.1f} GB take "
         f"{1e3 * phase.memory_s:.2f} ms, {phase.flops / 1e12:.2g} TFLOP {1e3 * phase.compute_s:.2f} ms, "

@@ -37,7 +37,6 @@ class ServingStep:
 
     @property
     def seconds(self) -> float:
-        """The step's time."""
         return max(self.memory_s, self.compute_s) + self.overhead_s
 
     @property

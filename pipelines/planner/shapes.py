@@ -152,7 +152,6 @@ class DecoderShape:
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers with a dense feed-forward layer."""
         return self.num_layers - (self.experts.num_layers if self.experts else 0)
 
     @property

@@ -102,7 +102,6 @@ class PlannedStepTime:
 
     @property
     def exposed_s(self) -> float:
-        """Waiting for collectives."""
         return sum(one.exposed_s for one in self.collectives)
 
     @property

@@ -39,7 +39,6 @@ class TraceEvent:
 
     @property
     def duration_us(self) -> float:
-        """Its length."""
         return self.end_us - self.start_us
 
     @property
@@ -83,7 +82,6 @@ class Trace:
 
     @property
     def is_of_gpu(self) -> bool:
-        """Whether a GPU did any of the work."""
         return any(event.is_on_device for event in self.events)
 
     def of(self, *kinds: ActivityKind) -> list[TraceEvent]:
@@ -91,7 +89,6 @@ class Trace:
 
 
 def skipped_notes(skipped: Mapping[str, int]) -> list[str]:
-    """Return a note for each reason for skipped events."""
     return [f"{number} events were skipped: {why}" for why, number in skipped.items() if number]
 
 

@@ -22,7 +22,6 @@ def union(*many: Intervals) -> Intervals:
 
 
 def union_of(pairs: Iterable[tuple[float, float]]) -> Intervals:
-    """Return the union of pairs of start and end."""
     return union(np.array(list(pairs), dtype=np.float64).reshape(-1, 2))
 
 
@@ -37,7 +36,6 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 
 def total(intervals: Intervals) -> float:
-    """Return the total length of disjoint intervals."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 

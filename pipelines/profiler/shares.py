@@ -41,7 +41,6 @@ class Shares:
     host: float
 
     def items(self) -> list[tuple[str, float]]:
-        """Return names and values in order."""
         return [(one.name, getattr(self, one.name)) for one in fields(self)]
 
 

@@ -129,7 +129,6 @@ def precompute(
 
 
 def save_rows(rows: Sequence[PrecomputedRow], out: Path) -> None:
-    """Write the table of lists."""
     pl.DataFrame(USER_RECOMMENDATIONS.to_columns(rows)).write_parquet(out / _TABLE)
 
 
@@ -148,6 +147,5 @@ def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
 
 
 def outcomes_of(engine: Engine) -> Iterator[EngineOutcome]:
-    """Yield the outcomes of all requests as they end."""
     while engine.has_work:
         yield from engine.step(0.0)

@@ -52,7 +52,6 @@ _BATCH = 32
 
 
 def key(recipe: Recipe, distilled_key: str) -> str:
-    """Return the content key of a refit of models trained with this recipe."""
     return content_key(
         {"train": asdict(recipe.train), "distill": asdict(recipe.distill)}, [distilled_key], [sys.modules[__name__]]
     )
@@ -103,7 +102,6 @@ def onward(num_events: int, num_known: int, max_batch_tokens: int, epochs: int) 
 
 
 def _num_events(tokenized: Path) -> int:
-    """Return the number of training events."""
     return int(load_catalogue(tokenized / "catalogue.parquet").popularity.sum())
 
 

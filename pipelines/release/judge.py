@@ -35,9 +35,7 @@ class RecordReader(Protocol):
         """Yield records not returned yet. Raises DependencyUnavailable."""
         ...
 
-    def close(self) -> None:
-        """Close the connections."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -103,7 +101,6 @@ class ReleaseJudge:
         return decision
 
     def close(self) -> None:
-        """Close all open parts."""
         if self._stage is not None:
             self._stage.reader.close()
             self._stage = None

@@ -24,7 +24,6 @@ class RemainingTime:
     _train_s: float | None = None
 
     def begin(self, stage: str, now_s: float) -> None:
-        """Note that a stage has begun."""
         self._stage, self._began_s = stage, now_s
 
     def end(self, seconds: float) -> None:

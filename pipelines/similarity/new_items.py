@@ -65,7 +65,6 @@ def _gains(
 def _by_rung(
     mixer: Mixer, model: str, history: np.ndarray, scores_V: np.ndarray, is_new_V: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the mixed scores of all items by each rung."""
     for of_model, of_sources in _RUNGS:
         new = NewItems(is_new_V, of_model, of_sources)
         added = replace(mixer, new_items={model: new}).added(model, history)

@@ -213,7 +213,6 @@ def refuse_empty(
 
 
 def _ids(values: pl.Series, name: str, about: EventSurvey, findings: Findings) -> pl.Series:
-    """Return ids as text, and note changes."""
     return id_text(values, name, about.ids[name], findings)
 
 

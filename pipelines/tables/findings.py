@@ -17,7 +17,6 @@ class Note:
     example: str = ""
 
     def __str__(self) -> str:
-        """Return a sentence."""
         return f"{self.kind}: {self.what}" + (f", such as {self.example}" if self.example else "")
 
 
@@ -100,5 +99,4 @@ def describe_reason(kind: str, reason: str, group: SetAside) -> str:
 
 
 def describe_row(sample: Mapping[str, Any]) -> str:
-    """Return the columns of a row in words."""
     return ", ".join(f"{column}={value}" for column, value in sample.items() if column not in ("reason", "row"))

@@ -76,7 +76,6 @@ class TableArguments(ColumnArguments):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options as words of a command line."""
         return tuple(
             word
             for one in options_of(type(self))

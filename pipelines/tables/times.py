@@ -78,7 +78,6 @@ def times(values: pl.Series, day_first: bool | None = None) -> pl.Series:
 
 
 def is_day(found: pl.Series) -> pl.Series:
-    """Return which times are the start of a day."""
     return (found.dt.epoch("us") % _DAY_US == 0).fill_null(value=False)
 
 

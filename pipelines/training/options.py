@@ -121,7 +121,6 @@ class Reporting:
     ] = None
 
     def of(self, part: str) -> "Reporting":
-        """Return the reporting of one of several fits."""
         return replace(self, run=f"{self.run}/{part}")
 
 

@@ -39,7 +39,6 @@ class DataSize:
 
     @property
     def events_per_item(self) -> float:
-        """Mean training events per item."""
         return self.events / max(1, self.items)
 
 
@@ -53,7 +52,6 @@ class Recipe:
     distill: DistillOptions = field(default_factory=DistillOptions)
 
     def fits(self, size: DataSize) -> bool:
-        """Whether this recipe applies to data of this size."""
         return all(getattr(size, measure) <= limit for measure, limit in self.at_most.items())
 
     def for_repeats(self) -> "Recipe":

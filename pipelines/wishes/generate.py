@@ -75,7 +75,6 @@ class _Writer:
         self._decades_V = vocabulary.years_V // 10 * 10
 
     def write(self, case: int, label: int) -> Iterator[Wish]:
-        """Yield the wishes for one label."""
         for kind, phrasings in self._phrasings.items():
             text = str(self._rng.choice(list(phrasings)))
             filled = self._fill(text, label)

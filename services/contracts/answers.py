@@ -29,7 +29,6 @@ class ErrorDetail(Answer, frozen=True):
 
     @classmethod
     def of(cls, error: TailraceError, request_id: str) -> "ErrorDetail":
-        """Return the error of a request."""
         return cls(
             code=error.kind.value, message=error.problem, field=error.field, fix=error.fix, request_id=request_id
         )
@@ -70,7 +69,6 @@ class BatchOutcome(Custom):
 
     @classmethod
     def forms(cls) -> tuple[type[Any], ...]:
-        """Return both."""
         return Recommendation, ErrorBody
 
 

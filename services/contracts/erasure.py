@@ -78,7 +78,6 @@ class Erasure(Message, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """The record's key: the user id."""
         return self.user_id.encode()
 
 
@@ -121,7 +120,6 @@ class ReceiptBody(Answer, frozen=True):
 
     @classmethod
     def of(cls, receipt: ErasureReceipt) -> "ReceiptBody":
-        """Return a receipt in the form that callers get."""
         return cls(
             receipt.erasure_id,
             receipt.accepted_time_ms,

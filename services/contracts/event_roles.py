@@ -59,7 +59,6 @@ class TypeRule(Message, frozen=True, kw_only=True):
             raise InvalidField("below", "has no meaning without min_value", "send min_value too, or omit it")
 
     def role_of(self, value: float) -> Role:
-        """Return the role of an event with this value."""
         return self.role if self.min_value is None or value >= self.min_value else self.below
 
     def weight_of(self, role: Role) -> float:

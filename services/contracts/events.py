@@ -106,7 +106,6 @@ class Interaction(EventBody, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """The record's key: the user id."""
         return self.user_id.encode()
 
 

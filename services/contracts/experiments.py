@@ -63,7 +63,6 @@ class Variant(Message, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> frozenset[str]:
-        """The fields that it sets."""
         return frozenset(one for one in _OVERRIDES if getattr(self, one) is not None)
 
 
@@ -86,7 +85,6 @@ class Experiment:
     exclude_users: frozenset[str] = frozenset()
 
     def is_running(self, now_ms: int) -> bool:
-        """Return whether it runs at this time."""
         return self.starts_ms <= now_ms and (self.ends_ms is None or now_ms < self.ends_ms)
 
     def variant_of(self, user_id: str) -> str | None:

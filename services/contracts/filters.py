@@ -67,7 +67,6 @@ class Clause(Custom):
 
     @classmethod
     def forms(cls) -> tuple[type[Message], ...]:
-        """Return the messages that describe a clause."""
         return ConditionBody, ExpressionBody
 
 

@@ -195,7 +195,6 @@ class ItemState(StatedItemBody, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """The record's key: the item id."""
         return self.item_id.encode()
 
     def fields(self) -> dict[str, Any]:

@@ -155,7 +155,6 @@ def plain_of(message: Message) -> dict[str, Any]:
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as compact JSON text."""
     return msgspec.json.encode(message)
 
 
@@ -301,7 +300,6 @@ def _check_value(path: str, value: Any) -> None:
 
 
 def _is_printable(values: Iterable[Any]) -> bool:
-    """Return whether all values are printable texts."""
     try:
         return "".join(values).isprintable()
     except TypeError:

@@ -167,7 +167,6 @@ class AvoidShown(Message, frozen=True):
 
     @property
     def seconds(self) -> int:
-        """The period in seconds."""
         return int(self.within[:-1]) * _UNIT_S[self.within[-1]]
 
 
@@ -361,7 +360,6 @@ class RecommendRequest(RecommendBody, frozen=True, kw_only=True):
 
     @property
     def num_items(self) -> int:
-        """The number of items wanted."""
         return DEFAULT_K if self.k is None else self.k
 
     @property

@@ -100,7 +100,6 @@ def scoped_name(tenant: str, name: str) -> str:
 
 
 def tenant_of_name(name: str) -> str:
-    """Return the owner of a model name."""
     return name.rpartition(_NAME_SEPARATOR)[0]
 
 
@@ -115,7 +114,6 @@ def scoped_surface(tenant: str, surface: str) -> str:
 
 
 def tenant_of_surface(surface: str) -> str:
-    """Return the owner of a surface."""
     return surface.rpartition(_SURFACE_SEPARATOR)[0]
 
 

@@ -157,7 +157,6 @@ class ErasingWriter:
         return {erasure_id for erasure_id, exists in zip(erasure_ids, found, strict=True) if not exists}
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _remove_rows(self, user_ids: Sequence[str], is_gone: Callable[[str, LogPosition, int], bool]) -> None:
@@ -205,7 +204,6 @@ class RedisReceipts:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def _open(self, key: str, accepted_ms: int) -> None:

@@ -83,7 +83,6 @@ class RedisExplanations:
         return found
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
 

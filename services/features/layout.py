@@ -66,7 +66,6 @@ class RowLayout(Generic[Row]):
         return cells | {self._fields[one.name]: self._encode(one.type, one.cell(row)) for one in self._view.features}
 
     def fields_of(self, names: Sequence[str]) -> list[bytes]:
-        """Return the hash fields of these features."""
         return [self._fields[name] for name in names]
 
     def some(self, row: Row, names: Sequence[str]) -> dict[bytes, bytes]:

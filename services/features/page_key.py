@@ -30,7 +30,6 @@ class RedisPageKey:
         return before or own
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
 

@@ -122,7 +122,6 @@ class FeatureReader:
             return await within(timeout_s, self._sample_user_ids(limit))
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def _read_rows(self, user_ids: Sequence[str], bundle_version: str) -> Any:

@@ -190,7 +190,6 @@ class ViewSchema(Generic[Row]):
 
     @property
     def references(self) -> list[str]:
-        """Feast's references to all features."""
         return [f"{self.name}:{column.name}" for column in self.features]
 
     def to_columns(self, rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -28,7 +28,6 @@ def without_items(shown: UserShown, item_ids: Collection[str]) -> UserShown:
 
 
 def chosen(shown: UserShown, places: Sequence[int]) -> UserShown:
-    """Return the items at these indices."""
     return UserShown(
         user_id=shown.user_id,
         item_ids=tuple(shown.item_ids[place] for place in places),

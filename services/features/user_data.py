@@ -44,7 +44,6 @@ class UserStore:
         self._lists = RowLayout(USER_RECOMMENDATIONS, project)
 
     def history(self, user_id: str) -> UserHistory | None:
-        """Return a user's row."""
         return self._histories.row(user_id, self._cells(self._histories, user_id))
 
     def shown(self, user_id: str) -> UserShown | None:
@@ -65,7 +64,6 @@ class UserStore:
         return found
 
     def explanations(self, user_id: str) -> list[bytes]:
-        """Return the stored explanations of a user's requests."""
         with redis_as_dependency():
             return [record for _, _, record in each_explanation(self._client) if whose(record)[0] == user_id]
 

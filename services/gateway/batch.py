@@ -119,5 +119,4 @@ class ReadTogether:
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> Mapping[str, UserFeatures]:
-        """Read several users; see Features."""
         return await self._store.read_many(user_ids, bundle_version, timeout_s)

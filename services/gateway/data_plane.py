@@ -171,7 +171,6 @@ class DataPlane:
 
     @property
     def max_events_per_request(self) -> int:
-        """Maximum number of events per request."""
         return self._record.max_events
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:

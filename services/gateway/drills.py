@@ -74,7 +74,6 @@ class Drills:
         await self._following.stop()
 
     async def refresh(self) -> None:
-        """Read the file now."""
         self._until = await asyncio.to_thread(read_drills, self._path)
 
     async def _refresh_if_changed(self) -> None:
@@ -130,7 +129,6 @@ class DrilledLlm:
         self._drills = drills
 
     def replicas(self) -> Sequence[str]:
-        """Return the names of the replicas."""
         return self._llm.replicas()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:

@@ -125,7 +125,6 @@ class FollowsFile(Generic[T]):
 
     @property
     def in_force(self) -> T:
-        """The entries by name."""
         return self._file.in_force
 
     @property

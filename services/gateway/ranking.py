@@ -100,7 +100,6 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, availab
 
 
 def as_chosen(parts: Iterable[ItemRanking]) -> list[Chosen]:
-    """Return the items of these rankings in order."""
     return [
         (index, score, part.tier)
         for part in parts
@@ -109,7 +108,6 @@ def as_chosen(parts: Iterable[ItemRanking]) -> list[Chosen]:
 
 
 def as_items(chosen: Iterable[Chosen], items: ItemLayout) -> tuple[ScoredItem, ...]:
-    """Return the chosen items with their ids and titles."""
     return tuple(
         ScoredItem(item_id=items.item_id(index), score=score, title=items.title(index), source=tier)
         for index, score, tier in chosen

@@ -87,9 +87,7 @@ class SecondRanker(Protocol):
         """Return the request path."""
         ...
 
-    def deadline_ms(self, routing: RoutingRecord) -> int:
-        """Return the deadline of the second ranking."""
-        ...
+    def deadline_ms(self, routing: RoutingRecord) -> int: ...
 
     def flaw(self, shown: Recommendation, answer: Recommendation) -> Reason | None:
         """Return the reason why the two lists cannot be compared; None if they can."""
@@ -155,7 +153,6 @@ class TeacherRanker:
         return self.max_deadline_ms
 
     def flaw(self, shown: Recommendation, answer: Recommendation) -> Reason | None:
-        """Return the reason why the LLM did not rank."""
         return None if answer.tier is Tier.LLM else answer.reason
 
 
@@ -198,7 +195,6 @@ class Shadow:
             self._ranking = asyncio.get_running_loop().create_task(ranking, context=Context())
 
     async def stop(self) -> None:
-        """Cancel the running second ranking."""
         if self._ranking is not None:
             self._ranking.cancel()
             with suppress(asyncio.CancelledError):
@@ -246,7 +242,6 @@ class _One:
     live: Live
 
     def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
-        """Return the bundle."""
         return self.live
 
 

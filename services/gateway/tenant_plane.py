@@ -37,11 +37,9 @@ class TenantPlane:
 
     @property
     def tenant(self) -> str:
-        """The caller's tenant."""
         return self.caller.tenant
 
     async def recommend(self, request: RecommendRequest, arrival: Arrival, door: str) -> Recommendation:
-        """Answer a request; see Recommend."""
         return await self.plane.recommend(request.for_tenant(self.tenant), arrival, door, self.caller)
 
     async def recommend_batch(self, entries: Sequence[BatchEntry], arrival: Arrival, door: str) -> list[BatchAnswer]:
@@ -80,14 +78,12 @@ class TenantPlane:
 
     @property
     def items(self) -> ItemOperations:
-        """The operations on the tenant's items."""
         return self.plane.items.of(self.tenant)
 
     async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
         return await self.plane.users.erase(user_id, self.tenant, door, request_id)
 
     async def receipt(self, erasure_id: str) -> ErasureReceipt:
-        """Return the receipt of an erasure; see EraseUsers."""
         return await self.plane.users.receipt(erasure_id, self.tenant)
 
     async def export(self, user_id: str) -> Mapping[str, Any]:

@@ -142,7 +142,6 @@ class NumberColumn:
         self.num_set = int(np.count_nonzero(~np.isnan(self.numbers)))
 
     def grown(self, num_items: int) -> "NumberColumn":
-        """Return a copy for more items."""
         return replace(self, numbers=_grown(self.numbers, num_items, np.nan))
 
 
@@ -169,7 +168,6 @@ class FlagColumn:
         self.num_set = int(np.count_nonzero(self.flags >= 0))
 
     def grown(self, num_items: int) -> "FlagColumn":
-        """Return a copy for more items."""
         return replace(self, flags=_grown(self.flags, num_items, -1))
 
 

@@ -184,7 +184,6 @@ class Expressions:
         return mask
 
     def compiled(self, clauses: Sequence[Clause]) -> "Compiled":
-        """Return the masks of a request's clauses."""
         return Compiled(self, {clause.text: self.mask(clause) for clause in clauses})
 
     def compiled_soon(self, clauses: Sequence[Clause]) -> "Compiled | None":
@@ -297,7 +296,6 @@ class Compiled:
 
     @property
     def columns(self) -> ItemColumns:
-        """The current columns."""
         return self.expressions.columns
 
     def mask(self, clause: Clause) -> np.ndarray:

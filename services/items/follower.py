@@ -125,7 +125,6 @@ class ItemFollower:
 
     @property
     def positions(self) -> Positions:
-        """The positions up to which the topic was read."""
         return self._positions
 
     def start(self, timeout_s: float = 0.0) -> None:

@@ -348,7 +348,6 @@ class ItemLayout:
         return index
 
     def _words(self, index: int) -> tuple[str | None, int]:
-        """Return the key of an item's stated title and its categories."""
         return self.stated_titles.get(index), int(self.columns.texts["categories"].codes[index])
 
     def _set_texts(self, index: int, given: ItemState) -> None:
@@ -399,7 +398,6 @@ def _kind(value: AttributeValue) -> str:
 
 
 def _named(state: ItemState, is_kind: Callable[[object], bool]) -> set[str]:
-    """Return the names of the attributes whose value is of this kind."""
     return {name for name, value in state.attributes.items() if is_kind(value)}
 
 

@@ -36,7 +36,6 @@ class Selector:
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def selects(self, metric: str, labels: Mapping[str, str]) -> bool:
-        """Whether a series matches."""
         return metric == self.metric and all(labels.get(name) in values for name, values in self.match.items())
 
 
@@ -57,12 +56,10 @@ class Ratio:
 
     @property
     def total_terms(self) -> tuple[SignedSelector, ...]:
-        """All events."""
         return (SignedSelector(1, self.total),)
 
     @property
     def bad_terms(self) -> tuple[SignedSelector, ...]:
-        """Bad events."""
         return (SignedSelector(1, self.bad),)
 
 
@@ -82,7 +79,6 @@ class Bounded:
 
     @property
     def total_terms(self) -> tuple[SignedSelector, ...]:
-        """All observations."""
         return (SignedSelector(1, Selector(metric=f"{self.histogram}_count", match=self.match)),)
 
     @property

@@ -69,7 +69,6 @@ class Tracing:
 
     @property
     def is_off(self) -> bool:
-        """Whether tracing is off in this process."""
         return self._tracer is None
 
     def entry(

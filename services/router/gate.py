@@ -70,7 +70,6 @@ class LlmGate:
         )
 
     def is_open(self, now_s: float) -> bool:
-        """Whether the breaker of every replica is open, so that no replica gets requests."""
         return bool(self._replicas) and all(replica.is_open(now_s) for replica in self._replicas.values())
 
     def started(self, name: str, size: RankSize, now_s: float) -> SentRequest:
@@ -101,7 +100,6 @@ class LlmGate:
                 replica.said_nothing(sent)
 
     def reported(self, name: str, load: EngineLoad, now_s: float) -> None:
-        """Record an engine's load."""
         self._replica(name).reported(load, now_s)
 
     def _order(self, session: str, names: Sequence[str], now_s: float) -> list[str]:

@@ -88,7 +88,6 @@ class Replica:
         return is_half_open and self.silence.allows(now_s) and self.failures.allows(now_s)
 
     def is_open(self, now_s: float) -> bool:
-        """Whether either breaker is open now."""
         return BreakerState.OPEN in {self.failures.state(now_s), self.silence.state(now_s)}
 
     def predict_s(self, size: RankSize, now_s: float) -> float:

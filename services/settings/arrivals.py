@@ -22,7 +22,6 @@ class ArrivalFile:
         self._path = None if folder is None else folder / topic
 
     def touch(self) -> None:
-        """Wake the readers."""
         if self._path is not None:
             with suppress(OSError):  # no reader has made it yet
                 os.utime(self._path)
@@ -63,7 +62,6 @@ class ArrivalWatch:
         return True
 
     def close(self) -> None:
-        """Release the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -85,7 +85,6 @@ class FetchPace:
         return fetched
 
     def close(self) -> None:
-        """Release the watch."""
         if self._arrivals is not None:
             self._arrivals.close()
 

@@ -441,7 +441,6 @@ class Settings(BaseSettings):
 
     @property
     def redis_address(self) -> RedisAddress:
-        """Address and credentials of Redis."""
         return RedisAddress(
             host=self.redis_host,
             port=self.redis_port,
@@ -561,7 +560,6 @@ def is_loopback(host: str) -> bool:
 
 
 def variable_of(field: str) -> str:
-    """Return the environment variable of a field."""
     return f"{_PREFIX}{field.upper()}"
 
 

@@ -132,7 +132,6 @@ def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, l
 
 
 def _empty_row(event: LoggedEvent) -> UserHistory:
-    """Return the row of a user before their first event."""
     return UserHistory(
         user_id=event.user_id,
         item_ids=(),

@@ -55,7 +55,6 @@ class Pending:
 
     @property
     def positions(self) -> dict[int, LogPosition]:
-        """The position after which each partition resumes."""
         return {partition: record.last_position for partition, record in self.last.items()}
 
     def add(

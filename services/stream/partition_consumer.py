@@ -93,7 +93,6 @@ class PartitionConsumer:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The partitions that this worker should own."""
         return tuple(range(self._address.worker_index, self.num_partitions, self._address.num_workers))
 
     @property

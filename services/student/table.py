@@ -88,7 +88,6 @@ class ItemEmbeddings:
 
     @cached_property
     def cell_of_V(self) -> np.ndarray:
-        """The cell of each row."""
         return np.repeat(np.arange(len(self.centroids_CD), dtype=np.int32), self.sizes_C)
 
     @cached_property

@@ -34,7 +34,6 @@ class Encoder:
 
     @property
     def size(self) -> int:
-        """The length of a vector."""
         return int(self._session.get_outputs()[0].shape[1])
 
     @property

@@ -43,17 +43,14 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
 
 
 def address(stack: Stack) -> str:
-    """Return the REST address."""
     return str(stack.rest.base_url)
 
 
 def items(page: Page) -> Any:
-    """Return the rows of the recommended items."""
     return page.locator("#items > li")
 
 
 def titles(page: Page) -> list[str]:
-    """Return the titles in the list."""
     return [text.strip() for text in page.locator("#items .title").all_inner_texts()]
 
 

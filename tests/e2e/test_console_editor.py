@@ -26,7 +26,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
-    """The open console, with its first list."""
     with quiet_page(browser, viewport=WIDE, base_url=str(stack.rest.base_url)) as opened:
         open_console(opened)
         yield opened

@@ -33,7 +33,6 @@ trap 'code=$?; { export -p; printf "cd %q\\n" "$PWD"; } > "$DOCS_SESSION"; exit 
 
 
 def runs(page: Path) -> bool:
-    """Return whether a page has a runnable block."""
     return any(runnable(block.text).strip() for block in blocks(page.read_text()) if not block.mark)
 
 

@@ -33,7 +33,6 @@ def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Calla
 
 
 def until_gone(asked: dict[str, Callable[[], list[str]]], item_id: str) -> None:
-    """Wait until no gateway shows this item."""
     for place, ask in asked.items():
         what = f"answers without it at {place}"
         wait_for(lambda ask=ask: not any(item_id in ask() for _ in range(NUM_ASKED)), 10.0, what)

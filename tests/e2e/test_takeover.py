@@ -30,7 +30,6 @@ class Caller:
     results: list[str] = field(default_factory=list)
 
     def run(self, ended: threading.Event) -> None:
-        """Send requests until the end."""
         while not ended.wait(0.02):
             try:
                 self.results.append(self.send())
@@ -73,7 +72,6 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
 
 
 def until_tier(calling: list[Caller], tier: str, timeout_s: float = 180.0) -> None:
-    """Wait until this tier answers both callers."""
     wait_for(lambda: all(caller.results[-3:] == [tier] * 3 for caller in calling), timeout_s, f"answers of the {tier}")
 
 

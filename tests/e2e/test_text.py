@@ -24,7 +24,6 @@ NUM_FLOODING, NUM_REQUESTS, DEADLINE_MS = 12, 60, 500
 
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[OpenAI]:
-    """The openai client, without retries."""
     with OpenAI(base_url=f"{stack.rest.base_url}/v1", api_key="none", max_retries=0) as made:
         yield made
 

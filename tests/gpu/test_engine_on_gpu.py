@@ -97,7 +97,6 @@ SAMPLINGS = (
 
 
 def add_texts(engine: Engine) -> None:
-    """Request a text with each of these settings."""
     for index, sampling in enumerate(SAMPLINGS):
         engine.add_text(f"s{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
 

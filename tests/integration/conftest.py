@@ -35,7 +35,6 @@ its log files and sockets to the collector.
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignore them in the tests of each folder."""
     for item in items:
         if "integration" in item.path.parts:
             for warning in IGNORED.get(item.path.parent.name, ()):

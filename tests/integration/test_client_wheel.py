@@ -59,7 +59,6 @@ def needed(requirements: list[str]) -> dict[str, metadata.Distribution]:
 
 
 def copy_installed(distribution: metadata.Distribution, site: Path) -> None:
-    """Copy the files of an installed distribution, except its scripts."""
     for file in distribution.files or ():
         if ".." not in file.parts and file.suffix != ".pyc":
             (site / file).parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def report(bundle: Bundle) -> dict[str, Any]:
-    """The evaluation report in the bundle."""
     return bundle.report()
 
 

@@ -8,5 +8,4 @@ class Clock:
         self.now_s = 1_000.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s

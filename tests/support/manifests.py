@@ -48,7 +48,6 @@ def render(overlay: str) -> list[Thing]:
 
 
 def parse(text: str) -> list[Thing]:
-    """Return the objects of a rendering."""
     return list(yaml.load_all(text, yaml.CSafeLoader))
 
 
@@ -78,7 +77,6 @@ def serve_config(things: list[Thing]) -> Thing:
 
 
 def find(things: list[Thing], kind: str, name: str | None = None) -> list[Thing]:
-    """Return the objects of a kind, and of a name."""
     return [thing for thing in things if thing["kind"] == kind and name in (None, thing["metadata"]["name"])]
 
 

@@ -17,7 +17,6 @@ VERSIONS = ("old", "live", "new", "other")
 
 
 def release(store: BundleStore, version: str = "new") -> Canary:
-    """Begin a release as a person."""
     return store.release(version, STAGES, 0, by="ann")
 
 
@@ -61,18 +60,15 @@ class Moves(RuleBasedStateMachine):
 
     @rule(version=st.sampled_from(["new", "other"]))
     def begin(self, version: str) -> None:
-        """A person begins a release, if there is none."""
         with suppress(BundleError):
             release(self.store, version)
 
     @rule()
     def look(self) -> None:
-        """The analysis looks."""
         self.seen = self.store.record().canary or self.seen
 
     @rule(name=st.sampled_from(sorted(PEOPLE)))
     def move(self, name: str) -> None:
-        """A person moves the name, if permitted."""
         with suppress(BundleError):
             PEOPLE[name](self.store)
 

@@ -34,14 +34,12 @@ class Script(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
 
     def next_step(self, request: dict[str, Any]) -> Step:
-        """Keep a request and return its answer."""
         with self._lock:
             self.requests.append(request)
             return self._steps[min(len(self.requests), len(self._steps)) - 1]
 
     @property
     def address(self) -> str:
-        """Where it is."""
         return f"http://{HOST}:{self.server_address[1]}"
 
 

@@ -74,7 +74,6 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"{HOST}:{self.port}"
 
     def start(self) -> None:
@@ -90,7 +89,6 @@ class Server:
         self.thaw()
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -110,7 +108,6 @@ class Server:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether a process listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 

@@ -21,7 +21,6 @@ class Recorder:
 
     @property
     def spans(self) -> Sequence[ReadableSpan]:
-        """All finished spans, in the order in which they ended."""
         return self._exporter.get_finished_spans()
 
     def one(self, name: str) -> ReadableSpan:

@@ -171,8 +171,9 @@ def undocumented(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def test_functions_of_several_statements_have_a_docstring() -> None:
-    """A name may describe one statement; more statements need a sentence."""
-    lacking = {path.name: [*undocumented(ast.parse(path.read_text()).body)] for path in source_files()}
+    """A name may describe one statement; more statements need a sentence, also in tests."""
+    files = [*source_files(), *(ROOT / "tests").rglob("*.py")]
+    lacking = {path.name: [*undocumented(ast.parse(path.read_text()).body)] for path in files}
 
     assert {name: functions for name, functions in lacking.items() if functions} == {}
 

@@ -263,7 +263,6 @@ def page_token(body: bytes) -> None:
 
 
 def console_form(body: bytes) -> None:
-    """Apply form fields like the console."""
     EDITOR.with_fields(
         CART, "cart", convert(SurfaceFields, {"text": "", "surface": "cart", "fields": decode_object(body)}).fields
     )

@@ -42,7 +42,6 @@ def _text_lines(settings: Settings) -> list[str]:
 
 
 def rest_address(settings: Settings) -> str:
-    """Return the REST door's public address."""
     return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
 
 

@@ -28,7 +28,6 @@ class PartHealth:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether its probes succeed."""
         return self.health == "healthy"
 
 

@@ -182,7 +182,6 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
 
 
 def with_environment(part: Part, environment: dict[str, str]) -> Part:
-    """Return the part with additional variables."""
     return replace(part, environment={**part.environment, **environment})
 
 

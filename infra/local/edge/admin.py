@@ -32,7 +32,6 @@ NUM_DOORS = 2
 
 
 def edge_answers(folder: Path) -> bool:
-    """Return whether the edge in this folder answers."""
     try:
         return send(folder, "show info").startswith("Name: HAProxy")
     except OSError:

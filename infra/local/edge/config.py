@@ -63,7 +63,6 @@ def error_body(code: str, message: str, field: str | None = None, fix: str | Non
 
 
 def _refusal(body: str, condition: str) -> str:
-    """Return the rule that answers 400 with this body."""
     return f"    http-request return status 400 content-type application/json lf-string '{body}' if {condition}\n"
 
 
@@ -201,7 +200,6 @@ class EdgePlan:
 
     @property
     def key(self) -> Path | None:
-        """The private key."""
         return None if self.tls_dir is None else self.tls_dir / KEY
 
     def render(self) -> str:

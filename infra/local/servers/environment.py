@@ -7,7 +7,6 @@ from services.settings.settings import Settings, inherited_environment
 
 
 def part_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment that every part of this stack inherits."""
     return {
         **inherited_environment(),
         **settings.as_environment(),

@@ -17,7 +17,6 @@ class MetricsHandler(BaseHTTPRequestHandler):
     folder: ClassVar[Path]
 
     def do_GET(self) -> None:
-        """Render at each scrape."""
         if self.path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(self.folder))
         elif self.path == "/healthz":

@@ -29,7 +29,6 @@ class RestServer(uvicorn.Server):
     """A server that looks once a second, instead of ten times, whether it should stop."""
 
     async def main_loop(self) -> None:
-        """Serve until a signal."""
         while not await self.on_tick(0):  # noqa: ASYNC110 - a signal handler ends it
             await asyncio.sleep(1.0)
 

@@ -28,5 +28,4 @@ class Part:
     heartbeat: Path | None = None
 
     def is_healthy(self) -> bool:
-        """Probe the part now."""
         return all(probe() for probe in self.probes)

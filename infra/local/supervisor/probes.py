@@ -32,7 +32,6 @@ def answers_kafka(host: str, port: int) -> bool:
 
 
 def answers_http(host: str, port: int, path: str) -> bool:
-    """Return whether an HTTP server answers GET with 200."""
     return http_answer(host, port, path)[0] == http.client.OK
 
 

@@ -77,7 +77,6 @@ class StackFile:
         )
 
     def release(self) -> None:
-        """Release the lock, if this process holds it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -75,11 +75,9 @@ class FolderStorage:
             rename_if_absent(folder, self._root / version)
 
     def folder_of(self, version: str) -> Path:
-        """Return the version's folder."""
         return self._root / version
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
-        """Return the version's folder."""
         return self.folder_of(version)
 
     def versions(self) -> list[str]:
@@ -111,7 +109,6 @@ class FolderStorage:
         return sorted(version for version in found if not (self._root / version).exists())
 
     def show(self, version: str) -> None:
-        """Rename the folder back."""
         for path in [*self._root.glob(f".{escape(version)}.*{_REMOVED}")][:1]:
             path.rename(self._root / version)
 

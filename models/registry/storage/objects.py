@@ -130,7 +130,6 @@ class ObjectStorage:
         return True
 
     def names(self) -> list[str]:
-        """Return the names that have a record."""
         return [name for name in sorted(self._stems("names")) if is_name(name)]
 
     def add(self, folder: Path, version: str) -> None:
@@ -202,16 +201,13 @@ class ObjectStorage:
                     self._write_lock(b"")
 
     def hide(self, version: str) -> None:
-        """Mark a version as hidden."""
         with self._asking(f"hidden/{version}"):
             self._store.put(f"hidden/{version}", b"")
 
     def hidden(self) -> list[str]:
-        """Return the versions marked as hidden."""
         return [name for path, _ in self._list("hidden/") if is_version(name := Path(path).name)]
 
     def show(self, version: str) -> None:
-        """Remove the mark."""
         with self._asking(f"hidden/{version}"):
             self._store.delete(f"hidden/{version}")
 

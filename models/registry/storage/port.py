@@ -28,9 +28,7 @@ class Storage(Protocol):
         """Keep a valid record of a name on this machine, if records are stored elsewhere."""
         ...
 
-    def kept_record(self, name: str) -> bytes | None:
-        """Return the record that was kept last, or None."""
-        ...
+    def kept_record(self, name: str) -> bytes | None: ...
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
         """Replace a name's record if its mark is still `seen` (None: no record yet); return whether it was.

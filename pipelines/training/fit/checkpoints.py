@@ -52,11 +52,9 @@ class Checkpoints:
         self._saved_at_s = time.monotonic()
 
     def of(self, part: str) -> "Checkpoints":
-        """Return the checkpoints of one of a stage's several fits."""
         return Checkpoints(self.folder / part, self.stage, self._every_s, self.reporting.of(part))
 
     def is_due(self) -> bool:
-        """Whether the next checkpoint is due."""
         return time.monotonic() - self._saved_at_s >= self._every_s
 
     def next_path(self) -> Path:

@@ -108,7 +108,6 @@ class Position:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position of these JSON values."""
         return cls(**{**values, "losses": LossCurve(**values["losses"])})
 
 

@@ -19,7 +19,6 @@ class LossCurve:
 
     @property
     def num_steps(self) -> int:
-        """Number of all steps so far."""
         return len(self.means) * self.every + self.number
 
     def add(self, loss: float) -> None:

@@ -69,7 +69,6 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def state_sha256(values: str) -> str:
-    """Return the SHA-256 of the JSON values."""
     return hashlib.sha256(values.encode()).hexdigest()
 
 

@@ -48,7 +48,6 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
         return self.layout.num_gpus
 
     @property

@@ -75,7 +75,6 @@ class RankGroup:
         return float(sent)
 
     def wait(self) -> None:
-        """Wait until every rank has arrived."""
         if self.mesh.world_size > 1:
             dist.barrier(group=self.patient)
 

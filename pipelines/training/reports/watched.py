@@ -34,7 +34,6 @@ class LoggedFit(Watch):
         (log.warning if is_warning else log.info)(event, **fields)
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """Pass them on."""
         for sink in self._sinks:
             sink.measured(step, values)
 

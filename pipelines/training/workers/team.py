@@ -64,7 +64,6 @@ class Team(TeamOptions):
 
     @property
     def layout(self) -> ParallelLayout:
-        """The mesh of the workers."""
         return layout_of(self.parallel, self.workers)
 
     @property

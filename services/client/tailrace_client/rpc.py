@@ -106,7 +106,6 @@ class AsyncRpcTransport:
         self._metadata = _metadata(headers)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._channel.close(None)
 
     async def send(self, call: ClientCall[A], attempts: Attempts) -> A:

@@ -151,7 +151,6 @@ def make_key() -> str:
 
 
 def digest_of(key: str) -> bytes:
-    """Return a key's hash."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 

@@ -162,7 +162,6 @@ class SharedRates:
             return self._granted(key_id, lease, cost)
 
     def give_back(self, key_id: str, cost: int) -> None:
-        """Return a call that was counted."""
         if (lease := self._leases.get(key_id)) is not None:
             lease.num_calls += cost if self._counts is not None else 0
             self._own.note(key_id, self._share_of(key_id, lease), self._wall_clock(), self._clock(), -cost)

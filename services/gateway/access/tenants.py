@@ -91,7 +91,6 @@ class FollowedTenants(FollowsFile[Mapping[str, Tenant]]):
         self._file = FollowedFile[Mapping[str, Tenant]](path, "tenants", _by_id, {}, on_state=on_state)
 
     def find(self, tenant: str) -> Tenant | None:
-        """Return the tenant of this id, or None."""
         return self._file.in_force.get(tenant)
 
 

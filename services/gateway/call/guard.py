@@ -41,9 +41,7 @@ class Access(Protocol):
         """Start following the keys and sharing the counts. Call in the serving loop."""
         ...
 
-    async def stop(self) -> None:
-        """Stop following and sharing."""
-        ...
+    async def stop(self) -> None: ...
 
 
 class Gone(Exception):

@@ -140,5 +140,4 @@ def _is_count(text: str) -> bool:
 
 
 def new_request_id() -> str:
-    """Return a new id for a request without one."""
     return uuid.uuid4().hex

@@ -20,7 +20,6 @@ _LISTED = frozenset({"tier", "reason"})
 
 
 def reference(model: Model) -> dict[str, str]:
-    """Return a reference to a model's component."""
     return {"$ref": _REF + component_of(model)}
 
 

@@ -139,5 +139,4 @@ class Operation:
 
 
 def json_answer(model: Model, description: str = "OK") -> Mapping[int, OperationAnswer]:
-    """Return the answers of an operation with a single JSON answer."""
     return {200: OperationAnswer(description, {JSON: model})}

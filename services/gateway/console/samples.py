@@ -56,7 +56,6 @@ class Counts:
         return Counts(self.at_s, grown, self.at_s - earlier.at_s)
 
     def total(self, selector: Selector) -> float:
-        """Return the sum of the selected series."""
         return sum(value for (name, labels), value in self.values.items() if selector.selects(name, dict(labels)))
 
     def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:

@@ -70,7 +70,6 @@ class ItemOperations:
         await asyncio.to_thread(self._reader.start, self._start_timeout_s)
 
     async def stop(self) -> None:
-        """Stop following."""
         await asyncio.to_thread(self._reader.stop)
 
     async def put(self, drafts: Sequence[tuple[str, ItemDraft]]) -> tuple[ItemOutcome, ...]:
@@ -162,7 +161,6 @@ def _check_num_items(num_items: int) -> None:
 
 
 def _check_all(drafts: Sequence[tuple[str, ItemDraft]]) -> list[ItemState | InvalidRequest]:
-    """Return the state or the refusal of each entry."""
     return [_checked(index, item_id, draft) for index, (item_id, draft) in enumerate(drafts)]
 
 

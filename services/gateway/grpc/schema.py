@@ -101,7 +101,6 @@ def parse_events(body: bytes, max_bytes: int, max_events: int) -> tuple[EventBod
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
-    """Return the answers as a message."""
     return pb.RecommendBatchResponse(answers=[_outcome(one) for one in answers])
 
 

@@ -41,13 +41,9 @@ class AnswerFormat(Protocol):
         """Yield the chunks before any text."""
         ...
 
-    def chunk(self, piece: TextPiece) -> Json:
-        """Return the chunk for one piece."""
-        ...
+    def chunk(self, piece: TextPiece) -> Json: ...
 
-    def whole(self, choices: list[Choice], usage: Json) -> Json:
-        """Return the whole answer."""
-        ...
+    def whole(self, choices: list[Choice], usage: Json) -> Json: ...
 
     def usage_chunk(self, usage: Json) -> Json:
         """Return the last chunk, which has no choice."""
@@ -89,7 +85,6 @@ class CompletionFormat:
                 yield self.chunk(TextPiece(index=index, text=echo, num_tokens=0))
 
     def chunk(self, piece: TextPiece) -> Json:
-        """Return the chunk for one piece; see AnswerFormat."""
         return {**self._head, "choices": [self._choice(piece.index, piece.text, piece)]}
 
     def whole(self, choices: list[Choice], usage: Json) -> Json:
@@ -116,7 +111,6 @@ class ChatFormat:
         self._chunk_head = head.fields("chatcmpl", "chat.completion.chunk")
 
     def opening(self, num_choices: int) -> Iterator[Json]:
-        """Yield the role of each choice."""
         for index in range(num_choices):
             delta = {"role": "assistant", "content": ""}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

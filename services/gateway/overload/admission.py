@@ -83,7 +83,6 @@ class Admission:
 
     @property
     def deadline_s(self) -> float:
-        """A request's usual deadline."""
         return self._limits.deadline_s
 
     @property

@@ -62,7 +62,6 @@ class LoadMonitor:
         self._schedule(self._clock())
 
     async def stop(self) -> None:
-        """Stop sampling."""
         if self._next_sample is not None:
             self._next_sample.cancel()
 

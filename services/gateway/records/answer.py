@@ -50,12 +50,10 @@ class AnswerRecord:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from arrival to the answer."""
         return self.answered_s - self.deadline.arrived_s
 
     @property
     def is_late(self) -> bool:
-        """Whether the answer missed the deadline."""
         return self.deadline.remaining_s(self.answered_s) < 0
 
     @property

@@ -66,9 +66,7 @@ class ExplanationStore(Protocol):
         """Return the record under this id; None if it is unknown or expired. Raises DependencyUnavailable."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Explanations:
@@ -119,7 +117,6 @@ class Explanations:
             ) from error
 
     async def start(self) -> None:
-        """Start writing in the background."""
         if self._store is not None:
             self._flushing.start()
 

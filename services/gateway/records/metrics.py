@@ -109,7 +109,6 @@ class AnswerMetrics:
             self._metrics.list_age_seconds.observe(max(0.0, now_ms / 1_000 - stored.made_at_s))
 
     def refused(self, record: RefusalRecord) -> None:
-        """Count a refused recommendation request."""
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
 
     def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
@@ -148,7 +147,6 @@ class Attribution:
             self._sources.popitem(last=False)
 
     def source_of(self, request_id: str) -> AnswerSource | None:
-        """Return the source of the answer to this request, if it is still kept."""
         return self._sources.get(request_id)
 
 

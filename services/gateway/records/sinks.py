@@ -46,7 +46,6 @@ def log_answer(record: AnswerRecord) -> None:
 
 
 def log_refusal(record: RefusalRecord) -> None:
-    """Write the log line of a refusal."""
     log.info(
         "recommend_refused", request_id=record.request_id, door=record.door, code=record.code, message=record.message
     )

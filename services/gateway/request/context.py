@@ -160,7 +160,6 @@ class RequestContext:
         return _ASKED.get(type(self.request.subject))
 
     def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
-        """Return the facts for the policy: the request's own facts and the tiers' facts."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,

@@ -87,7 +87,6 @@ class Live:
 
     @property
     def tenant(self) -> str:
-        """The tenant that owns the name."""
         return tenant_of_name(self.name)
 
     @property
@@ -159,7 +158,6 @@ class LiveBundle:
 
     @property
     def loaded(self) -> tuple[Live, ...]:
-        """All bundles that serve now."""
         return tuple(self._serving.loaded.values())
 
     def current(self) -> Live:

@@ -45,12 +45,10 @@ class Names:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether at least one name has a live bundle."""
         return any(bundle.is_loaded for bundle in self._bundles.values())
 
     @property
     def loaded(self) -> list[Live]:
-        """All bundles that serve now."""
         return [live for bundle in self._bundles.values() for live in bundle.loaded]
 
     def loaded_for(self, tenant: str) -> list[Live]:
@@ -58,7 +56,6 @@ class Names:
         return [live for live in self.loaded if live.tenant == tenant]
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
-        """Call `prepare` with each bundle; see LiveBundle."""
         for bundle in self._bundles.values():
             bundle.before_swap(prepare)
 

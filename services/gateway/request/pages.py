@@ -53,9 +53,7 @@ class PageKey(Protocol):
         """Return the key; a store without a key adopts `own`, or a new key. Raises DependencyUnavailable."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Pages:
@@ -213,7 +211,6 @@ class _Sorted:
 
 
 def mark_of(item_id: str) -> int:
-    """Return an item's mark."""
     return int.from_bytes(blake2b(item_id.encode(errors="surrogatepass"), digest_size=_MARK_BYTES).digest())
 
 

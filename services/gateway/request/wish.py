@@ -54,7 +54,6 @@ class Limited:
     needs_unseen: bool = False
 
     def leaves_items(self, masks: Masks) -> bool:
-        """Return whether these masks leave an item to show."""
         return bool(masks.num_allowed if self.needs_unseen else masks.num_showable)
 
 

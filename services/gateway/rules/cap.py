@@ -36,7 +36,6 @@ class Room:
         self._left: dict[tuple[int, Hashable], int] = {}
 
     def keys(self, index: int) -> Sequence[tuple[int, Hashable]]:
-        """Return the keys of an item."""
         return [(number, value) for number, values_of in enumerate(self._values_of) for value in values_of(index)]
 
     def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
@@ -45,7 +44,6 @@ class Room:
         return all(left.get(key, 1) > 0 for key in keys)
 
     def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
-        """Count an item."""
         for key in keys:
             self._left[key] = self._left.get(key, self._caps[key[0]].most) - 1
 

@@ -154,7 +154,6 @@ class PopularTier:
         return self._recent.get(live.tenant, _NO_EVENTS)
 
     async def start(self) -> None:
-        """Start refreshing in the background."""
         self._refreshing.start()
 
     async def stop(self) -> None:

@@ -30,9 +30,7 @@ class Receipts(Protocol):
         """Return a receipt, or None. Raises DependencyUnavailable."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,6 @@ class EraseUsers:
         return self._complete(found)
 
     async def stop(self) -> None:
-        """Close the connections."""
         await self._receipts.close()
 
     def _complete(self, receipt: ErasureReceipt) -> ErasureReceipt:

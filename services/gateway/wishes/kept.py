@@ -43,7 +43,6 @@ class KeptReadings:
             return found[0]
 
     def put(self, key: bytes, reading: Reading) -> None:
-        """Keep a reading."""
         with self._lock:
             self._drop(key)
             self._kept[key] = (reading, self._clock())

@@ -64,7 +64,6 @@ class EngineOutcome:
     def of(
         cls, sequence: Sequence, status: Status, items: np.ndarray = _NO_ITEMS, scores: np.ndarray = _NO_SCORES
     ) -> "EngineOutcome":
-        """Return the outcome of a sequence that ends now."""
         return cls(
             request_id=sequence.request_id,
             status=status,

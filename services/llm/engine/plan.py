@@ -75,7 +75,6 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to run."""
         return not (self.chunks or self.beam_steps)
 
     @property
@@ -90,7 +89,6 @@ class StepPlan:
 
     @property
     def num_requests(self) -> int:
-        """Requests that the step works on."""
         return len(self.chunks) + len(self.beam_steps)
 
     @property

@@ -212,7 +212,6 @@ class LeadRank(RankGroup):
             _write(process, message)
 
     def stop(self) -> None:
-        """End the followers."""
         self._end()
 
 

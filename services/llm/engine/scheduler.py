@@ -51,7 +51,6 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
         return len(self._live.waiting)
 
     @property
@@ -229,7 +228,6 @@ class LiveSequences:
         return sorted(group, key=lambda sequence: sequence.urgency(now_s, ageing_s))
 
     def late(self, now_s: float) -> list[Sequence]:
-        """Return the sequences whose deadline has passed."""
         return [s for s in self.all() if s.deadline_s is not None and s.deadline_s <= now_s]
 
     def has_room_for(self, sequence: Sequence) -> bool:

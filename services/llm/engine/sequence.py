@@ -94,7 +94,6 @@ class Sequence:
 
     @property
     def num_new_tokens(self) -> int:
-        """Number of generated tokens so far."""
         return len(self.generated) + self.num_pending
 
     @property

@@ -207,7 +207,6 @@ def replica_name() -> str:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """Return the ranking engine's configuration from the settings."""
     return EngineConfig(
         block_tokens=settings.kv_block_tokens,
         num_blocks=settings.kv_num_blocks or _CPU_BLOCKS,

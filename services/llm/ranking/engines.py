@@ -162,7 +162,6 @@ class EngineSource:
         return sum(map(self._size_of, (store.open(version) for version in store.record().serving)))
 
     def load(self, name: str) -> Engines:
-        """Load the versions that serve under a name."""
         return Engines(
             self._store.named(name),
             lambda bundle: self._start_sharing(name, bundle),

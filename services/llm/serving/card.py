@@ -50,7 +50,6 @@ def open_card(device: str) -> Card | None:
 
 
 def free_bytes_of(device: str) -> int:
-    """Return the free memory of a CUDA device."""
     return torch.cuda.mem_get_info(torch.device(device).index or 0)[0]
 
 

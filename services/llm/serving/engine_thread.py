@@ -69,7 +69,6 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread still runs."""
         return self._thread.is_alive()
 
     def check_health(self, max_step_s: float) -> None:
@@ -122,7 +121,6 @@ class EngineThread:
         self._inbox.stop()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

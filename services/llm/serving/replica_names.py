@@ -11,7 +11,6 @@ _running: dict[str, tuple[str, ...]] = {}
 
 
 def set_running(deployment: str, names: Iterable[str]) -> None:
-    """Record the running replicas."""
     _running[deployment] = tuple(sorted(names))
 
 

@@ -54,7 +54,6 @@ class Refusal:
     details: tuple[str, ...] = ()
 
     def as_error(self, part: str = LLM) -> TailraceError:
-        """Return the error for this refusal by a part."""
         match self.kind:
             case RefusalKind.OVERLOADED:
                 return Overloaded(part, float(self.details[0]))

@@ -101,6 +101,5 @@ def _done_in(home: Path) -> Path | None:
 
 
 def _key_of(file: Path) -> str:
-    """Name a file by its content."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "blake2b").hexdigest()[:12]

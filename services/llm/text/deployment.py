@@ -73,7 +73,6 @@ class TextDeployment:
             self._tracing.stop()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the model of this replica."""
         return (self._text.model,)
 
     async def write(self, request: TextRequest, budget_s: float) -> AsyncGenerator[Events | Refusal, None]:

@@ -192,7 +192,6 @@ class _Generation:
 
     @property
     def is_done(self) -> bool:
-        """Whether every choice has ended."""
         return all(choice.finish_reason is not None for choice in self._plan.choices)
 
     def events_of(self, items: Sequence[NewToken | FinishedRequest]) -> Events:

@@ -86,7 +86,6 @@ class JsonGrammar:
     validator: jsonschema_rs.Validator
 
     def masks(self, count: int) -> list["JsonMask"]:
-        """Return a mask for each of `count` choices."""
         return [JsonMask(self.matcher.deep_copy(), self.vocab_size, self.validator) for _ in range(count)]
 
 
@@ -126,7 +125,6 @@ class JsonMask:
         return bits
 
     def take(self, token_id: int) -> None:
-        """Advance by a token."""
         if self.failure is None:
             self._matcher.consume_token(token_id)
             self._note_failure()

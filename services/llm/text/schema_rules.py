@@ -60,7 +60,6 @@ def prepared(schema: Schema, matcher: Matcher) -> Schema:
 
 
 def refusal(path: str, problem: str, fix: str) -> InvalidRequest:
-    """Return the error for the subschema at this path."""
     return InvalidRequest(FIELD, f"{path}: {problem}" if path else problem, fix)
 
 

@@ -34,7 +34,6 @@ class TextTokenizer:
 
     @cached_property
     def as_json(self) -> str:
-        """The content of `tokenizer.json`."""
         return str(self._tokenizer.to_str())
 
     @property

@@ -69,9 +69,7 @@ class ErasingStore(Protocol):
         """Start a rewrite of the store's own file; return whether it is needed."""
         ...
 
-    def is_rewriting(self) -> bool:
-        """Return whether the rewrite is running."""
-        ...
+    def is_rewriting(self) -> bool: ...
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
         """Record in receipts (id, acceptance) that stores are done."""
@@ -81,9 +79,7 @@ class ErasingStore(Protocol):
         """Return the erasures whose receipt the store lacks."""
         ...
 
-    def close(self) -> None:
-        """Close the connections."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,6 @@ class ImpressionWorker:
         last.clear()
 
     def _keep_log(self, partition: int | None) -> None:
-        """Start a step of log upkeep for an owned partition, if any."""
         if partition is not None and (failure := self._upkeep.begin_step(partition)) is not None:
             _log.error("impressions.log_failed", error=repr(failure))
 

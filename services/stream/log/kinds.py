@@ -21,9 +21,7 @@ class _Logged(Protocol):
     """One event with its position in the log."""
 
     @property
-    def position(self) -> LogPosition:
-        """The place."""
-        ...
+    def position(self) -> LogPosition: ...
 
 
 Logged = TypeVar("Logged", bound=_Logged, default=LoggedInteraction)

@@ -58,7 +58,6 @@ class Tombstone:
     done_time_ms: int | None = None
 
     def covers(self, position: LogPosition) -> bool:
-        """Return whether the erasure covers the event at this log position."""
         return self.position.covers(position) or position.topic_id in self.earlier_topics
 
 
@@ -71,11 +70,9 @@ class Erased:
         self._newest: Mapping[bytes, Tombstone] = {one.digest: one for one in tombstones}
 
     def __bool__(self) -> bool:
-        """Whether any user was erased."""
         return bool(self._newest)
 
     def of(self, user_id: str) -> Tombstone | None:
-        """Return a user's newest erasure."""
         return self._newest.get(self._digest_of(user_id)) if self._newest else None
 
     def covers(self, user_id: str, position: LogPosition) -> bool:

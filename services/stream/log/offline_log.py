@@ -97,7 +97,6 @@ class OfflineLog(Generic[Logged]):
 
     @property
     def kind(self) -> LogKind[Logged]:
-        """The kind of events that the log holds."""
         return self._kind
 
     @property

@@ -107,7 +107,6 @@ def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
 
 
 def script(name: str, text: str, limit_s: int = 30) -> Step:
-    """Build a step that runs this text."""
     return Step(name, "stage", (sys.executable, "-c", text), limit_s)
 
 

@@ -57,7 +57,6 @@ done(outcome.answer ? {{ tier: outcome.answer.tier }} : outcome);
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A real door."""
     with running_plain_doors() as (http_port, _grpc_port):
         yield f"http://{HOST}:{http_port}"
 

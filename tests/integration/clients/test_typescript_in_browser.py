@@ -104,7 +104,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[str]:
-    """A real door."""
     with running_plain_doors() as (http_port, _):
         yield f"http://{HOST}:{http_port}"
 

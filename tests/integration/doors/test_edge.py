@@ -53,7 +53,6 @@ class Edge:
 
     @property
     def rest(self) -> str:
-        """The REST address."""
         return f"https://localhost:{self.settings.http_port}"
 
     def context(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> ssl.SSLContext:

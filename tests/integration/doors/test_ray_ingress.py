@@ -163,7 +163,6 @@ class Closing:
                         self.paths.append(path)
 
     def close(self) -> None:
-        """Stop."""
         self._listening.close()
 
 

@@ -57,7 +57,6 @@ class Callers:
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     async def answered_by(self, name: str) -> None:
-        """Wait until this server answers every caller."""
         await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()))
 
     def failures(self) -> dict[str, list[str]]:

@@ -17,7 +17,6 @@ from tests.support.wait import until_answer
 
 
 def store_at(valkey: Server, keep_s: int = 60, max_bytes: int = 2**20) -> RedisExplanations:
-    """A replica's client of the store."""
     return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s, max_bytes)
 
 

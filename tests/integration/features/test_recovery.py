@@ -62,7 +62,6 @@ class Snapshots:
         self._taken: dict[bytes, bytes] = {}
 
     def take(self) -> None:
-        """Remember the store."""
         self._taken = {key: self.client.dump(key) for key in self.client.scan_iter()}
 
     def put_back(self) -> None:
@@ -123,7 +122,6 @@ class Life:
         return in_topic, [one for number in range(2) for one in OfflineLog(self.table.parent).read(number)]
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
-        """Read rows."""
         return FeatureWriter(self.features).read_histories(user_ids)
 
     def _worker(self, stop: threading.Event) -> StreamWorker:

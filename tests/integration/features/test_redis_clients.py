@@ -51,7 +51,6 @@ class Pair:
     address: RedisAddress
 
     def admin(self, server: Server) -> Any:
-        """Return a client of one server, with the first password."""
         return Redis(host=HOST, port=server.port, password="one")
 
     def fail_over(self) -> None:
@@ -100,7 +99,6 @@ async def pair(servers: tuple[Server, Server], tmp_path: Path) -> AsyncIterator[
 
 
 def repo_of(pair: Pair, folder: Path) -> RepoAddress:
-    """Return the repository at the pair's address."""
     return RepoAddress(folder / "f", pair.address, socket_timeout_s=2.0)
 
 

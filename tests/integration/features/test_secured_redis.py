@@ -50,7 +50,6 @@ def valkey(settings: Settings) -> Iterator[Server]:
 
 @pytest.fixture
 def address(settings: Settings, valkey: Server) -> RedisAddress:
-    """The address without TLS."""
     return replace(settings.redis_address, host=HOST, port=valkey.port)
 
 

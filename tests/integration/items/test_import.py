@@ -44,7 +44,6 @@ class Shop:
         self.settings = Settings(state_dir=state_dir, kafka_bootstrap=broker.address)
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run `tailrace import ...`."""
         return subprocess.run(
             [sys.executable, "-m", "infra.cli.main", "import", *arguments],
             env={**inherited_environment(), **self.settings.as_environment()},
@@ -76,7 +75,6 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path, broker: Server) -> Shop:
-    """A shop without a state."""
     return Shop(tmp_path / "state", broker)
 
 

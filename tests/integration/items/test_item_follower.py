@@ -200,7 +200,6 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
 
 
 def make_topic(broker: Server) -> None:
-    """Make the topic."""
     with ExitStack() as clients:
         admin, _ = open_reader(
             KafkaAddress(bootstrap=broker.address), clients, fetch_max_wait_ms=50, max_poll_records=1

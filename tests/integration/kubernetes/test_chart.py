@@ -328,7 +328,6 @@ def test_a_trial_needs_nothing_but_the_operator() -> None:
 
 
 def secrets_of(pod: Pod) -> Iterator[dict[str, Any]]:
-    """Yield each reference of a pod to a Secret."""
     for volume in pod.spec.get("volumes", ()):
         for source in (volume, *volume.get("projected", {}).get("sources", ())):
             if "secret" in source:

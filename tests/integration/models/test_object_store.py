@@ -71,7 +71,6 @@ def bucket_of(url: str) -> Any:
 
 
 def objects(url: str, prefix: str) -> list[str]:
-    """The names of objects under a prefix."""
     return [one["path"] for chunk in bucket_of(url).list(prefix) for one in chunk]
 
 

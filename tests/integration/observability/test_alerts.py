@@ -19,7 +19,6 @@ pytestmark = [
 
 
 def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run promtool."""
     return subprocess.run(
         ["promtool", *arguments], capture_output=True, text=True, check=False, cwd=PROMETHEUS, timeout=280
     )

@@ -52,7 +52,6 @@ class NearLlm:
         self._replica = replica
 
     def replicas(self) -> tuple[str, ...]:
-        """Return no names: there is one replica."""
         return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
@@ -85,7 +84,6 @@ class Scene:
         return answer.json()
 
     async def arrived(self, trace_id: int, *names: str) -> dict:
-        """Wait for spans at the collector."""
         return await asyncio.to_thread(self.collector.wait_for, trace_id, *names)
 
 

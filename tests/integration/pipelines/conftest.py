@@ -41,7 +41,6 @@ from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
 
 
 def quiet() -> Console:
-    """A console whose output is not used."""
     return Console(file=io.StringIO())
 
 

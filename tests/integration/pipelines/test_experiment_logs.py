@@ -64,7 +64,6 @@ class Shown:
 
 
 def rate(item_id: str) -> float:
-    """Return an item's click rate."""
     return float(RATES[int(item_id[1:])])
 
 
@@ -94,7 +93,6 @@ def logs(folder: Path) -> tuple[OfflineLog[LoggedImpression], OfflineLog[LoggedI
 
 
 def join(folder: Path) -> str:
-    """Join the log."""
     return run("join", folder / "log/impressions", folder / "log/interactions", folder / "joined")
 
 
@@ -159,7 +157,6 @@ def policy(shown: Shown, surface: str) -> Path:
 
 
 def clicks_expected(list_ids: list[str]) -> float:
-    """Return the mean number of clicks on a list."""
     return sum(map(rate, list_ids))
 
 

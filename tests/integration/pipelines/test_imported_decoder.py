@@ -75,7 +75,6 @@ def imported(
 
 
 def live(places: Places) -> Bundle:
-    """Return the live bundle."""
     return BundleStore(places.bundle_root).live()
 
 

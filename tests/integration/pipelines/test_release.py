@@ -72,7 +72,6 @@ def test_a_rollback_is_not_undone_by_the_next_run(
 
 
 def run_overtaken(options: PipelineOptions, places: Places, version: str) -> None:
-    """Run the pipeline while a person promotes this version."""
     with Bars(quiet()) as bars:
         for output in flow(ModelRun(options=options, places=places), bars):
             if output.stage == "precompute":

@@ -24,7 +24,6 @@ def send(settings: Settings, *event_ids: str) -> None:
 
 
 def read(reader: ReleaseTopicReader) -> list[str]:
-    """Return the sorted IDs of a read."""
     return sorted(event.event_id for _, interactions in reader.read() for event in interactions)
 
 

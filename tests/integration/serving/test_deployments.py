@@ -164,7 +164,6 @@ def text_request(**fields) -> TextRequest:
 
 
 async def written(handle, **fields) -> list[TextEvent]:
-    """Return all events of a text."""
     return [event async for event in handle.write(text_request(**fields))]
 
 

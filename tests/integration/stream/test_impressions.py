@@ -24,7 +24,6 @@ from tests.support.wait import until_answer, wait_for
 
 
 def impression(number: int, user_id: str | None = "u", items: tuple[str, ...] = ("a", "b")) -> Impression:
-    """Build an impression with the current time."""
     return Impression(
         request_id=f"r{number}",
         user_id=user_id,

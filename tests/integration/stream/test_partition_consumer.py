@@ -37,13 +37,11 @@ class GrownTopic:
     topic_id: str
 
     def describe_topics(self, _topics: list[str]) -> list[dict[str, Any]]:
-        """Describe the topic as Kafka does."""
         return [{"error_code": 0, "topic_id": self.topic_id, "partitions": [{}, {}, {}]}]
 
 
 @pytest.fixture
 def address(broker: Server) -> LogAddress:
-    """The address of a topic of one partition."""
     return LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
@@ -90,7 +88,6 @@ class EpochBroker:
     cluster: Any = None
 
     def run(self, ask: Any) -> Any:
-        """Run a coroutine."""
         return asyncio.run(ask())
 
     async def send(self, request: Any, node_id: int) -> Any:
@@ -145,7 +142,6 @@ def test_a_log_is_intact_as_far_as_the_epoch_of_its_last_record_reaches(
 
 
 def letter(offset: int, key: bytes | None, value: bytes | None) -> DeadLetter:
-    """Build a dead letter."""
     return DeadLetter(Record(LogPosition("t", 0, offset), key, value, 0), "because")
 
 
@@ -175,11 +171,9 @@ class RefusingProducer:
     """A producer for a broker that refuses a batch for its size."""
 
     def send(self, *_: Any, **__: Any) -> Any:
-        """Return a receipt that fails."""
         return self
 
     def get(self, **_: Any) -> None:
-        """Fail."""
         raise MessageSizeTooLargeError
 
 
@@ -187,7 +181,6 @@ class LatinName(str):
     """A header name that a client sends as Latin-1."""
 
     def encode(self, *_: Any) -> bytes:
-        """Return bytes that are not UTF-8."""
         return b"caf\xe9"
 
 

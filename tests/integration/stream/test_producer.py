@@ -22,7 +22,6 @@ ACK_S = 2.0
 
 
 def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
-    """Read (partition, key, value) of everything in the topic."""
     return [(record.partition, record.key, record.value) for _topic_id, record in read_topic(broker, TOPIC)]
 
 

@@ -34,7 +34,6 @@ class WiredBroker(Server):
 
     @property
     def address(self) -> str:
-        """The proxy's address."""
         return f"{HOST}:{self._outer}"
 
     def start(self) -> None:
@@ -52,7 +51,6 @@ class WiredBroker(Server):
         super().kill()
 
     def become(self, wire: Wire) -> None:
-        """Switch the proxy."""
         self._run(self._proxy.become(wire))
 
     def _run(self, step: Coroutine[Any, Any, Any]) -> None:

@@ -164,7 +164,6 @@ def _worst(found_THK: Tensor, wanted_THK: Tensor) -> float:
 
 
 def most(device: torch.device) -> float:
-    """Return the bound on this device."""
     return MOST_ON_A_CARD if device.type == "cuda" else MOST_INTERPRETED
 
 
@@ -220,7 +219,6 @@ def main() -> None:
 
 
 def lacks_fp8(device: str) -> bool:
-    """Return whether the device is a card without fp8."""
     return device == "cuda" and torch.cuda.get_device_capability() < (8, 9)
 
 

@@ -27,15 +27,12 @@ class Hopper:
     """The part of a Triton driver that the compiler calls."""
 
     def get_current_target(self) -> GPUTarget:
-        """Compute capability 9.0."""
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
-        """The first."""
         return 0
 
     def get_current_stream(self, _device: int | None = None) -> int:
-        """The default one."""
         return 0
 
 

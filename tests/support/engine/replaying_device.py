@@ -41,7 +41,6 @@ class ReplayingDevice:
 
     @property
     def num_replays(self) -> int:
-        """The number of replays of all captures."""
         return sum(recording.num_replays for recording in self.recordings)
 
 

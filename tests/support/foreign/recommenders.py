@@ -35,7 +35,6 @@ class Recommender:
         return list(self.sids)
 
     def text_of(self, row: int) -> str:
-        """Return the SID of an item as text."""
         return "".join(self.sids[self.item_ids[row]])
 
 

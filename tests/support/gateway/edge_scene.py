@@ -56,7 +56,6 @@ class EdgeScene:
             )
 
     def start_edge(self, *options: str) -> None:
-        """Start the edge as the supervisor and a container do."""
         self.start("edge", sys.executable, "-m", "infra.local.edge", *options)
 
     def start_doors(self, name: str, ports: tuple[int, int] | None = None) -> None:
@@ -80,12 +79,10 @@ class EdgeScene:
         self.children[name].wait()
 
     def kill_haproxy(self) -> None:
-        """SIGKILL the edge's HAProxy."""
         for process in psutil.Process(self.children["edge"].pid).children():
             process.kill()
 
     def close(self) -> None:
-        """SIGKILL what runs."""
         for name, child in self.children.items():
             if child.poll() is None:
                 below = psutil.Process(child.pid).children(recursive=True)

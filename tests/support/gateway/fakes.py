@@ -102,7 +102,6 @@ class FakeStudent:
         self.error: BaseException | None = None
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
-        """Return these items' rows, if a test set any."""
         return None if self.rows is None else self.rows[items]
 
     def rank(

@@ -67,7 +67,6 @@ def trained(
 
 
 def mean_of_squares(rows: torch.Tensor) -> torch.Tensor:
-    """A loss."""
     return rows.pow(2).mean()
 
 
@@ -162,7 +161,6 @@ def record(step: Step, out: Path, style: str) -> None:
 
 
 def record_all(step: Step, folder: Path, styles: list[str], rank: int = 0) -> None:
-    """Record a step in these styles."""
     for style in styles:
         record(step, folder / f"{style}.{rank}.json" if rank else folder / f"{style}.json", style)
 

@@ -7,24 +7,20 @@ from typing import Any
 
 
 def kernel(name: str, start: float, length: float, *, stream: int = 7, device: int = 0, **args: Any) -> dict[str, Any]:
-    """A kernel on a stream."""
     return _on_device("kernel", name, start, length, stream, device, args)
 
 
 def memcpy(start: float, length: float, *, stream: int = 7, device: int = 0, **args: Any) -> dict[str, Any]:
-    """A copy from the host."""
     return _on_device("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", start, length, stream, device, args)
 
 
 def memset(start: float, length: float, *, stream: int = 7, device: int = 0) -> dict[str, Any]:
-    """A fill."""
     return _on_device("gpu_memset", "Memset (Device)", start, length, stream, device, {})
 
 
 def operation(
     name: str, start: float, length: float, *, thread: int = 1, category: str = "cpu_op", **args: Any
 ) -> dict[str, Any]:
-    """An event of the host."""
     return {
         "ph": "X",
         "cat": category,

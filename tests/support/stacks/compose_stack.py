@@ -197,7 +197,6 @@ class ComposeStack(Stack):
         wait_for(self._is_ready, 120.0, "an answer")
 
     def is_healthy(self) -> bool:
-        """Return whether every container runs and is healthy."""
         return self._processes.is_healthy()
 
     def keeps_events(self) -> bool:
@@ -252,7 +251,6 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercep
         self._metadata = [("authorization", f"Bearer {key}")]
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        """Add the key to a call."""
         return continuation(self._with_key(details), request)
 
     def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
@@ -304,7 +302,6 @@ class ComposeProcesses:
         docker("exec", "--detach", self.container(service), "sh", "-c", "kill -9 -1")
 
     def container(self, service: str) -> str:
-        """Return the id of a service's container, running or not."""
         return str(self._services()[service]["Id"])
 
     def is_healthy(self) -> bool:

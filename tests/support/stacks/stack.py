@@ -92,7 +92,6 @@ class Stack:
         self._channel = grpc.insecure_channel(self.settings.grpc_address, options=[AGAIN_WHEN_REFUSED])
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-        """Run `tailrace ...` against this stack."""
         return subprocess.run(
             [sys.executable, "-m", "infra.cli.main", *arguments],
             env={**inherited_environment(), **self.settings.as_environment()},
@@ -116,7 +115,6 @@ class Stack:
 
     @property
     def output(self) -> str:
-        """The output of `tailrace up`."""
         return (self.settings.state_dir / "logs" / "up.log").read_text(errors="replace")
 
     @property
@@ -141,7 +139,6 @@ class Stack:
 
     @property
     def rpc(self) -> Any:
-        """The gRPC client."""
         return api.RecommenderStub(self.channel)
 
     @property
@@ -172,7 +169,6 @@ class Stack:
         return next(str(number) for number in range(1, 944) if self.known(str(number))["tier"] == "precomputed")
 
     def click(self, user_id: str, item_id: str, **fields: Any) -> httpx.Response:
-        """Record one event over REST."""
         return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
 
     def until_events_are_accepted(self) -> None:
@@ -242,7 +238,6 @@ class Stack:
         wait_for(lambda: self.num_restarts(part) > before, what=f"a restart of {part}")
 
     def kill_processes(self, pids: list[int]) -> None:
-        """SIGKILL processes of the stack, such as replicas."""
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
@@ -320,17 +315,14 @@ def with_features(ask: Callable[[], Answer]) -> Answer:
 
 
 def new_user_id() -> str:
-    """Return the id of a user without events."""
     return f"visitor-{uuid.uuid4().hex[:12]}"
 
 
 def rpc_items(answer: pb.RecommendResponse) -> list[str]:
-    """Return the item ids of a gRPC answer."""
     return [item.item_id for item in answer.items]
 
 
 def rest_items(answer: dict[str, Any]) -> list[str]:
-    """Return the item ids of a REST answer."""
     return [item["item_id"] for item in answer["items"]]
 
 

@@ -22,7 +22,6 @@ class MemoryTopic:
 
     @property
     def leader_epoch(self) -> int:
-        """The newest one."""
         return len(self.epoch_begins) - 1
 
     def send(self, event: Interaction) -> None:
@@ -49,7 +48,6 @@ class MemoryBrokerLog:
         self.knows_epochs = knows_epochs
 
     def begin(self, _partition: int) -> int:
-        """Return 0: nothing expires."""
         return 0
 
     def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
@@ -59,7 +57,6 @@ class MemoryBrokerLog:
         return min([end, *(begins[partition] for begins in later)])
 
     def value_at(self, partition: int, offset: int) -> tuple[int, bytes | None]:
-        """Return a record's offset and value."""
         return offset, self._topic.records[partition][offset].value
 
 
@@ -81,7 +78,6 @@ class MemoryConsumer:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """What is assigned."""
         return tuple(self._next)
 
     def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
@@ -105,11 +101,9 @@ class MemoryConsumer:
         return found
 
     def commit(self, positions: Mapping[int, LogPosition]) -> None:
-        """Commit positions."""
         self._topic.committed |= positions
 
     def lag(self) -> dict[int, int]:
-        """Return the remaining number of records."""
         return {number: len(self._topic.records[number]) - at for number, at in self._next.items()}
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:

@@ -91,11 +91,9 @@ class Rig:
                 receipt.get(10)
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
-        """Read rows as the worker does."""
         return FeatureWriter(self.features).read_histories(user_ids)
 
     def empty_store(self) -> None:
-        """Empty the store."""
         with Redis(host=HOST, port=self.features.redis.port) as client:
             client.flushall()
 

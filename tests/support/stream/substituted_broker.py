@@ -31,7 +31,6 @@ class SubstitutedBroker:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"{HOST}:{self.port}"
 
     def lead_to(self, server: Server | None, swap: tuple[bytes, bytes] | None = None) -> None:

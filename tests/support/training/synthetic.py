@@ -40,7 +40,6 @@ def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int =
 
 
 def read_events(raw: pl.DataFrame, known: pl.Series) -> pl.DataFrame:
-    """Read events as the ingest stage does."""
     return EventTable(Frame(raw, "events")).read(known).drop("row", "event_id")
 
 

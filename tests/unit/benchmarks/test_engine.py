@@ -75,11 +75,9 @@ class DoublingClock(Clock):
     num_stamps = 0
 
     def stamp(self) -> None:
-        """Count a stamp."""
         self.num_stamps += 1
 
     def intervals(self) -> list[float]:
-        """Return powers of two."""
         return [2.0**place for place in range(self.num_stamps - 1)]
 
 

@@ -66,7 +66,6 @@ class Case:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A started request path on fakes."""
     async with started_world(tmp_path) as made:
         yield made
 

@@ -16,7 +16,6 @@ OK = {"key": "a", "eq": 1}
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Return an expression with `depth` levels."""
     return {"must": [OK if depth == 1 else nested(depth - 1)]}
 
 
@@ -106,7 +105,6 @@ def test_values_that_python_holds_equal_are_read_apart(value: Any) -> None:
 
 
 def outcome_of(kind: type[Message], plain: Any, path: str = "f") -> object:
-    """Return the parsed object, or the field of the error."""
     try:
         return convert(kind, plain, path)
     except InvalidRequest as error:

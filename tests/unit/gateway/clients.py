@@ -65,7 +65,6 @@ class RestClient:
         self.http = http
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
-        """Request a recommendation."""
         return await self._post("/v1/recommendations", body, headers)
 
     async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
@@ -78,11 +77,9 @@ class RestClient:
         return await self._post(path, {**body, "item_ids": item_ids[1:]}, headers)
 
     async def popular(self, **sent: Any) -> Reply:
-        """Request popular items."""
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
     async def search(self, q: str | None, **sent: Any) -> Reply:
-        """Search."""
         return _reply(await self.http.get("/v1/search", params={} if q is None else {"q": q, **sent}))
 
     async def assignment(self, **unit: str) -> Reply:
@@ -90,11 +87,9 @@ class RestClient:
         return _reply(await self.http.get("/v1/assignment", params=unit))
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
-        """Record events."""
         return await self._post("/v1/events", {"events": events}, headers)
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
-        """Post and return the reply."""
         return _reply(await self.http.post(path, content=json.dumps(body), headers=headers))
 
 
@@ -156,7 +151,6 @@ class RpcClient:
         return reply
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
-        """Record events."""
         return await self.call(self._stub.RecordEvents, recommend_pb2.RecordEventsRequest(events=events), headers)
 
     async def call(self, method: Callable[..., Any], message: Any, headers: dict[str, str] | None = None) -> Reply:
@@ -214,5 +208,4 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
 
 
 def _limits(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the rate-limit headers by short name."""
     return {name.removeprefix("ratelimit-"): value for name, value in headers.items() if name.startswith("ratelimit-")}

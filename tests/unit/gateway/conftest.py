@@ -18,7 +18,6 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, World, started_world
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that tests advance."""
     return Clock()
 
 
@@ -43,7 +42,6 @@ def access() -> Access | None:
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A recorder that samples every request."""
     return Recorder()
 
 

@@ -22,7 +22,6 @@ class FakeStore(FakeFeatures):
     """A feature store that can list its user ids."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return the first users."""
         return list(self.users)[:limit]
 
 

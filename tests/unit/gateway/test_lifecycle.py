@@ -15,11 +15,9 @@ class Recorded:
         self.name, self._calls, self._fails = name, calls, fails
 
     async def start(self) -> None:
-        """Record the start."""
         self._call("start")
 
     async def stop(self) -> None:
-        """Record the stop."""
         self._call("stop")
 
     def _call(self, method: str) -> None:
@@ -32,11 +30,9 @@ class RecordedThread(Recorded):
     """A part with a thread: blocking methods."""
 
     def start(self) -> None:  # type: ignore[override]
-        """Record the start."""
         self._call("start")
 
     def stop(self) -> None:  # type: ignore[override]
-        """Record the stop."""
         self._call("stop")
 
 

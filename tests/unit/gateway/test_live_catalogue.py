@@ -19,12 +19,10 @@ from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, star
 
 
 def state(world: World, *item_ids: str, **fields: object) -> None:
-    """Apply the same state to these items."""
     world.items.live_items.apply((item_id, ItemState(item_id=item_id, **fields)) for item_id in item_ids)  # type: ignore[arg-type]
 
 
 def hide(world: World, *item_ids: str) -> None:
-    """Hide these items."""
     state(world, *item_ids, available=False)
 
 

@@ -35,7 +35,6 @@ def publish_names(root: Path) -> BundleStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> BundleStore:
-    """The bundles of the three names."""
     return publish_names(tmp_path / "bundles")
 
 
@@ -60,7 +59,6 @@ def units(store: BundleStore, *, canary: bool, number: int = 3, stage: int = 0) 
 
 
 def tops(answer: Any) -> list[str]:
-    """Return the item ids of an answer."""
     return [item["item_id"] for item in answer["items"]]
 
 

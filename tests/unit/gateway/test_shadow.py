@@ -50,7 +50,6 @@ def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: 
 
 @pytest.fixture
 async def taught(tmp_path: Path) -> AsyncIterator[World]:
-    """A world that samples every answer for the teacher."""
     async with started_world(tmp_path, teacher_share=1.0) as made:
         yield made
 

@@ -179,7 +179,6 @@ class World:
         )
 
     def metric(self, name: str, /, **labels: str) -> float:
-        """Return the value of a sample, or 0 if absent."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def strain(self, num_units: int) -> None:

@@ -20,7 +20,6 @@ class Scripted:
         self.num_ticks, self.began = 0, ""
 
     def begin(self, part: Part) -> None:
-        """Note the part."""
         self.began = part.name
 
     def tick(self) -> None:
@@ -37,7 +36,6 @@ class Scripted:
         return self.code if self.num_ticks >= 4 else None
 
     def why_down(self, name: str) -> str:
-        """Name the part."""
         return name
 
 

@@ -66,12 +66,10 @@ CHANGES = st.lists(
 
 
 def put(items: ItemLayout, item_id: str, attributes: dict[str, Any]) -> None:
-    """Set an item's attributes."""
     items.put(item_id, ItemState(item_id=item_id, attributes=attributes), NOW_MS)
 
 
 def slow_mask(items: ItemLayout, clause: Clause) -> list[bool]:
-    """Evaluate a clause item by item."""
     return [slow_holds(clause, held_by(items, index)) for index in range(items.num_named)]
 
 

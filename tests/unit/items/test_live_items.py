@@ -28,7 +28,6 @@ TIMES = st.none() | st.integers(NOW_MS - 3, NOW_MS + 12)
 
 @st.composite
 def states(draw: st.DrawFn) -> ItemState:
-    """Generate any state of any item."""
     return ItemState(
         item_id=draw(st.sampled_from(IDS)),
         title=draw(st.none() | st.sampled_from(["A title", "Another"])),
@@ -65,7 +64,6 @@ class LiveCatalogue(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Lay out the first bundle."""
         self.layouts = [self.items.lay(catalogue_of(IDS[:3], "x"))]
 
     @rule(given=st.lists(states(), max_size=4))

@@ -35,7 +35,6 @@ class Response:
         raise ActorDiedError
 
     def cancel(self) -> None:
-        """Record the cancellation."""
         self.is_cancelled = True
 
 
@@ -90,7 +89,6 @@ def chat(*turns: tuple[str, str], **fields) -> TextRequest:
 
 
 def prompt(value: str | tuple[int, ...], **fields) -> TextRequest:
-    """Build a request with this prompt."""
     return TextRequest(request_id="r", model="m", prompt=value, **fields)
 
 

@@ -207,7 +207,6 @@ class FollowedName(RuleBasedStateMachine):
         self.looks: list[tuple[NameRecord, frozenset[str]]] = []
 
     def teardown(self) -> None:
-        """Remove the folder."""
         self.folder.cleanup()
 
     @rule(version=st.sampled_from(VERSIONS))
@@ -217,7 +216,6 @@ class FollowedName(RuleBasedStateMachine):
 
     @rule(version=st.sampled_from(VERSIONS))
     def release(self, version: str) -> None:
-        """Begin a release if the store allows it."""
         with suppress(CanaryError):
             self.store.release(version, [CanaryStage(0.1, 0.0), CanaryStage(1.0, 0.0)], 0)
 

@@ -168,7 +168,6 @@ def hub_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def load_or_refusal(folder: Path) -> Decoder | str:
-    """Load a decoder, or return the error message."""
     try:
         return load_decoder(folder, torch.float32, "cpu")
     except CheckpointError as error:

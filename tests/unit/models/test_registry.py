@@ -81,7 +81,6 @@ def change_record(root: Path, **fields: Any) -> None:
 
 
 def promote(store: BundleStore, *versions: str) -> None:
-    """Promote versions one after another."""
     for version in versions:
         store.promote(version)
 
@@ -915,7 +914,6 @@ class FolderMoves(Moves):
 
     @staticmethod
     def open_store() -> BundleStore:
-        """Return a store in a new folder."""
         return moved_store(Path(tempfile.mkdtemp()) / "bundles")
 
 

@@ -12,7 +12,6 @@ from tests.support.spans import Recorder, span_id, trace_id_of, traceparent
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A recorder that samples everything."""
     return Recorder()
 
 

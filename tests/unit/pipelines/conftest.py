@@ -46,7 +46,6 @@ CPU, DEPTH_1 = torch.device("cpu"), CodesOptions()
 
 
 def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
-    """Build the checkpoints of a fit."""
     return Checkpoints(folder, "train", every_s)
 
 
@@ -70,7 +69,6 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, trained at depth 1."""
     return learn_the_ring(tmp_path_factory.mktemp("built"), SMALL_DECODER)
 
 

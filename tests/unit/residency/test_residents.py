@@ -44,7 +44,6 @@ class Files:
         """Follow nothing."""
 
     def is_broken(self, model: str) -> bool:
-        """Return that nothing is broken."""
         return False
 
     def unload(self, name: str, model: str) -> None:
@@ -65,11 +64,9 @@ class Scene:
         self.models = Residents(table, self.files, metrics, poll_s=0.01, clock=lambda: self.now_s)
 
     def wait_for(self, name: str, state: Residency) -> None:
-        """Wait until a name is in this state."""
         wait_for(lambda: self.models.state(name) is state)
 
     def value(self, metric: str, **labels: str) -> float | None:
-        """Return the value of a metric."""
         return self.registry.get_sample_value(metric, labels)
 
 

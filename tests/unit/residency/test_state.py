@@ -84,7 +84,6 @@ class TableMachine(RuleBasedStateMachine):
         return one.num_references > 0, one.used_s
 
     def in_state(self, state: Residency) -> list[str]:
-        """Names in this state."""
         return [name for name in SIZES if self.table.state(name) is state]
 
     @rule(name=names)

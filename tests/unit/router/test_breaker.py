@@ -26,7 +26,6 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 6.0]))
     def wait(self, seconds: float) -> None:
-        """Advance the clock."""
         self.now_s += seconds
 
     @precondition(lambda self: self.breaker.allows(self.now_s))

@@ -18,7 +18,6 @@ NAMES = ("a", "b", "c")
 
 
 def size_of(session: str = "s", tokens: int = 100) -> RankSize:
-    """Return the size of a ranking without beams."""
     return RankSize(session=session, window_start=0, num_prompt_tokens=tokens, num_beam_rows=0)
 
 
@@ -28,7 +27,6 @@ def new_gate(first_s: float = 0.0) -> LlmGate:
 
 
 def view(gate: LlmGate, now_s: float, names: tuple[str, ...] = (), session: str = "s") -> LlmView:
-    """Return the view of a request with 0.1 s left."""
     return gate.view(names, size_of(session), Priority.HIGH, 0.1, now_s)
 
 

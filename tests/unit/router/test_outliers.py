@@ -62,11 +62,9 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Schedule an action in this many seconds."""
         heapq.heappush(self._heap, (self.now_s + seconds, next(self._order), action))
 
     def run(self) -> None:
-        """Run all actions until SECONDS."""
         while self._heap and self._heap[0][0] <= SECONDS:
             self.now_s, _, action = heapq.heappop(self._heap)
             action()

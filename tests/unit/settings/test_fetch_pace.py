@@ -33,7 +33,6 @@ class FetchedConsumer:
 
 @pytest.fixture
 def file(tmp_path: Path) -> ArrivalFile:
-    """The file of a topic."""
     return ArrivalFile(tmp_path / "arrivals", "interactions")
 
 

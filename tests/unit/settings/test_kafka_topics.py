@@ -27,7 +27,6 @@ class Brokers:
         self.made: dict[str, dict[str, Any]] = {}
 
     def list_topics(self) -> list[str]:
-        """Return the topic names."""
         return list(self.made)
 
     def create_topics(self, topics: dict[str, dict[str, Any]], validate_only: bool = False) -> dict[str, Any]:

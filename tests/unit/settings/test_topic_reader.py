@@ -34,7 +34,6 @@ class Broker:
     at: int = 0
 
     def send(self, *values: str) -> None:
-        """Append records."""
         for value in values:
             self.records.append(Written(self.end, value[:1].encode(), value.encode(), self.epoch))
             self.end += 1
@@ -45,27 +44,21 @@ class Broker:
         self.end, self.epoch = end, self.epoch + 1
 
     def compact(self) -> None:
-        """Keep the newest record of each key."""
         self.records = list({one.key: one for one in self.records}.values())
 
     def describe_topics(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Describe the topic."""
         return [{"name": names[0], "topic_id": self.topic_id, "error_code": 0, "partitions": [{"partition_index": 0}]}]
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
-        """Accept only this partition."""
         assert list(places) == [PLACE]
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """Set the position."""
         self.at = offset
 
     def position(self, place: TopicPartition) -> int:
-        """Return the position."""
         return self.at
 
     def beginning_offsets(self, places: Sequence[TopicPartition], timeout_ms: int) -> Mapping[TopicPartition, int]:
-        """Return 0."""
         return dict.fromkeys(places, 0)
 
     def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Written]]:
@@ -81,7 +74,6 @@ class Broker:
         return min(offset, self.end, *(later if self.knows_epochs else []))
 
     def record_at(self, partition: int, offset: int) -> Written:
-        """Return the first record at or after the offset."""
         return next(one for one in self.records if one.offset >= offset)
 
 
@@ -93,12 +85,10 @@ def open_reader(broker: Broker, before: TopicReader | None = None) -> TopicReade
 
 
 def values(fetched: Mapping[TopicPartition, Sequence[Any]]) -> list[str]:
-    """Return the values of a poll."""
     return [one.value.decode() for one in fetched.get(PLACE, ())]
 
 
 def until_empty(reader: TopicReader) -> list[str]:
-    """Return the values of three polls."""
     return [value for _ in range(3) for value in values(reader.poll(0))]
 
 

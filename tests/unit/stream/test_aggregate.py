@@ -167,7 +167,6 @@ class Repetitions(RuleBasedStateMachine):
 
     @rule(num=st.integers(1, LIMITS.max_event_ids))
     def send_new(self, num: int) -> None:
-        """Send new events."""
         self.send([f"e{len(self.log) + number}" for number in range(num)])
 
     @rule(ages=st.lists(st.integers(0, 3 * LIMITS.max_event_ids), max_size=LIMITS.max_event_ids))

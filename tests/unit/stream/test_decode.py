@@ -27,7 +27,6 @@ YEAR_2099_MS = 4_070_908_800_000
 
 
 def record(value: bytes | None, key: bytes | None = b"u", offset: int = 0) -> Record:
-    """Return a record produced now."""
     return Record(LogPosition("t", 0, offset), key, value, NOW_MS)
 
 
@@ -38,7 +37,6 @@ def value(**changes: object) -> bytes:
 
 
 def erasure(accepted_time_ms: object = NOW_MS) -> bytes:
-    """Return the value of an erasure."""
     return json.dumps({"erasure_id": "x", "user_id": "u", "accepted_time_ms": accepted_time_ms}).encode()
 
 

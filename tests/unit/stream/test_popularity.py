@@ -22,7 +22,6 @@ NAMES = ("ahead", "a", "b", "new", "now", "old")
 
 
 def counter(*item_ids: str) -> PopularityCounter:
-    """Return a counter of these items, or of the usual items."""
     return PopularityCounter(ListedItems(item_ids or NAMES), NUM_PAIRS)
 
 
@@ -156,7 +155,6 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 
     @rule(minutes=st.sampled_from([1, 5, 25, 90]))
     def wait(self, minutes: int) -> None:
-        """Advance the clock."""
         self.now_ms += minutes * 60_000
 
     @invariant()

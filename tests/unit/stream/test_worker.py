@@ -79,7 +79,6 @@ class FakePartitions:
         self._is_continued = is_continued
 
     def claim(self, partition: int) -> Claim:
-        """Claim the partition."""
         return Claim(LogPosition("t", partition, 10**9), None, True, frozenset(), is_continued=self._is_continued)
 
     write = write_all = do_nothing
@@ -139,7 +138,6 @@ def logged_click(root: Path) -> CountedLog:
 
 
 def click_of(user_id: str) -> Interaction:
-    """Return a user's current click."""
     return Interaction(event_id=user_id, user_id=user_id, item_id="i", event_time_ms=time.time_ns() // 1_000_000)
 
 
@@ -177,7 +175,6 @@ class DemotedPartitions(FakePartitions):
         self._failure = failure
 
     def write_all(self, *_: Any) -> None:
-        """Raise the failure."""
         raise self._failure
 
 

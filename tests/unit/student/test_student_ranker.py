@@ -27,7 +27,6 @@ EVERYTHING = np.ones(NUM_ITEMS, dtype=bool)
 
 @pytest.fixture(scope="module")
 def student() -> StudentModel:
-    """A student in torch."""
     return random_student()
 
 

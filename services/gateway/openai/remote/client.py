@@ -79,7 +79,6 @@ class RemoteWriter:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def models(self) -> tuple[TextModel, ...]:

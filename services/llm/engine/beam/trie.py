@@ -35,9 +35,7 @@ class CodedItems(Protocol):
         ...
 
     @property
-    def level_sizes(self) -> tuple[int, ...]:
-        """Number of codes of each level."""
-        ...
+    def level_sizes(self) -> tuple[int, ...]: ...
 
     @property
     def token_offsets(self) -> tuple[int, ...]:

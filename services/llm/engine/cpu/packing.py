@@ -59,7 +59,6 @@ class PackedModel:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights and their scales."""
         return num_bytes(self.tensors)
 
     def _layer(self, layer: LayerWeights) -> LayerStruct:

@@ -62,9 +62,7 @@ class PagedAttention(Protocol, Generic[Prepared]):
         ...
 
     @property
-    def max_tile_rows(self) -> int:
-        """Rows of the largest tile."""
-        ...
+    def max_tile_rows(self) -> int: ...
 
     def prepare_tiles(self, batch: TileBatch) -> Prepared:
         """Return the description for a fixed number of tiles, computed entirely on the device."""

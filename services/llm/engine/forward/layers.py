@@ -90,7 +90,6 @@ class LayerLoop:
 
     @property
     def max_tile_rows(self) -> int:
-        """Rows of the attention's largest tile."""
         return self._attention.max_tile_rows
 
     def prepare_tiles(self, batch: TileBatch) -> Any:

@@ -101,5 +101,4 @@ class TorchOps:
         return functional.silu(gate_TF) * up_TF
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
-        """Multiply with torch."""
         return functional.linear(x_TI, weight_NI, bias_N)

@@ -70,9 +70,7 @@ class CapturedStep:
 class CaptureDriver(Protocol):
     """The torch calls that captures need, for the current stream."""
 
-    def new_graph(self) -> Any:
-        """Return an empty graph."""
-        ...
+    def new_graph(self) -> Any: ...
 
     def synchronize(self) -> None:
         """Wait only for the stream on which graphs are captured."""
@@ -100,7 +98,6 @@ class TorchCaptures:
         return torch.cuda.CUDAGraph()
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
         (self._stream or torch.cuda.current_stream()).synchronize()
 
     def begin(self, graph: torch.cuda.CUDAGraph) -> None:

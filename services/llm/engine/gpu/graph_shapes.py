@@ -125,7 +125,6 @@ def is_text_decode(chunk: Chunk) -> bool:
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Return the powers of two below `largest`, and `largest`."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 

@@ -32,7 +32,6 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Number of blocks with a reference."""
         return self.num_blocks - self.num_free
 
     @property
@@ -41,7 +40,6 @@ class BlockPool:
         return len(self._hash_of)
 
     def references(self) -> Counter[int]:
-        """Return the reference count of each held block."""
         return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:

@@ -68,7 +68,6 @@ class KvCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token of context in all layers."""
         return self._keys.bytes_per_token + self._values.bytes_per_token
 
     def write(self, layer: int, slots_T: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> None:

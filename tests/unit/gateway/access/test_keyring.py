@@ -19,13 +19,11 @@ NOW_S = NOW.timestamp()
 
 
 def write_key(path: Path, key: str, expires_at: datetime | None = None, **fields: Any) -> None:
-    """Write a file with one key."""
     write_keys(path, KeysFile(keys=(stored_key("shop", Scope.RECOMMEND, hashes={key: expires_at}, **fields),)))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Path of the keys file."""
     return tmp_path / "keys.json"
 
 

@@ -111,7 +111,6 @@ class RatesMachine(RuleBasedStateMachine):
 
     @rule(rate=st.sampled_from([None, 0.5, 4.0]), quota=st.sampled_from([None, 0, 5]))
     def change(self, rate: float | None, quota: int | None) -> None:
-        """Change the keys file."""
         self.allowance = Allowance(rate_per_s=rate, burst=3.0, daily_quota=quota)
 
     @rule(key_id=st.sampled_from(["a", "b"]))

@@ -32,7 +32,6 @@ class Counts:
         return len(self.processes)
 
     async def close(self) -> None:
-        """Stop counting the process."""
         self.processes.discard(self)
 
 

@@ -19,7 +19,6 @@ KEYED = {"authorization": "Bearer shop"}
 
 
 def item_ids(body: Mapping[str, Any]) -> list[str]:
-    """Return the item ids of an answer."""
     return [item["item_id"] for item in body["items"]]
 
 

@@ -50,7 +50,6 @@ class ScannedStore(FakeStore):
     """A store whose scan returns each key twice, as Redis may."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some users, each twice."""
         return 2 * await super().sample_user_ids(limit, timeout_s)
 
 
@@ -90,7 +89,6 @@ class Console:
         return answer
 
     async def item_ids(self, **fields: Any) -> list[str]:
-        """Return the items recommended to the user "long"."""
         return [item.item_id for item in (await self.world.recommend("long", **fields)).items]
 
 

@@ -20,7 +20,6 @@ FINE_S, KEEP_S, THIN_S = 10.0, 100.0, 5.0
 
 
 def at(seconds: float, value: float) -> Counts:
-    """Build a sample of one counter."""
     return Counts(seconds, {SERIES: value})
 
 

@@ -36,13 +36,11 @@ def texts(world: World, parrot: Parrot) -> World:
 
 @pytest.fixture
 def app(texts: World) -> ASGIApp:
-    """The door's app."""
     return create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, echoes_request_id=True)
 
 
 @pytest.fixture
 async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A client in process."""
     async with in_process(app) as client:
         yield client
 

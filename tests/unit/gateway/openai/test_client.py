@@ -16,7 +16,6 @@ MESSAGES = [{"role": "user", "content": "one two three"}]
 
 @pytest.fixture
 async def client(live_url: str) -> AsyncIterator[AsyncOpenAI]:
-    """The client without retries."""
     async with AsyncOpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0) as made:
         yield made
 

@@ -26,12 +26,10 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 def parse(route: str, content: bytes) -> CompletionCall:
-    """Parse the body of one of the two routes."""
     return (parse_chat if route == CHAT else parse_completion)(content, CONTEXT)
 
 
 def parsed(route: str, **fields: Any) -> CompletionCall:
-    """Parse a valid body with these fields."""
     return parse(route, json.dumps({**BASE[route], **fields}).encode())
 
 
@@ -169,7 +167,6 @@ def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any
 
 
 def body_of(fields: dict[str, Any]) -> bytes:
-    """Return a chat body with these fields."""
     return json.dumps({**BASE[CHAT], **fields}).encode()
 
 
@@ -182,7 +179,6 @@ def nested(num_levels: int) -> dict[str, Any]:
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the request field for this schema."""
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
 
 

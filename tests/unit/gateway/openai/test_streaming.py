@@ -22,7 +22,6 @@ SILENCE_S, STEP_S = 0.05, 0.3
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """Build a valid body with these fields."""
     return {"model": MODEL, "prompt": "a b c", "max_tokens": 32, **fields}
 
 

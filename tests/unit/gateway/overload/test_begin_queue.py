@@ -14,7 +14,6 @@ REQUESTS = st.lists(st.tuples(st.sampled_from(Priority), st.integers(0, 1_000_00
 
 
 def deadline(arrived_s: float, total_s: float) -> Deadline:
-    """Return a deadline without a reserve."""
     return Deadline(arrived_s, arrived_s + total_s, 0.0)
 
 

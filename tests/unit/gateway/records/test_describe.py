@@ -56,7 +56,6 @@ def explanation(**changes: Any) -> Explanation:
 
 
 def stage(name: str, offset_ms: float, duration_ms: float) -> StageTime:
-    """Build a stage."""
     return StageTime(name=name, offset_ms=offset_ms, duration_ms=duration_ms)
 
 

@@ -25,7 +25,6 @@ from tests.unit.gateway.world import World
 
 
 def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
-    """Build the record of a rejected request."""
     return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
 
 
@@ -74,13 +73,11 @@ class Shelf:
         await self.explanations.flush()
 
     def counted(self, outcome: str) -> float:
-        """Return the number of records with this outcome."""
         return self._registry.get_sample_value("tailrace_explanations_total", {"outcome": outcome}) or 0.0
 
 
 @pytest.fixture
 def shelf() -> Shelf:
-    """An empty store."""
     return Shelf()
 
 

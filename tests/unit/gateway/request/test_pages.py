@@ -38,7 +38,6 @@ def pages(key: bytes = b"a key", now_s: float = NOW_S) -> Pages:
 
 
 def scored(*item_ids: str) -> list[ScoredItem]:
-    """Return these items as scored items of an answer."""
     return [ScoredItem(item_id=item_id, score=0.0, title="", source=Tier.LLM) for item_id in item_ids]
 
 

@@ -78,7 +78,6 @@ def run(
 
 
 def chosen(ruled: Ruled) -> list[int]:
-    """Return the items of the list."""
     return [index for index, _, _ in ruled.chosen]
 
 

@@ -81,7 +81,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def world(tmp_path: Path, files: tuple[Path, Path]) -> AsyncIterator[World]:
-    """A world with both files."""
     async with started_world(tmp_path, surfaces_file=files[0], experiments_file=files[1]) as made:
         made.features.users |= dict.fromkeys((FRESH, CONTROL, OUTSIDE), made.features.users["long"])
         yield made

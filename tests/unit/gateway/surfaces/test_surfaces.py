@@ -33,7 +33,6 @@ ODD, I16 = Condition.of("categories", OneOf(("odd",))), Condition.of("item_id", 
 
 
 def write(file: Path, text: str) -> None:
-    """Write the file."""
     file.write_text(text)
 
 
@@ -46,7 +45,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def request(**fields: object) -> RecommendRequest:
-    """Return a request that names the cart."""
     return RecommendRequest(**{"request_id": "r", "user_id": "u", "surface": "cart", **fields})
 
 

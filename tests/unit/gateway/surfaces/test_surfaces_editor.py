@@ -46,7 +46,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def editor(path: Path) -> SurfacesEditor:
-    """An editor of the file."""
     return SurfacesEditor(Surfaces(path))
 
 

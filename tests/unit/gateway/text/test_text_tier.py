@@ -27,7 +27,6 @@ def request(**fields: object) -> TextRequest:
 
 
 async def all_of(tier: TextTier, wanted: TextRequest) -> list[TextEvent]:
-    """Return all events of a text."""
     async with aclosing(tier.write(wanted, "chat")) as events:
         return [event async for event in events]
 
@@ -115,7 +114,6 @@ class TruncatedWriter(Parrot):
     """A writer whose stream ends without a final event."""
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield only the first event."""
         yield TextBegan(num_prompt_tokens=1)
 
 

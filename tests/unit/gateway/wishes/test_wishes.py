@@ -34,7 +34,6 @@ def wanting(*indices: int, score: float = 20.0, excluded: tuple[Exclusion, ...] 
 
 
 def ids(answer: Recommendation) -> list[str]:
-    """Return the item ids."""
     return [item.item_id for item in answer.items]
 
 

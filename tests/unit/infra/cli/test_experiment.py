@@ -21,7 +21,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tailrace(*words: str | Path) -> Result:
-    """Run `tailrace experiment` in this process."""
     return CliRunner().invoke(app, ["experiment", *map(str, words)])
 
 

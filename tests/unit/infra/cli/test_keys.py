@@ -44,7 +44,6 @@ def key_of(result: Result) -> str:
 
 
 def acts(state_dir: Path) -> list[dict[str, Any]]:
-    """Return the audit file's lines."""
     return [json.loads(line) for line in (state_dir / AUDIT_FILE).read_text().splitlines()]
 
 

@@ -29,7 +29,6 @@ WRITABLE_ROOT = {"kafka"}
 
 
 def default_of(value: Any) -> str:
-    """Replace `${NAME:-default}` with its default."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
 
 

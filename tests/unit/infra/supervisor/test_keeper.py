@@ -30,7 +30,6 @@ def pids_of_family(pids_path: Path) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended; a zombie has ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

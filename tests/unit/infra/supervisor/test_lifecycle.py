@@ -22,7 +22,6 @@ DEAD = Observation(alive=False, healthy=False, needs_met=True)
 
 
 def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartState:
-    """Build a state."""
     return PartState(phase=phase, since_s=since_s, num_failures=num_failures)
 
 

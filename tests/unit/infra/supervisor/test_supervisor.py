@@ -86,7 +86,6 @@ def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None
 
 @contextmanager
 def running(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command, and kill it at the end."""
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
         try:
             yield process

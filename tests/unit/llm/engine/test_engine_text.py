@@ -23,7 +23,6 @@ class FailingMask:
         self.num_taken = 0
 
     def allowed(self) -> np.ndarray:
-        """Return the bits of 64 tokens."""
         return np.full(2, -1, dtype=np.int32)
 
     def take(self, _: int) -> None:
@@ -32,7 +31,6 @@ class FailingMask:
         self.failure = "too many items" if self.num_taken == 3 else None
 
     def fork(self) -> "FailingMask":
-        """Return a mask at the same position."""
         return copy.copy(self)
 
 

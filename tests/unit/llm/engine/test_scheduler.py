@@ -35,7 +35,6 @@ def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None
 
 
 def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
-    """Build a scheduler with changes to the small config."""
     return Scheduler(replace(CONFIG, **knobs), "v1", window)
 
 
@@ -56,7 +55,6 @@ def run_step(scheduler: Scheduler, now_s: float = 0.0, max_rows: int | None = No
 
 
 def ids_of(sequences: list[Sequence]) -> list[str]:
-    """Return the request ids."""
     return [sequence.request_id for sequence in sequences]
 
 

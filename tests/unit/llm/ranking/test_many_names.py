@@ -75,7 +75,6 @@ async def ranked(replica: LlmDeployment, index: int) -> RankResult:
 
 
 def states(replica: LlmDeployment) -> list[Residency]:
-    """Return the state of each name."""
     return [replica._models.state(name) for name in NAMES]
 
 

@@ -54,7 +54,6 @@ def not_a_number(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    """A tiny live bundle."""
     return publish_bundle(tmp_path / "bundles", "v1")
 
 

@@ -18,7 +18,6 @@ NUM_ITEMS = 10
 
 
 def hide(items: LiveItems, *item_ids: str, available: bool = False) -> None:
-    """Set the availability of these items."""
     items.apply((item_id, ItemState(item_id=item_id, available=available)) for item_id in item_ids)
 
 

@@ -25,12 +25,10 @@ def engine(request) -> Engine:
 
 
 def add(engine: Engine, request_id: str, now_s: float) -> None:
-    """Add a ranking of three items."""
     engine.add_rank(request_id, [0, 1, 2], k=3, now_s=now_s)
 
 
 def add_long(engine: Engine, request_id: str, now_s: float) -> None:
-    """Add a text of many steps."""
     engine.add_text(request_id, [0], max_new_tokens=60, now_s=now_s)
 
 

@@ -38,7 +38,6 @@ THINKING = """
 
 
 def messages_of(turns) -> list[ChatMessage]:
-    """Build messages."""
     return [ChatMessage(role=role, content=content) for role, content in turns]
 
 

@@ -14,7 +14,6 @@ TOKENIZER = TextTokenizer(LIBRARY)
 
 
 def choice_of(*stop: str) -> TextChoice:
-    """Build a choice that ends at the EOS token."""
     return TextChoice(0, TOKENIZER, stop=stop, stop_token_ids={EOS_ID})
 
 

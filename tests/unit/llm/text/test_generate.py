@@ -45,7 +45,6 @@ CONTEXT = "this model's maximum context length is 256 tokens, so send at most"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny checkpoint."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
@@ -76,7 +75,6 @@ class Watched:
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(10)
 
     def statuses(self) -> list[Status]:
-        """Return the final statuses of requests."""
         return [end.outcome.status for step in self.steps for end in step.ended]
 
     async def events(self, **fields) -> AsyncIterator[TextEvent]:
@@ -91,7 +89,6 @@ class Watched:
                     yield event
 
     async def all_events(self, **fields) -> list[TextEvent]:
-        """Return all events of a request."""
         return [event async for event in self.events(**fields)]
 
 
@@ -106,12 +103,10 @@ async def engine(loaded):
 
 
 def text_of(events: list[TextEvent], index: int = 0) -> str:
-    """Return the text of a choice."""
     return "".join(event.text for event in events if isinstance(event, TextPiece) and event.index == index)
 
 
 def reasons_of(events: list[TextEvent]) -> dict[int, FinishReason | None]:
-    """Return the finish reason of each choice."""
     return {event.index: event.finish_reason for event in events if isinstance(event, TextPiece)}
 
 

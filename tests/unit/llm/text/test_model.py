@@ -21,13 +21,11 @@ LIMITS = RequestLimits(max_tokens=20, max_choices=1)
 
 
 def load(folder: Path) -> None:
-    """Load for the CPU in fp32, into a small engine."""
     load_text(folder, "tiny", EngineConfig(num_blocks=64, cpu_kernels="torch"), torch.float32, "cpu", LIMITS)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny checkpoint."""
     return write_checkpoint(tmp_path)
 
 

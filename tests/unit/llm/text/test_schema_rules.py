@@ -27,7 +27,6 @@ NODE = {**OBJECT, "properties": {"c": {"$ref": "#/$defs/n"}, "v": {"type": "null
 
 @pytest.fixture(scope="module")
 def guide() -> JsonGuide:
-    """A guide over the tiny tokenizer."""
     return JsonGuide(TOKENIZER, VOCAB_SIZE, frozenset({EOS_ID}))
 
 
@@ -54,7 +53,6 @@ def satisfies(schema: dict[str, Any], text: str) -> bool:
 
 
 def number(kind: str = "number", **bounds: float) -> dict[str, Any]:
-    """Return the schema of a number."""
     return {"type": kind, **bounds}
 
 
@@ -203,7 +201,6 @@ def random_schema(random: Random, depth: int = 3) -> dict[str, Any]:
 
 
 def some(random: Random, **values: Any) -> dict[str, Any]:
-    """Return a random subset of the keywords."""
     return {name: value for name, value in values.items() if random.random() < 0.5}
 
 

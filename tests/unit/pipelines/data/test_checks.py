@@ -45,7 +45,6 @@ def write_tables(
 
 
 def found_in(folder: Path, before: dict[str, Any] | None, options: CheckOptions | None = None) -> list[str]:
-    """Describe and check."""
     return problems(describe(folder, before, NOW_US), before, options or CheckOptions())
 
 

@@ -23,7 +23,6 @@ def row(low: float, high: float, version: str = "v1") -> dict[str, Any]:
 
 
 def live(low: float, high: float) -> Compared:
-    """Compare this row with the live bundle."""
     return Compared(live=[row(low, high)])
 
 

@@ -67,7 +67,6 @@ def loses_by_the_old_rule(compared: Compared) -> bool:
 
 
 def loses(compared: Compared) -> bool:
-    """Return whether the gate refuses."""
     return bool(find_problems(ABOVE_FLOOR, compared, GateOptions()))
 
 

@@ -12,7 +12,6 @@ from tests.support.training.synthetic import tokenized, write_ingested
 
 
 def ring(folder: Path, **sizes: int) -> Path:
-    """Split the ring."""
     return tokenized(write_ingested(folder, **sizes), folder)
 
 

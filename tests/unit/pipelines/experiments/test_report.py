@@ -23,7 +23,6 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lists(worse: Path) -> Lists:
-    """The table's lists, with surfaces."""
     return read_lists(worse, experiment="fresher", segments=["surface"])
 
 

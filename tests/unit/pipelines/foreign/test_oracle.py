@@ -53,7 +53,6 @@ def imported(root: Path, family: str, **sizes: int) -> Imported:
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    """An import of each family."""
     return imported(tmp_path_factory.mktemp(request.param), request.param)
 
 

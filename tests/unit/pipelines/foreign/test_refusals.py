@@ -44,7 +44,6 @@ class Broken:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint folder."""
         return self.options.checkpoint
 
     def edit(self, name: str, **changes: Any) -> None:
@@ -81,7 +80,6 @@ def broken(made: Recommender, tmp_path: Path) -> Broken:
 
 
 def no_weights(one: Broken) -> None:
-    """Keep the weights as pickle."""
     (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
 
 
@@ -92,7 +90,6 @@ def an_extra_head(one: Broken) -> None:
 
 
 def a_pickled_index(one: Broken) -> None:
-    """Give the index as a tensor file."""
     one.options = replace(one.options, index=one.options.index.rename(one.root / "item-sid-mapping.pt"))
 
 

@@ -51,7 +51,6 @@ class Shop:
 
 
 def table(num_rows: int, title: str = "Item") -> list[dict[str, Any]]:
-    """Return the rows of items."""
     return [{"item_id": f"i{number}", "title": f"{title} {number}"} for number in range(num_rows)]
 
 

@@ -110,7 +110,6 @@ MORE = [
 
 
 def ours(model_type: str, changes: Raw) -> DecoderShape:
-    """Return the planner's shape of a config."""
     return shape_from_config({"model_type": model_type} | changes, "x")
 
 

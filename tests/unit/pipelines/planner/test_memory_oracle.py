@@ -119,7 +119,6 @@ def as_it_is(_model: Decoder) -> None:
 
 
 def checkpoint(model: Decoder, **how: Any) -> None:
-    """Wrap each layer for recomputation."""
     model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer, **how) for layer in model.layers)
 
 

@@ -17,7 +17,6 @@ LOAD = ServingLoad(rate=20, prompt=1_024, output=256)
 
 
 def ways(gpus: str, load: ServingLoad = LOAD) -> tuple[Sharding, ...]:
-    """Return the ways to use these GPUs for Llama-3-8B."""
     return plan_serving(LLAMA_3_8B, parse_gpus(gpus), load).ways
 
 

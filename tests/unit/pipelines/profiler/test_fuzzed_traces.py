@@ -126,7 +126,6 @@ def a_report(draw: random.Random, template: Path, path: Path) -> None:
 
 
 def a_damaged_report(draw: random.Random, template: Path, path: Path) -> None:
-    """Write an nsys report with odd bytes."""
     path.write_bytes(flipped(draw, template.read_bytes()))
 
 

@@ -57,7 +57,6 @@ def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """Return all weights of a model as a flat tensor."""
     return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 

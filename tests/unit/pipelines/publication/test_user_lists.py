@@ -66,14 +66,12 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(ranker: BatchRanker, users: Path, out: Path, options: ListOptions = OPTIONS, progress: Any = silent) -> int:
-    """Write the lists with all items available."""
     return write_lists(
         ranker, np.ones(len(ranker.catalogue.item_ids), dtype=bool), users, read_some, options, out, progress
     )
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

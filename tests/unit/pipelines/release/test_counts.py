@@ -35,7 +35,6 @@ ITEMS = [f"i{number}" for number in range(4)]
 
 
 def is_candidate(user_id: str) -> bool:
-    """Return whether the user belongs to the candidate."""
     return place_of("s", user_id) < 0.5
 
 
@@ -115,7 +114,6 @@ def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[
 
 
 def sums(users: dict[str, dict[str, float]], total: str) -> UserSums:
-    """Sum a metric over users."""
     return UserSums.of(*(np.array([one[name] for one in users.values()], dtype=float) for name in (total, "lists")))
 
 

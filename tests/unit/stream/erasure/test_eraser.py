@@ -38,22 +38,18 @@ class Store:
         """Do nothing."""
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove the covered explanations."""
         self.explanations = [one for one in self.explanations if not is_gone(*one)]
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Do nothing."""
 
     def begin_rewrite(self) -> bool:
-        """Report no running rewrite."""
         return False
 
     def is_rewriting(self) -> bool:
-        """Report no running rewrite."""
         return False
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
-        """Record the stores."""
         self.done |= {str(store) for store in stores}
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
@@ -90,7 +86,6 @@ class Scene:
 
     @property
     def is_forgotten(self) -> bool:
-        """Return whether the ledger has closed the erasure."""
         return self.log.ledger.tombstones(0)[0].user_id is None
 
 

@@ -221,7 +221,6 @@ class LogUnderCompaction(RuleBasedStateMachine):
         return OfflineLog(self.root, lambda: time.time() + self.days * 86_400)
 
     def teardown(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.root)
 
     @rule(sizes=st.lists(st.sampled_from([1, 1, 1, 2, 9]), min_size=1, max_size=24), gap=st.sampled_from([0, 0, 3]))
@@ -270,7 +269,6 @@ class LogUnderCompaction(RuleBasedStateMachine):
 
     @rule()
     def list_for_later(self) -> None:
-        """List the files as a pipeline does, to read them later."""
         self.listed = (live_log_files(self.root), len(self.oracle))
 
     @invariant()
@@ -296,7 +294,6 @@ def positions_in(files: tuple[Path, ...]) -> list[LogPosition]:
 
 
 def num_files(root: Path) -> int:
-    """Count the files of the log."""
     return len(list(root.rglob("*.parquet")))
 
 

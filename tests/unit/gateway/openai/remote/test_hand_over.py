@@ -31,7 +31,6 @@ class Caller:
         self.http = http
 
     def count(self, code: str) -> float:
-        """Return the number of texts with this outcome."""
         return self.world.metric("tailrace_text_requests_total", route="completions", code=code)
 
 

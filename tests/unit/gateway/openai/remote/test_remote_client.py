@@ -43,7 +43,6 @@ def request(**fields: object) -> TextRequest:
 
 
 async def events_of(writer: TextWriter, text_request: TextRequest) -> list[TextEvent]:
-    """Return all events of one text."""
     return [event async for event in writer.write(text_request)]
 
 

@@ -48,7 +48,6 @@ async def events_of(*parts: bytes, request: TextRequest = REQUEST) -> list[TextE
 
 
 def text_of(events: list[TextEvent]) -> str:
-    """Return the generated text."""
     return "".join(event.text for event in events if isinstance(event, TextPiece))
 
 
@@ -123,7 +122,6 @@ async def remote(server: PreparedServer) -> AsyncIterator[RemoteWriter]:
 
 
 async def written(remote: RemoteWriter) -> list[TextEvent]:
-    """Return all events of one text."""
     return [event async for event in remote.write(REQUEST)]
 
 

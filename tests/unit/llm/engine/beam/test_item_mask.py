@@ -19,7 +19,6 @@ def build(depth: int) -> tuple[ItemMasks, np.ndarray]:
 
 
 def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
-    """Unpack the bits of a mask."""
     return np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool).tolist()
 
 

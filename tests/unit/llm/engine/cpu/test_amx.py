@@ -43,7 +43,6 @@ def emulating(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The folder for these tests' libraries."""
     return tmp_path_factory.mktemp("emulated")
 
 
@@ -55,7 +54,6 @@ def tiles(folder) -> Library:
 
 @pytest.fixture(scope="module")
 def vectors(folder) -> Library:
-    """The library without tiles."""
     return Library(emulating(folder, "-DTAILRACE_REFUSED_TILES"))
 
 

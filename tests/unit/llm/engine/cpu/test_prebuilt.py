@@ -49,7 +49,6 @@ def prebuilt(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set PATH to an empty folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 

@@ -138,7 +138,6 @@ class RoundedOps(TorchOps):
     """Torch's operations with 8-bit activations."""
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
-        """Round the rows, then multiply."""
         return super().linear(quantised_rows(x_TI).to(x_TI.dtype), weight_NI, bias_N)
 
 

@@ -95,15 +95,12 @@ class LoggedGraph:
         self.name, self.log = name, log
 
     def capture_end(self) -> None:
-        """Log the end of a capture."""
         self.log.append(f"end {self.name}")
 
     def replay(self) -> None:
-        """Log a replay."""
         self.log.append(f"replay {self.name}")
 
     def reset(self) -> None:
-        """Log the destruction of the graph."""
         self.log.append(f"reset {self.name}")
 
 
@@ -120,7 +117,6 @@ class LoggedDriver:
         return LoggedGraph(str(self.num_graphs), self.log)
 
     def synchronize(self) -> None:
-        """Log the wait."""
         self.log.append("synchronize")
 
     def begin(self, graph: LoggedGraph) -> None:

@@ -34,7 +34,6 @@ seeds = st.integers(0, 2**16)
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw random numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 

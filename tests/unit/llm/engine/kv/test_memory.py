@@ -26,7 +26,6 @@ PROMPT = list(range(1, 18))
 
 
 def build(version: int, memory: KvMemory | None = None) -> Engine:
-    """Build the engine of a version."""
     return Engine(DECODERS[version], CONFIG, items=ITEMS, bundle_version=f"v{version}", memory=memory)
 
 
@@ -110,7 +109,6 @@ class OrderedStream:
         self.log.append(("mark", self))
 
     def follow(self, others: list[object]) -> None:
-        """Log the streams to wait for."""
         self.log.append(("follow", (self, tuple(others))))
 
 

@@ -14,7 +14,6 @@ from tests.unit.pipelines.conftest import checkpoints_in
 
 
 def state(number: float) -> FitState:
-    """Build a state with this value."""
     return FitState({"weight": torch.full((4,), number)}, {"step": number})
 
 

@@ -52,7 +52,6 @@ FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0
 
 
 def small_decoder() -> Decoder:
-    """Build an untrained decoder over 30 items."""
     return new_decoder(build_catalogue(), TrainOptions(hidden_size=16, num_heads=2, feed_forward=32, max_items=20))
 
 

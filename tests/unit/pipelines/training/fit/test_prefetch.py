@@ -29,12 +29,10 @@ def noted(number: int, made: list[int]) -> MakeBatch:
 
 
 def failing() -> Batch:
-    """Fail to make a batch."""
     raise ValueError("no such item") from KeyError("item 7")
 
 
 def threads() -> set[str]:
-    """Return the names of running prefetch threads."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("batches")}
 
 

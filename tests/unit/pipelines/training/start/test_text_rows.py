@@ -183,12 +183,10 @@ def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, trained with text."""
     return learn_the_ring(tmp_path_factory.mktemp("learned"), replace(WITH_TEXT, dropout=0.0))
 
 
 def store_of(root: Path, bundle: Path) -> BundleStore:
-    """Return a store with this bundle live as `first`."""
     return live_store(root, bundle, "first", {"num_items": 30})
 
 

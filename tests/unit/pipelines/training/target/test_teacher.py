@@ -135,7 +135,6 @@ def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The ring, trained with a teacher at depth 2."""
     return learn_the_ring(tmp_path_factory.mktemp("taught"), WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
 
 
