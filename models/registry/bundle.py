@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ REPORT = "report.json"
 class Bundle:
     """One published version.
 
-    Each file is verified on first access, which raises BundleCorrupt or BundleIncomplete.
+    Each file is verified on first access, which raises BundleCorrupt or BundleIncomplete. `hold` keeps the files on
+    this machine while the bundle is referenced.
     """
 
     version: str
     path: Path
     manifest: dict[str, Any]
+    hold: object = field(default=None, repr=False, compare=False)
 
     @property
     def is_trained(self) -> bool:
@@ -190,7 +192,7 @@ def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
     return any(first <= num_history and (last is None or num_history <= last) for first, last in ranges)
 
 
-def open_bundle(folder: Path) -> Bundle:
+def open_bundle(folder: Path, hold: object = None) -> Bundle:
     """Open a version from its folder; files are verified on first access. Raises BundleNotFound or BundleCorrupt."""
     path = folder / MANIFEST
     try:
@@ -199,7 +201,7 @@ def open_bundle(folder: Path) -> Bundle:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleNotFound(f"no bundle {folder.name} under {folder.parent}") from error
-    return Bundle(folder.name, folder, decode_manifest(content, folder.name, str(path)))
+    return Bundle(folder.name, folder, decode_manifest(content, folder.name, str(path)), hold)
 
 
 def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -139,7 +139,7 @@ class BundleStore:
         Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
         """
         try:
-            return open_bundle(self._storage.folder_of(_checked(version)))
+            return open_bundle(*self._storage.folder_of(_checked(version)))
         except BundleNotFound as error:
             raise BundleNotFound(f"no bundle {version:.200} in {self._storage}{self._nearest(version)}") from error
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from models.documents import is_version
 from models.files import rename_durably, rename_if_absent
 from models.registry.name_record import DEFAULT_NAME, is_name
-from models.registry.storage.port import StoredRecord
+from models.registry.storage.port import OpenedFolder, StoredRecord
 
 _REMOVED = ".removed"
 SCRATCH_KEPT_S = 24 * 3_600
@@ -74,11 +74,11 @@ class FolderStorage:
         with self.alone():
             rename_if_absent(folder, self._root / version)
 
-    def folder_of(self, version: str) -> Path:
-        return self._root / version
+    def folder_of(self, version: str) -> OpenedFolder:
+        return OpenedFolder(self._root / version)
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
-        return self.folder_of(version)
+        return self._root / version
 
     def versions(self) -> list[str]:
         """Return the versions, oldest first."""

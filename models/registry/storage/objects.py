@@ -12,7 +12,7 @@
 
     <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` during the download, which
     resumes
-    <cache>/versions/<version>/             links to these files
+    <cache>/versions/<version>/             links to these files (see cache.py)
     <cache>/manifests/<version>/            manifest and optional report of a version that was only described
     <cache>/names/<name>.json               the record as it was last read
 
@@ -38,11 +38,12 @@ import structlog
 
 from models.documents import MAX_BYTES, is_version
 from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
-from models.files import file_sha256, rename_durably, rename_if_absent
+from models.files import file_sha256, rename_durably
 from models.registry.bundle import REPORT, hashes, open_bundle
 from models.registry.manifest import MANIFEST, decode_manifest
 from models.registry.name_record import is_name
-from models.registry.storage.port import StoredRecord
+from models.registry.storage.cache import Hold, VersionCache
+from models.registry.storage.port import OpenedFolder, StoredRecord
 
 log = structlog.get_logger()
 
@@ -59,7 +60,7 @@ _LOCK = "lock"
 _LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
 _CHUNK_BYTES = 8 * 2**20
 _TIMEOUT = "20s"
-_MAX_LINKS = 10
+_MAX_LINKS, _MAX_OPENINGS = 10, 3
 
 
 class ObjectStorage:
@@ -68,11 +69,11 @@ class ObjectStorage:
     def __init__(self, url: str, cache: Path, cache_bytes: int) -> None:
         """Open a bucket's prefix without reading from it.
 
-        `cache_bytes` bounds the cache, not counting the version opened last. Raises ConfigError.
+        `cache_bytes` bounds the cache, not counting versions in use. Raises ConfigError.
         """
         self._url = url.rstrip("/")
         self._cache = cache
-        self._cache_bytes = cache_bytes
+        self._versions = VersionCache(cache, cache_bytes)
         self._store = open_store(self._url)
         self._is_lost = False
         self._of_process = Lock()
@@ -148,21 +149,19 @@ class ObjectStorage:
                 self._store.put(f"versions/{version}.json", (folder / MANIFEST).read_bytes(), mode="create")
             if version in self.hidden():  # a killed process had begun to delete it
                 self.show(version)
-        self._keep(folder, version, files)
+        self._versions.keep(folder, version, files)
 
-    def folder_of(self, version: str) -> Path:
+    def folder_of(self, version: str) -> OpenedFolder:
         """Return the version's folder in the cache, after downloading missing files."""
-        folder = self._cache / "versions" / version
-        if not (folder / MANIFEST).exists():
-            self._download(version, folder)
-        with suppress(OSError):
-            os.utime(folder / MANIFEST)  # the cache evicts the least recently opened versions first
-        return folder
+        for _ in range(_MAX_OPENINGS):
+            if (hold := self._versions.hold(version) or self._download(version)) is not None:
+                return OpenedFolder(self._versions.folder_of(version), hold)
+        raise OSError(f"{self._cache}: {version} vanishes while it is opened; raise TAILRACE_BUNDLE_CACHE_GIB")
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
         """Return the version's cached folder, or a folder with only the manifest and, on request, the report."""
-        folder, alone = (self._cache / kind / version for kind in ("versions", "manifests"))
-        if (folder / MANIFEST).exists():
+        folder, alone = self._versions.folder_of(version), self._cache / "manifests" / version
+        if self._versions.has(version):
             return folder
         if not (alone / MANIFEST).exists():
             _replace(alone / MANIFEST, self._manifest(version))
@@ -264,9 +263,9 @@ class ObjectStorage:
         decode_manifest(content, version, f"{self._url}/{path}")
         return content
 
-    def _download(self, version: str, folder: Path) -> None:
+    def _download(self, version: str) -> Hold | None:
         manifest = self._manifest(version)
-        scratch = self.scratch(version)
+        scratch = self.scratch(f"{version}.{threading.get_ident()}")  # names may share a version
         scratch.mkdir()
         try:
             (scratch / MANIFEST).write_bytes(manifest)
@@ -277,21 +276,10 @@ class ObjectStorage:
                 target = scratch / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._link(digest, target)
-            self._keep(scratch, version, files)
+            log.info("bundle_downloaded", version=version, store=str(self), num_files=len(files))
+            return self._versions.keep(scratch, version, files)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        log.info("bundle_downloaded", version=version, store=str(self), num_files=len(files))
-
-    def _keep(self, folder: Path, version: str, files: Mapping[str, str]) -> None:
-        """Make a folder of these files the cached version."""
-        self._make_room({version})
-        (self._cache / "files").mkdir(parents=True, exist_ok=True)
-        for name, digest in files.items():
-            with suppress(FileExistsError):
-                os.link(folder / name, self._cache / "files" / digest)
-        target = self._cache / "versions" / version
-        target.parent.mkdir(parents=True, exist_ok=True)
-        rename_if_absent(folder, target)
 
     def _link(self, digest: str, target: Path) -> None:
         """Link the cached file of this content, downloading it if needed.
@@ -328,20 +316,6 @@ class ObjectStorage:
             size = self._store.head(f"files/{digest}")["size"]
             while (at := file.tell()) < size:
                 file.write(self._store.get_range(f"files/{digest}", start=at, end=min(size, at + _CHUNK_BYTES)))
-
-    def _make_room(self, spared: set[str]) -> None:
-        """Delete the least recently opened versions until the cache fits its bound, and files that no version uses."""
-        versions, files = self._cache / "versions", self._cache / "files"
-        opened = {path: status.st_mtime for path, status in _statuses(versions, f"*/{MANIFEST}")}
-        for manifest in sorted(opened, key=lambda path: opened[path]):
-            if manifest.parent.name in spared:
-                continue
-            if sum(status.st_size for _, status in _statuses(files, "*")) <= self._cache_bytes:
-                return
-            shutil.rmtree(manifest.parent, ignore_errors=True)
-            for path, status in _statuses(files, "*"):
-                if status.st_nlink == 1 and path.suffix != ".part":
-                    path.unlink(missing_ok=True)
 
     def _list(self, prefix: str) -> list[tuple[str, datetime]]:
         with self._asking(prefix):
@@ -452,15 +426,6 @@ def _reason(error: BaseException) -> str:
     code = text.partition("<Code>")[2].partition("</Code>")[0]
     first = text.splitlines()[0].split(": <?xml")[0] if text else type(error).__name__
     return f"{code}: {first}" if code else first
-
-
-def _statuses(folder: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
-    """Return the matching paths with their status, without those that another thread or process deletes meanwhile."""
-    statuses = []
-    for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):
-            statuses.append((path, path.stat()))
-    return statuses
 
 
 def _replace(path: Path, content: bytes) -> None:

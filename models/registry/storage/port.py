@@ -12,6 +12,13 @@ class StoredRecord(NamedTuple):
     mark: str | None
 
 
+class OpenedFolder(NamedTuple):
+    """The folder of a version, and the object that keeps it on this machine while it is referenced."""
+
+    path: Path
+    hold: object = None
+
+
 class Storage(Protocol):
     """Immutable versions, and records by name that change by compare-and-swap."""
 
@@ -48,7 +55,7 @@ class Storage(Protocol):
         """
         ...
 
-    def folder_of(self, version: str) -> Path:
+    def folder_of(self, version: str) -> OpenedFolder:
         """Return the folder of a version on this machine, after downloading it if needed.
 
         Raises BundleNotFound, BundleCorrupt or StoreUnavailable.

@@ -451,6 +451,41 @@ def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in (cache / "files").iterdir()) < 500_000
 
 
+_HOLD_V6 = """
+import sys
+from pathlib import Path
+from models.registry.storage.objects import ObjectStorage
+from models.registry.store import BundleStore
+bundle = BundleStore(ObjectStorage(sys.argv[1], Path(sys.argv[2]), 1)).open("v6")
+print("opened", flush=True)
+input()
+"""
+
+
+def test_a_version_in_use_is_not_evicted(url: str, tmp_path: Path) -> None:
+    """Threads and another process that open more versions than fit read each of them; unused versions are evicted."""
+    versions = [f"v{number}" for number in range(7)]
+    publish(open_at(url, tmp_path / "here"), tmp_path, *versions, size=100_000)
+    cache = tmp_path / "small"
+    store = open_at(url, cache, cache_bytes=250_000)
+    with ThreadPoolExecutor(6) as pool:
+        opened = list(pool.map(store.open, versions[:6]))
+
+    arguments = (sys.executable, "-c", _HOLD_V6, url, str(cache))
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert "opened\n" in iter(other.stdout.readline, "")
+        for bundle in opened:
+            bundle.verify()
+        opened.clear()
+        del bundle
+        publish(store, tmp_path, "v7", size=100_000)
+        kept = sorted(path.name for path in (cache / "versions").iterdir())
+        other.communicate("\n", timeout=30.0)
+
+    assert kept == ["v6", "v7"]
+
+
 def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the store's answer and the address setting; an unsupported URL is refused at once."""
     with pytest.raises(StoreUnavailable, match=r"bucket does not exist; .* TAILRACE_BUNDLE_STORE"):
