@@ -61,6 +61,7 @@ from services.gateway.tiers.llm import Llm
 from services.gateway.users.erase import BrokerKeeps
 from services.items.follower import ItemFollower
 from services.items.live_items import Knowledge, LiveItems
+from services.llm.remote import RemoteLlm
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ItemsMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
@@ -97,13 +98,9 @@ class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through one method for each of METHODS."""
 
     def __init__(self, settings: Settings, llms: Mapping[str, Any], text: Any | None = None) -> None:
-        from services.llm.handles import LlmHandle
-
         configure_logging(settings.log_level, "gateway", settings.log_file)
         self._settings = settings
-        handles = {name: LlmHandle(handle) for name, handle in llms.items()}
-        shared = handles[settings.first_name]  # the only one, if all names share their replicas
-        self._llms: Mapping[str, Llm] = {name: handles.get(name, shared) for name in settings.served_names}
+        self._llms = llms_of(settings, llms)
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
         self._console: ConsoleService | None = None
@@ -154,7 +151,7 @@ class Gateway:
             await self._console.stop()
         if self._plane is not None:
             await self._plane.stop()
-        await _close(self._writer)
+        await _close(self._writer, *set(self._llms.values()))
         await self._access.stop()
         await asyncio.to_thread(self._tracing.stop)
         gc.unfreeze()  # or libraries report leaked objects when the interpreter exits
@@ -241,7 +238,7 @@ class AbsentText:
 
 
 def build_app(settings: Settings) -> "Application":
-    """Bind the graph: the gateway, an LLM deployment per model name, and a text deployment if `text_path` is set."""
+    """Bind the graph: the gateway, an LLM deployment per name without `llm_url`, a text one with `text_path`."""
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
@@ -262,7 +259,7 @@ def build_app(settings: Settings) -> "Application":
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
-    application: Application = deployment.bind(settings, build_llms(settings), text)
+    application: Application = deployment.bind(settings, {} if settings.llm_url else build_llms(settings), text)
     return application
 
 
@@ -324,8 +321,7 @@ def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
     """Return the text writer, if any: another server, or our own deployment behind this Ray handle."""
     if settings.text_url:
-        key_file = settings.text_url_key_file
-        key = (lambda: "") if key_file is None else (lambda: _text_key(key_file))
+        key = partial(_url_key, "TEXT_URL_KEY_FILE", settings.text_url_key_file)
         return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
     if text is None:
         return None
@@ -334,21 +330,39 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
     return TextHandle(text, settings.text_deadline_ms / 1_000)
 
 
-def _text_key(key_file: Path) -> str:
-    """Return the other server's API key. Raises ConfigError that names setting and file but never the key."""
+def llms_of(settings: Settings, handles: Mapping[str, Any]) -> Mapping[str, Llm]:
+    """Return the LLM of each served name: another server, or our own deployments behind these Ray handles."""
+    if settings.llm_url:
+        key = partial(_url_key, "LLM_URL_KEY_FILE", settings.llm_url_key_file)
+        return dict.fromkeys(settings.served_names, RemoteLlm(settings.llm_url, key, settings.default_beam_width))
+    from services.llm.handles import LlmHandle
+
+    llms = {name: LlmHandle(handle) for name, handle in handles.items()}
+    shared = llms[settings.first_name]  # the only one, if all names share their replicas
+    return {name: llms.get(name, shared) for name in settings.served_names}
+
+
+def _url_key(setting: str, key_file: Path | None) -> str:
+    """Return another server's API key, empty without a file.
+
+    Raises ConfigError that names setting and file but never the key.
+    """
+    if key_file is None:
+        return ""
     try:
         key = read_secret(key_file)
     except ConfigError as error:
-        raise ConfigError(f"TAILRACE_TEXT_URL_KEY_FILE: {error}") from error
+        raise ConfigError(f"TAILRACE_{setting}: {error}") from error
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"TAILRACE_TEXT_URL_KEY_FILE: secret file {key_file}: a key is one line of printable ASCII")
+        raise ConfigError(f"TAILRACE_{setting}: secret file {key_file}: a key is one line of printable ASCII")
     return key
 
 
-async def _close(writer: TextWriter | None) -> None:
-    """Close the connections to an external text server."""
-    if isinstance(writer, RemoteWriter):
-        await writer.close()
+async def _close(*clients: object) -> None:
+    """Close the connections to other servers."""
+    for client in clients:
+        if isinstance(client, RemoteWriter | RemoteLlm):
+            await client.close()
 
 
 def build_plane(
@@ -427,7 +441,9 @@ def plane_config(settings: Settings) -> PlaneConfig:
         bundle_poll_s=settings.bundle_poll_s,
         popular_refresh_s=settings.popular_refresh_s,
         max_events_per_request=settings.max_events_per_request,
-        num_llm_models=settings.llm_replicas
+        num_llm_models=0
+        if settings.llm_url
+        else settings.llm_replicas
         * len(settings.served_names if settings.llm_memory_gib is None else settings.resident_names),
         llm_beam_width=settings.default_beam_width,
         llm_load_per_home=None if settings.llm_memory_gib is None else settings.llm_load_per_home,

@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
 from benchmarks.engine.worker import Reply, Request, serve
+from models.search import Scores
 
 _MAX_WIDTH = 128
 
@@ -58,7 +59,7 @@ class VllmEngine:
         from vllm.sampling_params import BeamSearchParams
 
         params = BeamSearchParams(beam_width=ask["width"], max_tokens=NUM_LEVELS, ignore_eos=True)
-        self._ranked.num_prompt = len(ask["prompts"][0])
+        self._ranked.num_prompt, self._ranked.scores = len(ask["prompts"][0]), ask["scores"]
         try:
             found = self._llm.beam_search(prompts, params)
         finally:
@@ -68,9 +69,10 @@ class VllmEngine:
 
 
 class _Ranked:
-    """State of the logits processor: the catalogue, and the prompt length during beam search."""
+    """State of the logits processor: the catalogue, the kind of scores, and the prompt length during beam search."""
 
     trie: CodeTrie
+    scores: Scores = "catalogue"
     num_prompt: int | None = None
 
 
@@ -94,7 +96,8 @@ def _processor(ranked: _Ranked) -> type:
             for level in {len(self._decoded[row]) for row in rows}:
                 at_level = [row for row in rows if len(self._decoded[row]) == level]
                 tokens_BL = np.array([self._decoded[row] for row in at_level]).reshape(len(at_level), level)
-                logits[at_level] = mask_scores(ranked.trie, tokens_BL, logits[at_level])
+                rows_BV = logits[at_level].log_softmax(-1) if ranked.scores == "vocabulary" else logits[at_level]
+                logits[at_level] = mask_scores(ranked.trie, tokens_BL, rows_BV, ranked.scores)
             return logits
 
     def _decoded_by(_params: Any, prompt: list[int] | None, _output: list[int]) -> list[int] | None:

@@ -224,6 +224,11 @@ class Settings(BaseSettings):
     """GiB of one LLM replica for models. All names then share llm_replicas processes: a model is loaded when it is
     first asked for, and the least recently used model is unloaded for room. None: each name has its own processes,
     which load its model at their start."""
+    llm_url: str = ""
+    """URL of another server that ranks instead, by vLLM-GR's `/v1/recommendations`: http://gpu-host:8001/v1. Its items
+    must have the bundle's ids. Empty: our own engine."""
+    llm_url_key_file: Path | None = None
+    """File of the API key that llm_url asks for."""
     llm_load_per_home: float = Field(4.0, gt=0)
     """With llm_memory_gib: requests of a model in flight at one replica, from one gateway, above which another replica
     loads it too."""
@@ -512,16 +517,19 @@ def _check_security(settings: Settings) -> None:
         )
 
 
+def _check_url(name: str, url: str, key_file: Path | None) -> None:
+    """Raise ConfigError for a text that is not a URL, and for a key without a server."""
+    if key_file and not url:
+        raise ConfigError(f"{_PREFIX}{name}_KEY_FILE: needs {_PREFIX}{name} too")
+    if url and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{_PREFIX}{name}: {url!r} is not a URL; give for example http://gpu-host:8001/v1")
+
+
 def _check_text(settings: Settings) -> None:
     """Raise ConfigError for two sources of text, a key without a server, and requests that never fit."""
     if settings.text_path and settings.text_url:
         raise ConfigError(f"{_PREFIX}TEXT_URL: {_PREFIX}TEXT_PATH is set too; set only one of them")
-    if settings.text_url_key_file and not settings.text_url:
-        raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL too")
-    if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{_PREFIX}TEXT_URL: {settings.text_url!r} is not a URL; give for example http://gpu-host:8001/v1"
-        )
+    _check_url("TEXT_URL", settings.text_url, settings.text_url_key_file)
     if settings.text_path and settings.text_max_choices > settings.max_waiting:
         raise ConfigError(
             f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit into the engine's queue; "
@@ -606,6 +614,7 @@ def _check_together(settings: Settings) -> None:
     """Raise ConfigError for values that are valid individually but not together."""
     _check_security(settings)
     _check_text(settings)
+    _check_url("LLM_URL", settings.llm_url, settings.llm_url_key_file)
     _check_engine(settings)
     if 0 < settings.log_keep_days < _MIN_LOG_DAYS:
         raise ConfigError(

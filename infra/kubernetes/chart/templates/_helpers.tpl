@@ -67,7 +67,7 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- $ports := list (int .Values.redis.port) }}
 {{- range splitList "," .Values.kafka.bootstrap }}{{ $ports = append $ports (splitList ":" . | last | int) }}{{ end }}
 {{- $ports = append $ports (splitList ":" .Values.rayRedis.address | last | int) }}
-{{- range list .Values.traces.endpoint .Values.settings.TAILRACE_TEXT_URL }}
+{{- range list .Values.traces.endpoint .Values.settings.TAILRACE_TEXT_URL .Values.settings.TAILRACE_LLM_URL }}
 {{- if . }}
 {{- $host := (urlParse .).host }}
 {{- $ports = append $ports (ternary (splitList ":" $host | last | int) (ternary 443 80 (hasPrefix "https:" .)) (regexMatch ":[0-9]+$" $host)) }}
