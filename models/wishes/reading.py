@@ -4,7 +4,6 @@ Shape suffix: V items of the catalogue, then the items that `Reader.with_items` 
 """
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +64,3 @@ class Reading:
 def normalised(text: str) -> str:
     """Return a text for comparison: compatible characters and cases unified, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def key_of(text: str, session_wishes: Sequence[str]) -> tuple[str, ...]:
-    """Return what a reading depends on: the normalised texts of a wish and of the wishes before it."""
-    return (normalised(text), *map(normalised, session_wishes))

@@ -201,10 +201,6 @@ class DecoderShape:
         return (self.num_dense_layers * self.ffn_size + experts.num_layers * width) / self.num_layers
 
     @property
-    def layer_parameters(self) -> float:
-        return self.layer_weights + self.vector_numbers
-
-    @property
     def table_parameters(self) -> int:
         """Parameters of one table of the vocabulary: the embedding, or a separate head."""
         return self.vocab_size * self.hidden_size

@@ -25,7 +25,6 @@ from services.settings.topic_reader import TopicReader as LogReader
 
 _POLL_MS = 500
 _MAX_RECORDS = 2_000
-_RETRY_AFTER_S = 1.0
 _BEYOND_S = 1.0
 """How long reading continues at the end: the embedded broker reports its last batch's first record as the end."""
 Batch = tuple[list[Impression], list[Interaction]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,6 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MAX_SIMILAR_TO = 100
 MAX_WISH_CHARS, MAX_SESSION_WISHES = 400, 20
 Window = Literal["1h", "24h", "7d"]
-WINDOWS: tuple[Window, ...] = get_args(Window)
 """The sliding windows of popularity, shortest first."""
 
 Ids = Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS_PER_FIELD)]
@@ -260,7 +259,7 @@ class SimilarTo(Message, frozen=True):
 
 
 class PopularIn(Message, frozen=True):
-    """Asks for popular items: in one of `WINDOWS`, or over all windows and the training events."""
+    """Asks for popular items: in one `Window`, or over all windows and the training events."""
 
     window: Annotated[
         Window | None,

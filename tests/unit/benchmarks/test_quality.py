@@ -1,19 +1,15 @@
-"""Pooling of runs with several seeds, conversion of a folder of sequences, and the command's options."""
+"""Pooling of runs with several seeds, and the store of a run."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
 from benchmarks.quality.own_store import with_own_store
-from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import QualityRun, summarise
 from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.scoring.metrics import Ranks
-from pipelines.tables.files import Frame
-from pipelines.tables.reader import EventTable, ItemTable
 from services.settings.settings import Settings
 
 SHORT, LONG = "history 0-9", "history 10-49"
@@ -110,26 +106,6 @@ def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
     assert [row.pop("split") for row in rows] == ["leave-one-out"] * 3
     assert rows == gain_by_slice((llm + other) / 2, student, SLICES)
     assert spread[0] == pytest.approx(abs(llm.mean() - other.mean()) / np.sqrt(2))
-
-
-def folder(root: Path, items: dict[str, str]) -> Path:
-    """Write a folder of two users' sequences and these files."""
-    source = root / "shop"
-    source.mkdir()
-    (source / "sequences.txt").write_text("u1 1 2 1\n\nu2 2 3\n")
-    for name, text in items.items():
-        (source / name).write_text(text)
-    return source
-
-
-def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return events and items as the pipeline reads them from the folder's tables; no row may be set aside."""
-    events, items = (pl.read_parquet(path) for path in as_tables(source, out))
-    item_table, event_table = ItemTable(Frame(items, "items")), EventTable(Frame(events, "events"))
-    read = item_table.read_catalogue()
-    read_events = event_table.read(read["item_id"])
-    assert item_table.findings.num_set_aside == event_table.findings.num_set_aside == 0
-    return read_events, read
 
 
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
