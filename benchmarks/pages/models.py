@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.pages.serving import in_time
-from benchmarks.pages.table import interval, optional, percent, result, table
+from benchmarks.pages.table import interval, middle_and_tail, optional, percent, result, table
 
 _DATA = {
     ("quality", "leave-one-out"): "MovieLens-100k",
@@ -40,10 +40,10 @@ def readme() -> Iterator[str]:
     hits = (f"{quality_['leave-one-out', name]['hr10']:.4f}" for name in ("decoder", "student", "item_knn"))
     ratios = (f"{beams[name]['ratio_to_best_peer']:.2f}x" for name in _ENGINES[:2])
     rows = [
-        ("student over REST, p50 / p99", f"{rest['student']['p50_ms']:.1f} / {rest['student']['p99_ms']:.1f} ms"),
-        ("LLM over REST, p50 / p99", f"{rest['llm']['p50_ms']:.1f} / {rest['llm']['p99_ms']:.1f} ms"),
+        ("student over REST, p50 / p99", f"{middle_and_tail(rest['student'], 1)} ms"),
+        ("LLM over REST, p50 / p99", f"{middle_and_tail(rest['llm'], 1)} ms"),
         ("answers within a deadline of 50 ms", f"{percent(met)} % of {num:,}"),
-        ("event accepted until visible in an answer, p50 / p99", f"{fresh['p50_ms']:.0f} / {fresh['p99_ms']:.0f} ms"),
+        ("event accepted until visible in an answer, p50 / p99", f"{middle_and_tail(fresh)} ms"),
         ("HR@10 on MovieLens-100k, decoder / student / item-kNN", " / ".join(hits)),
         ("32 beams a request against vLLM's CPU build, bf16 / int8", " / ".join(ratios)),
     ]
@@ -54,11 +54,10 @@ def quality() -> Iterator[str]:
     """NDCG@10 as served by data set: models with intervals, and baselines; a dash where a run has no such row."""
     rows = []
     for (name, split), data in _DATA.items():
-        found = {row["model"]: row for row in result(name)["rows"] if row["split"] == split}
-        models = (_with_interval(found.get(model)) for model in _SERVED)
-        rows.append(
-            (data, *models, *(f"{found[model]['ndcg10']:.4f}" if model in found else "-" for model in _BASELINES))
-        )
+        measured = {row["model"]: row for row in result(name)["rows"] if row["split"] == split}
+        models = (_with_interval(measured.get(model)) for model in _SERVED)
+        baselines = (f"{measured[model]['ndcg10']:.4f}" if model in measured else "-" for model in _BASELINES)
+        rows.append((data, *models, *baselines))
     head = ("data", "decoder", "student", "student with sources", "sources only", "item-kNN", "popularity")
     return table(head, rows)
 
@@ -87,9 +86,8 @@ def decoder_gain() -> Iterator[str]:
     for name, data in _GAINS.items():
         (gain,) = (row for row in result(name)["gain"] if (row["slice"], row["split"]) == ("all", "leave-one-out"))
         difference = f"{gain['llm_minus_student']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
-        (routed,) = (
-            row for row in result(name)["routing"] if (row["policy"], row["split"]) == ("routed", "leave-one-out")
-        )
+        routing = {(row["policy"], row["split"]): row for row in result(name)["routing"]}
+        routed = routing["routed", "leave-one-out"]
         rows.append((data, f"{gain['num_cases']:,}", difference, percent(routed["llm_share"], 1)))
     return table(("data", "users", "decoder minus student", "% routed to the LLM"), rows)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages.table import optional, percent, result, table
+from benchmarks.pages.table import middle_and_tail, optional, outcome, percent, result, table
 
 _TIERS = ("noop", "student", "popular", "precomputed", "llm")
 _HIDES = {
@@ -20,8 +20,8 @@ def latency() -> Iterator[str]:
     rows = []
     for tier in _TIERS:
         doors = [cases[tier, door] for door in ("rest", "grpc")]
-        times = [f"{case['p50_ms']:.1f} / {case['p99_ms']:.1f}" for case in doors]
-        rows.append((tier, *times, percent(min(case["deadline_met"] for case in doors))))
+        met = percent(min(case["deadline_met"] for case in doors))
+        rows.append((tier, *(middle_and_tail(case, 1) for case in doors), met))
     return table(("tier", "REST p50 / p99 ms", "gRPC p50 / p99 ms", "% within 50 ms"), rows)
 
 
@@ -50,25 +50,13 @@ def events() -> Iterator[str]:
     fresh, erasure = result("freshness"), result("erasures")
     one, many = erasure["one"], erasure["many"]
     rows = [
-        (
-            "event visible in `Recommend`",
-            f"{fresh['num_events']}",
-            f"{fresh['p50_ms']:.0f} / {fresh['p99_ms']:.0f}",
-            "-",
-        ),
-        ("user erased from answers", f"{one['num_erasures']}", f"{one['p50_ms']:.0f} / {one['p99_ms']:.0f}", "-"),
+        ("event visible in `Recommend`", f"{fresh['num_events']}", middle_and_tail(fresh), "-"),
+        ("user erased from answers", f"{one['num_erasures']}", middle_and_tail(one), "-"),
     ]
     for key, condition in _HIDES.items():
         hide = result("hides")[key]
         late = f"{hide['num_shown_after_1s']} of {hide['num_answers']:,}"
-        rows.append(
-            (
-                f"hidden item, {condition}",
-                f"{hide['num_changes']:,}",
-                f"{hide['p50_ms']:.0f} / {hide['p99_ms']:.0f}",
-                late,
-            )
-        )
+        rows.append((f"hidden item, {condition}", f"{hide['num_changes']:,}", middle_and_tail(hide), late))
     yield from table(("change", "number", "p50 / p99 ms", "answers wrong after 1 s"), rows)
     yield ""
     yield (
@@ -117,13 +105,13 @@ def overload() -> Iterator[str]:
         if row["is_after_overload"] or row["multiple"] in _SHOWN_MULTIPLES:
             cases.setdefault((row["door"], row["multiple"], row["is_after_overload"]), []).append(row)
     rows = []
-    for (door, multiple, is_after), found in cases.items():
-        goodput = " / ".join(f"{row['goodput_rps']:.0f}" for row in found)
-        p99s = [
-            " / ".join(optional(row[name], ".0f") for row in found) for name in ("answered_p99_ms", "refused_p99_ms")
-        ]
+    for (door, multiple, is_after), priorities in cases.items():
+        cells = (
+            " / ".join(optional(row[name], ".0f") for row in priorities)
+            for name in ("goodput_rps", "answered_p99_ms", "refused_p99_ms")
+        )
         name = f"{multiple:g}, 5 s after" if is_after else f"{multiple:g}"
-        rows.append((door, name, f"{found[0]['rate_rps']:.0f}", goodput, *p99s))
+        rows.append((door, name, f"{priorities[0]['rate_rps']:.0f}", *cells))
     return table(("door", "multiple", "sent/s", "in time/s", "answers p99 ms", "refusals p99 ms"), rows)
 
 
@@ -156,20 +144,15 @@ def pipeline() -> Iterator[str]:
     rows = result("pipeline")["rows"]
     stages = tuple(dict.fromkeys(row["stage"] for row in rows))
     sizes = list(dict.fromkeys((row["events"], row["items"]) for row in rows))
-    found = {(row["events"], row["items"], row["stage"]): row for row in rows}
-    lines = []
-    for events_, items in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
-        cells = (found.get((events_, items, stage), {"cpu_s": None}) for stage in stages)
-        lines.append(
-            (
-                f"{events_:,}",
-                f"{items:,}",
-                *(
-                    "-" if row["cpu_s"] is None else f"{float(format(row['cpu_s'], '.3g')):,g} / {row['rss_mb']:,}"
-                    for row in cells
-                ),
-            )
-        )
+    costs = {
+        (row["events"], row["items"], row["stage"]): f"{float(format(row['cpu_s'], '.3g')):,g} / {row['rss_mb']:,}"
+        for row in rows
+        if row["cpu_s"] is not None
+    }
+    lines = [
+        (f"{num:,}", f"{items:,}", *(costs.get((num, items, stage), "-") for stage in stages))
+        for num, items in (sizes[0], sizes[len(sizes) // 2], sizes[-1])
+    ]
     return table(("events", "items", *stages), lines)
 
 
@@ -184,16 +167,7 @@ def faults_slow() -> Iterator[str]:
 
 
 def _fault_rows(name: str) -> Iterator[str]:
-    rows = [
-        (
-            row["fault"],
-            percent(row["availability"]),
-            percent(row["deadline_met"]),
-            f"{row['p99_ms']:.0f}",
-            optional(row["recovery_s"], ".1f"),
-        )
-        for row in result(name)["rows"]
-    ]
+    rows = [(row["fault"], *outcome(row), optional(row["recovery_s"], ".1f")) for row in result(name)["rows"]]
     return table(("fault", "% answered", "% in time", "p99 ms", "recovered after s"), rows)
 
 
@@ -219,16 +193,8 @@ def node_faults() -> Iterator[str]:
 def spike() -> Iterator[str]:
     """The callers of the low-priority spike, by priority."""
     (row,) = (row for row in result("faults")["rows"] if "low" in row["by_priority"])
-    rows = [
-        (
-            name,
-            f"{part['num_requests']:,}",
-            percent(part["availability"]),
-            percent(part["deadline_met"]),
-            f"{part['p99_ms']:.0f}",
-        )
-        for name, part in (row["by_priority"] | row["by_door"]).items()
-    ]
+    parts = row["by_priority"] | row["by_door"]
+    rows = [(name, f"{part['num_requests']:,}", *outcome(part)) for name, part in parts.items()]
     return table(("callers", "requests", "% answered", "% in time", "p99 ms"), rows)
 
 
@@ -249,16 +215,7 @@ def releases() -> Iterator[str]:
 def soak() -> Iterator[str]:
     """One row per kind of request, and the accounts of events and explanations."""
     run = result("soak")
-    rows = [
-        (
-            row["row"],
-            f"{row['num_requests']:,}",
-            percent(row["availability"]),
-            percent(row["deadline_met"]),
-            f"{row['p99_ms']:,.0f}",
-        )
-        for row in run["doors"]
-    ]
+    rows = [(row["row"], f"{row['num_requests']:,}", *outcome(row)) for row in run["doors"]]
     yield from table(("requests", "number", "% answered", "% in time", "p99 ms"), rows)
     events_, explained = run["events"], run["explained"]
     broken = ", ".join(f"{row['part']} {row['quantity']}" for row in run["growth"] if row["verdict"] == "broken")

@@ -36,6 +36,16 @@ def percent(fraction: float, digits: int = 2) -> str:
     return f"{100 * fraction:.{digits}f}"
 
 
+def middle_and_tail(row: dict[str, Any], digits: int = 0) -> str:
+    """Return a row's p50 and p99 in milliseconds."""
+    return f"{row['p50_ms']:.{digits}f} / {row['p99_ms']:.{digits}f}"
+
+
+def outcome(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what callers saw: % answered, % in time, p99 in milliseconds."""
+    return percent(row["availability"]), percent(row["deadline_met"]), f"{row['p99_ms']:,.0f}"
+
+
 def optional(value: float | None, spec: str) -> str:
     """Format a number; `-` if it was not measured."""
     return "-" if value is None else format(value, spec)

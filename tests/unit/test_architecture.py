@@ -87,6 +87,7 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         ("services.llm.handles", {"torch", "services.llm.ranking.deployment"}),
         ("services.student", {"torch", "ray", "feast", "kafka"}),
         ("services.stream.__main__", {"torch", "ray"}),
+        ("benchmarks.engine.tailrace", {"ray", "rich", "typer", "transformers", "pydantic", "pyarrow", "psutil"}),
         ("pipelines.run", {"sklearn", "pandas", "ray", "feast"}),
         ("infra.cli.main", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
         ("infra.local", {"torch", "ray", "feast", "kafka"}),

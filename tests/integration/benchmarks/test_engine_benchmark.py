@@ -29,18 +29,6 @@ def benchmark(out: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.grid  # `test_a_group_whose_engine...` measures one in every run
-def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
-    """The smallest variants run on any device; each case has a value, and each kind of step its
-    fraction of the limits.
-    """
-    names = ("qwen3-1.7b-beams-16-context-40-batch-1", "llama-3-8b-decode-1")
-    report = benchmark(tmp_path / "out.json", "--tiny", "--peers", "", "--case", *names)
-
-    assert [case["value"] > 0 for case in report["cases"]] == [True] * 2
-    assert {row["step"] for row in report["roofline"]} >= {"prefill", "decode", "beam"}
-
-
 @pytest.mark.grid
 def test_beside_transformers(tmp_path: Path) -> None:
     """With equal weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""

@@ -7,7 +7,7 @@ import pytest
 import tailrace_client
 from benchmarks.faults.batch_probe import BatchProbe, BatchUser, SentEvents
 from benchmarks.faults.event_probe import EventProbe, ProbeEvent
-from benchmarks.faults.rows import Phases, Planned, num_showing, row_of
+from benchmarks.faults.rows import Phases, Planned, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
 from tailrace_client import Recorded, TailraceError
@@ -43,17 +43,6 @@ def test_a_row_of_the_matrix() -> None:
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)
-
-
-def test_answers_with_a_hidden_item_are_counted() -> None:
-    """An answer with several hidden items is counted once."""
-    answers = [("a", "b"), ("b",), (), ("c", "a")]
-    shots = [
-        Shot(0.01, 0, RequestOutcome(True, "popular", "asked", item_ids=held), 0.1, number)
-        for number, held in enumerate(answers)
-    ]
-
-    assert [num_showing(shots, hidden) for hidden in (("a", "c"), ("b",), ())] == [2, 2, 0]
 
 
 class ForgetfulDoor:

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from benchmarks.faults.rows import door_of
-from benchmarks.load.audience import TIERS, Audience
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
@@ -93,19 +91,3 @@ def test_recovery_is_relative_to_the_usual_share(usual_share: float, recovered_s
 
     assert answers_recovered_s(shots, 2.0, usual_share) == recovered_s
     assert answers_recovered_s([], 2.0, usual_share) is None
-
-
-def test_the_mix_asks_either_door_for_every_tier() -> None:
-    """Within eight requests each API gets one request per tier; without stored lists the other tiers share them."""
-    everybody, unlisted = Audience(("a",), ("a", "b"), ("i",)), Audience((), ("b",), ("i",))
-    asks = {number: everybody.asks(TIERS[number % 4]) for number in range(8)}
-
-    assert [everybody.mixed(number) for number in range(8)] == [
-        ask and ask(number // 4) for number, ask in asks.items()
-    ]
-    assert [door_of(number) for number in range(8)] == [0] * 4 + [1] * 4
-    assert [unlisted.mixed(number) for number in range(3)] == [
-        {"user_id": "b", "k": 10, "exclude_seen": False},
-        {"recent_item_ids": ["i"], "k": 10},
-        {"user_id": "nobody-0", "k": 10},
-    ]

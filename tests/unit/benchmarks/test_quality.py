@@ -95,19 +95,6 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
     assert found["runs"][0]["earned_in_validation"] == {"uses_targets": True}
 
 
-def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
-    """The pooled gain equals the gain of a run with each user's mean; the spread is over the seeds' own gains."""
-    draw = np.random.default_rng(0)
-    (llm, other), student = draw.choice([0.0, 1.0], (2, 80)), draw.choice([0.0, 0.5], 80)
-
-    rows = summarise([run(0, llm, student), run(1, other, student)])["gain"]
-
-    spread = [row.pop("llm_minus_student_std") for row in rows]
-    assert [row.pop("split") for row in rows] == ["leave-one-out"] * 3
-    assert rows == gain_by_slice((llm + other) / 2, student, SLICES)
-    assert spread[0] == pytest.approx(abs(llm.mean() - other.mean()) / np.sqrt(2))
-
-
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
     """A run uses its own folder and store, never the configured ones."""
     settings = Settings(state_dir=tmp_path, redis_host="redis.example", redis_port=6390)

@@ -1,4 +1,4 @@
-"""The soak benchmark: fault schedule, growth with its interval, and the accounting of every event."""
+"""The soak benchmark: growth with its interval, and the accounting of every event."""
 
 import random
 
@@ -6,23 +6,12 @@ import pytest
 
 from benchmarks.soak.ledger import Ledger, account_for
 from benchmarks.soak.report import growth_row, slope_of
-from benchmarks.soak.run import plan_faults
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.aggregate import HistoryLimits, apply
 from services.stream.decode import LoggedInteraction
 
 LIMITS = HistoryLimits(max_items=8)
-
-
-def test_every_fault_comes_once_before_any_comes_again() -> None:
-    """Faults run in rounds in an order given by the seed, without overlap, and leave time to recover at the end."""
-    planned = plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
-
-    assert planned == plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
-    assert [sorted(one.name for one in planned[at : at + 3]) for at in (0, 3)] == [["a", "b", "c"]] * 2
-    assert all(one.at_s + one.lasts_s < one.at_s + 45 / 2 for one in planned)
-    assert planned[-1].at_s + 45 <= 340 - 20
 
 
 def test_a_restart_is_no_growth_and_a_leak_is() -> None:
