@@ -2,7 +2,7 @@
 
     python -m benchmarks.pipeline --json OUT [--points EVENTSxITEMS ...] [--until STAGE] [--limit-s 300]
 
-Events are synthetic (tables.py) with a fixed seed. A separate process measures each stage of each point, with one
+Events are synthetic (stages.py) with a fixed seed. A separate process measures each stage of each point, with one
 thread and within `--limit-s`, on the output of the earlier stages; a real Valkey holds the features. `train` and
 `distill` run one epoch of the shipped recipe for data of that size and validate once: a poor model ranks at the usual
 cost. `precompute` makes 300 lists.

@@ -18,8 +18,7 @@ from benchmarks.load.clients import GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, run_named, write_report
 from benchmarks.load.own_stack import stack_for
 from benchmarks.release.candidates import make_candidates
-from benchmarks.release.cases import CASES, run_case, run_moves
-from benchmarks.release.load import SimulatedUsers
+from benchmarks.release.cases import CASES, SimulatedUsers, run_case, run_moves
 from infra.local.supervisor.ports import of_running_stack
 from models.registry.store import BundleStore
 from services.settings.settings import Settings, load_settings

@@ -1,18 +1,67 @@
-"""Cases of a release under load at both doors: worse versions are rolled back, equal versions promoted, no losses."""
+"""Releases under load at both doors: worse versions are rolled back, equal versions promoted, no losses.
+
+Simulated users look at an item, get a list, and click in one of ten, or fewer if the version is worse.
+"""
 
 import asyncio
+import json
+import random
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load.clients import GrpcClient, RestClient
+from benchmarks.load.open_loop import Load, RequestOutcome, run_load
 from benchmarks.load.table import show
-from benchmarks.release.load import REFUSED, SimulatedUsers
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from services.settings.settings import Settings
+
+CLICKS = 0.1
+REFUSED = "refused"
+"""The reason of a request that was refused for overload, with the time to retry."""
+_OVERLOADED = ("http_429", "resource_exhausted")
+_K = 10
+
+
+@dataclass
+class SimulatedUsers:
+    """The users, the items they look at, and `liking`: the factor on clicks by version."""
+
+    rest: RestClient
+    rpc: GrpcClient
+    users: Sequence[str]
+    items: Sequence[str]
+    liking: Mapping[str, float] = field(default_factory=dict)
+    has_clicks: bool = True
+    lost: Counter[str] = field(default_factory=Counter)
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+
+    async def run(self, rate: float, seconds: float) -> Load:
+        """Send that load, half of it to each door."""
+        return await run_load(self._ask, rate, max(1, round(rate * seconds)))
+
+    async def _ask(self, number: int) -> RequestOutcome:
+        fields = {"user_id": self.draw.choice(self.users), "k": _K, "recent_item_ids": [self.draw.choice(self.items)]}
+        outcome = await (self.rpc if number % 2 else self.rest).recommend(fields)
+        if not outcome.is_ok:
+            if outcome.reason.startswith(_OVERLOADED):
+                return replace(outcome, reason=REFUSED)
+            self.lost[outcome.reason[:120]] += 1
+            return replace(outcome, reason="lost")
+        liking = self.liking.get(outcome.bundle_version, 1.0)
+        if self.has_clicks and outcome.item_ids and self.draw.random() < CLICKS * liking:
+            await self._click(str(fields["user_id"]), self.draw.choice(outcome.item_ids), outcome.request_id)
+        return outcome
+
+    async def _click(self, user_id: str, item_id: str, request_id: str) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        event = {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms, "request_id": request_id}
+        await self.rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
+
 
 HALF = 0.5
 _GIVE_UP_S = 900.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -13,6 +14,27 @@ from pipelines.training.fit.watch import UNWATCHED, Watch
 from pipelines.training.options import Reporting
 from pipelines.training.parallel.mesh import Mesh
 from services.errors import ConfigError
+
+_MAX_ENTRIES = 100_000
+"""Maximum number of recorded allocations and frees: a few steps of a large model."""
+
+
+@contextmanager
+def recorded_memory(path: Path, device: torch.device) -> Iterator[None]:
+    """Record the allocator's history inside this block, and write it at its end, even after running out of memory.
+
+    For https://pytorch.org/memory_viz: allocations with their stacks, and the memory held at the end.
+    """
+    torch.cuda.memory._record_memory_history(
+        max_entries=_MAX_ENTRIES, device=device
+    )  # torch documents both under these names
+    try:
+        yield
+    finally:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+        torch.cuda.memory._record_memory_history(enabled=None, device=device)
+
 
 log = structlog.get_logger()
 
@@ -50,8 +72,6 @@ def watched(
     reporting = checkpoints.reporting
     with ExitStack() as stack:
         if reporting.memory_snapshot_dir is not None:
-            from pipelines.training.reports.memory_snapshot import recorded_memory
-
             name = f"{reporting.run.replace('/', '-')}-rank-{mesh.rank}.pickle"
             stack.enter_context(recorded_memory(reporting.memory_snapshot_dir / name, device))
         if not mesh.is_main:

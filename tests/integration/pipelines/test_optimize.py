@@ -1,8 +1,5 @@
-"""Variants of a trained bundle: built, measured in their engine, published as children, promoted under load, rolled
-back.
-"""
+"""Variants of a trained bundle: built, measured in their engine, published as children."""
 
-import asyncio
 import io
 import json
 from collections.abc import Callable
@@ -26,13 +23,7 @@ from pipelines.optimize.optimize import Optimised, OptimizeOptions, optimize
 from pipelines.optimize.parent import open_parent
 from pipelines.optimize.recipes import chosen
 from pipelines.places import Places
-from services.contracts.rank import RankRequest
-from services.errors import BundleMismatch, BundleMoved, ConfigError, Overloaded
-from services.items.live_items import LiveItems
-from services.items.snapshot import Positions, write_snapshot
-from services.llm.ranking.deployment import LlmDeployment
-from services.llm.serving.reply import Refusal
-from services.settings.settings import Settings
+from services.errors import BundleMoved, ConfigError
 from tests.integration.pipelines.conftest import quiet
 
 pytestmark = [
@@ -152,76 +143,6 @@ def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
         ConfigError, match=r"VERSION: the training data of .* are no longer in .*; run `tailrace pipeline`"
     ):
         optimize(live.version, OptimizeOptions(), places, quiet())
-
-
-@pytest.mark.grid  # test_deployments.py swaps such a child under load, test_deployment.py versions in one KV pool
-async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(places: Places) -> None:
-    """A replica serves its parent, the 4-bit child and the parent again under load, without a failed request.
-
-    The live manifest's weights answer every request, and a rollback withdraws the child but not the parent.
-    """
-    store = BundleStore(places.bundle_root)
-    parent = store.live()
-    settings = Settings(state_dir=places.state_dir, bundle_poll_s=0.05, kv_num_blocks=64, llm_replicas=1)
-    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
-    replica = LlmDeployment(settings)
-    catalogue = parent.catalogue()
-    histories = read_cases(
-        places.stages_dir / "tokenize" / parent.manifest["lineage"]["stages"]["tokenize"], Split.TEST
-    )
-    answered: list[str] = []
-    lost: list[object] = []
-    done = asyncio.Event()
-
-    async def call(number: int) -> None:
-        """Send requests in sequence, as a gateway does: to the version that was read, and again if the replica has
-        moved on.
-        """
-        while not done.is_set():
-            history = tuple(catalogue.item_ids[item] for item in histories.histories[number % len(histories)])
-            request = RankRequest(
-                request_id=f"r{number}",
-                user_id="u",
-                bundle_version=store.live_version() or "",
-                history_item_ids=history,
-                k=5,
-                budget_ms=60_000.0,
-            )
-            reply = await replica.rank(request)
-            if not isinstance(reply, Refusal):
-                answered.append(reply.bundle_version)
-            elif not isinstance(reply.as_error(), BundleMismatch | Overloaded):
-                lost.append(reply)
-            await asyncio.sleep(0)
-
-    async def served(version: str) -> None:
-        """Wait until a version has given this number of answers."""
-        give_up = asyncio.get_running_loop().time() + 60
-        while answered.count(version) < 20:
-            assert asyncio.get_running_loop().time() < give_up, f"{version} does not serve"
-            await asyncio.sleep(0.05)
-
-    callers = [asyncio.create_task(call(number)) for number in range(4)]
-    await served(parent.version)
-    bytes_before = replica._models.peek("default").of(parent.version).bundle.engine.weight_bytes
-    found = (await asyncio.to_thread(optimised, places, "int4", promotes=True))[0]
-    child = found.children["int4"]
-    await served(child.version)
-    bytes_of_child = replica._models.peek("default").of(child.version).bundle.engine.weight_bytes
-    answered.clear()
-    assert store.rollback(by="ann", reason="test") == parent.version
-    await served(parent.version)
-    done.set()
-    await asyncio.gather(*callers)
-
-    assert lost == []
-    assert found.live == child.version
-    assert bytes_of_child < 0.7 * bytes_before
-    assert replica._models.peek("default").of(parent.version).bundle.engine.weight_bytes == bytes_before
-    assert store.withdrawals().keys() == {child.version}
-    store.promote(child.version, force=True)
-    store.promote(parent.version)  # it is not identical to what was withdrawn
-    replica._models.stop()
 
 
 def test_lists_place_their_labels() -> None:

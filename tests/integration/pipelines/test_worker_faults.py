@@ -21,35 +21,13 @@ from structlog.testing import capture_logs
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
-from pipelines.training.fit.shard_files import read_shards
-from pipelines.training.parallel.tensors import nothing_alike
-from pipelines.training.reports.watched import LoggedFit
 from pipelines.training.train_decoder import train
 from pipelines.training.workers.team import Team
 from services.errors import StageFailed
 from tests.support.training.ranks import fit_line
 from tests.support.training.synthetic import histories_from, write_ingested
-from tests.support.training.teams import LONG, TWO, Undisturbed, pids_of, saved_in, stop_after, trained
+from tests.support.training.teams import LONG, TWO, Undisturbed, pids_of, saved_in, trained
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER
-
-
-@pytest.mark.grid  # tests/unit/pipelines/training/fit/test_checkpoints.py flips bytes of shards
-def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:
-    """A damaged checkpoint of either rank falls back to the previous one, also with one process; the log names it."""
-    stop_after(5, data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel="fsdp"))
-    saved = saved_in(tmp_path)
-    newest, before = sorted((path for path in saved.folder.iterdir() if path.suffix == ".shards"), reverse=True)
-    expected = read_shards(before, nothing_alike)[1]
-
-    for name in ("__0_0.distcp", "__1_0.distcp", "state.json"):
-        content = (newest / name).read_bytes()
-        (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-        with capture_logs() as logged:
-            found = saved.newest(watch=LoggedFit())
-        (newest / name).write_bytes(content)
-        assert found is not None
-        assert found.values == expected
-        assert newest.name in logged[0]["why"]
 
 
 def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
