@@ -359,7 +359,6 @@ def _url_key(setting: str, key_file: Path | None) -> str:
 
 
 async def _close(*clients: object) -> None:
-    """Close the connections to other servers."""
     for client in clients:
         if isinstance(client, RemoteWriter | RemoteLlm):
             await client.close()

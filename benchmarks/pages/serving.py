@@ -48,10 +48,10 @@ def lists() -> Iterator[str]:
 def events() -> Iterator[str]:
     """Freshness, erasure and hidden items: time from the acknowledgement until answers agree."""
     fresh, erasure = result("freshness"), result("erasures")
-    one, many = erasure["one"], erasure["many"]
+    single, many = erasure["one"], erasure["many"]
     rows = [
         ("event visible in `Recommend`", f"{fresh['num_events']}", middle_and_tail(fresh), "-"),
-        ("user erased from answers", f"{one['num_erasures']}", middle_and_tail(one), "-"),
+        ("user erased from answers", f"{single['num_erasures']}", middle_and_tail(single), "-"),
     ]
     for key, condition in _HIDES.items():
         hide = result("hides")[key]

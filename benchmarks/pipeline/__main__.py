@@ -45,12 +45,12 @@ _CHILD = "from benchmarks.pipeline.stages import main; main()"
 def main() -> None:
     """Measure the points, print a table, and write the file after each stage."""
     options = _options()
-    rows = {_place(row): row for row in rows_on_file(options.json)}
+    rows = {_key(row): row for row in rows_on_file(options.json)}
     for num_events, num_items in options.points:
         for row in _measure(num_events, num_items, options):
-            rows[_place(row)] = row
-            write_report(options.json, about_run("pipeline") | {"rows": [rows[place] for place in sorted(rows)]})
-    Console().print(table_of([rows[place] for place in sorted(rows)], FIELDS))
+            rows[_key(row)] = row
+            write_report(options.json, about_run("pipeline") | {"rows": [rows[key] for key in sorted(rows)]})
+    Console().print(table_of([rows[key] for key in sorted(rows)], FIELDS))
 
 
 def _options() -> argparse.Namespace:
@@ -66,7 +66,7 @@ def _point(text: str) -> tuple[int, int]:
     return at_least_one(events), at_least_one(items)
 
 
-def _place(row: dict[str, Any]) -> tuple[int, int, int]:
+def _key(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["events"], row["items"], STAGES.index(row["stage"])
 
 

@@ -142,7 +142,7 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
         items, weights = row["history"], row["weights"]
         kept = int(len(items) * (1 - share) + rng.random())
         known = row | {name: row[name] and row[name][:kept] for name in ("history", "weights", "counts")}
-        known["dislikes"] = row["dislikes"] and [one for one in row["dislikes"] if one["place"] < kept]
+        known["dislikes"] = row["dislikes"] and [dislike for dislike in row["dislikes"] if dislike["place"] < kept]
         if kept:
             rows.append(known)
         if 2 <= kept < len(items) and (weights is None or weights[kept]):

@@ -146,7 +146,7 @@ async def run_moves(
 def _release_any(store: BundleStore, since_ms: int) -> None:
     """Release a version that is neither live nor withdrawn."""
     record = store.record()
-    free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
+    free = [version for version in store.versions() if version not in {record.live, *record.withdrawn}]
     store.release(free[-1], (CanaryStage(HALF, 3_600.0),), since_ms, by="benchmark", by_hand=True)
 
 

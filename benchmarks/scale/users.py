@@ -70,7 +70,6 @@ def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) ->
 
 
 def _wait_for_rewrite(client: Redis) -> None:
-    """Wait until the store rewrites no file."""
 
     def rewrites() -> bool:
         state: Any = client.info("persistence")

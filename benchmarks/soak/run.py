@@ -77,7 +77,6 @@ class _Course:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.began_s
 
     @property

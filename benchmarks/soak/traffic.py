@@ -41,7 +41,6 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """Return recommend, event or text."""
         return _KINDS[self.number * _STRIDE % len(_KINDS)]
 
     @property

@@ -110,7 +110,6 @@ def load_values() -> tuple[Value, ...]:
 
 
 def path_of(thing: Thing) -> str:
-    """Return the prefix of an object's paths."""
     return f"{thing['kind']}/{thing['metadata']['name']}"
 
 

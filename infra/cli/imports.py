@@ -136,7 +136,6 @@ def _run(
     *,
     again: bool,
 ) -> "ImportRun":
-    """Return an import of this kind, source, query and options, with its progress on the terminal."""
     from pipelines.imports.importing import progress_file
     from pipelines.imports.run import ImportRun
     from pipelines.imports.sources import name_of
@@ -157,7 +156,6 @@ def _run(
 
 
 def _report(settings: "Settings", done: "ImportResult", findings: "Findings") -> None:
-    """Print the findings of the table, and the result of the import."""
     shutil.rmtree(settings.state_dir / "imports" / "downloads", ignore_errors=True)
     for sentence in findings.sentences():
         out.print(sentence, markup=False)

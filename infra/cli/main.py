@@ -59,7 +59,6 @@ _UNWRITABLE = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOT
 
 
 def main() -> None:
-    """Run a command line."""
     try:
         app()
     except TailraceError as error:

@@ -174,7 +174,6 @@ def _ranking(bundle: "Bundle", decoder: "Decoder") -> "Work":
 
 
 def _texts(decoder: "Decoder") -> "Work":
-    """Return texts of random prompts by the engine."""
     from pipelines.profiler.record import of_engine
     from services.llm.engine.config import EngineConfig
     from services.llm.engine.engine import Engine

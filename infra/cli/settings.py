@@ -108,7 +108,6 @@ def _masked(value: Any) -> Any:
 
 
 def _show(one: Setting, out: Console) -> None:
-    """Print a setting as it would be set, and its meaning below."""
     beside = one.source if one.source == "default" else f"{one.source}; default {_written(one.default) or 'empty'}"
     colour = "red" if one.fault else "dim" if one.source == "default" else "green"
     out.print(f"[bold]{one.variable}[/]={escape(_written(one.value))}  [{colour}]({escape(beside)})[/]", soft_wrap=True)

@@ -90,7 +90,6 @@ def _save_config(config: DecoderConfig, folder: Path) -> None:
 
 
 def _tensor_names(config: DecoderConfig, names: Iterable[str]) -> dict[str, str]:
-    """Map the names of these tensors of a decoder to their checkpoint names."""
     modules = checkpoint_names(config)
     split = {name: name.rsplit(".", 1) for name in names}
     return {name: f"{modules[module]}.{kind}" for name, (module, kind) in split.items()}

@@ -54,7 +54,6 @@ def _whoever(ledger: ErasureLedger | None) -> Erased | None:
 
 
 def _found(events: pl.DataFrame, erased: Erased | None) -> dict[str, Tombstone]:
-    """Return the erased users of a table."""
     if not erased:
         return {}
     users = (str(user_id) for user_id in events[_USER].unique().drop_nulls().to_list())

@@ -43,7 +43,6 @@ class Weighted:
         return len(self.items)
 
     def __getitem__(self, part: slice) -> "Weighted":
-        """Return a subsequence."""
         start, end, _ = part.indices(len(self))
         own = None if self.dislikes is None else self.dislikes.within(start, end)
         return Weighted(self.items[part], self.weights[part], own)

@@ -168,7 +168,6 @@ def _served(metrics: Mapping[str, Mapping[str, Any]], name: str) -> float:
 
 
 def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> list[str]:
-    """Return the names of the models that are not above their floors."""
     baseline, below = _baseline(metrics, options), []
     for name in MODELS:
         own, floor = _against(metrics, baseline, name)

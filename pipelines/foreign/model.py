@@ -180,7 +180,6 @@ def _prompt(
 def _close(
     options: ImportOptions, derived: Derived, template: Template | None, tokenizer: Tokenizer, decoder_dir: Path
 ) -> tuple[int, ...]:
-    """Return the closing tokens that count."""
     if not options.count_close or (template is not None and not template.count_close):
         return ()
     eos = special_tokens_of(read_tokenizer_config(decoder_dir)).get("eos_token", "")

@@ -193,7 +193,6 @@ def _publish(
     found: tuple[VariantRow, list[VariantRow], Mapping[str, VariantDecision]],
     scratch: Path,
 ) -> dict[str, Bundle]:
-    """Publish the winners, each with the table and the picture of all."""
     base, rows, verdicts = found
     picture, now, children = scratch / PICTURE, datetime.now(UTC), {}
     report.draw(base, rows, verdicts, picture)

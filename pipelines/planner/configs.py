@@ -386,7 +386,6 @@ def _experts(config: _Config, family: LayerFamily, hidden: int, ffn: int, layers
 
 
 def _expert_layers(config: _Config, layers: int) -> Iterator[int]:
-    """Yield the layers that have experts."""
     types = config.value("mlp_layer_types")
     listed = config.value("moe_layers")
     dense = set(_layer_list(config, "mlp_only_layers"))

@@ -54,7 +54,6 @@ class Device:
 
 
 def _device(row: Mapping[str, Any]) -> Device:
-    """Return a device from a row of `devices.toml`."""
     rates = {dtype: row[dtype] * 1e12 for dtype in ("fp32", "bf16", "fp8") if dtype in row}
     link, pair = row["node_link"], row.get("pair_link")
     return Device(

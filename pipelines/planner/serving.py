@@ -216,7 +216,6 @@ def _running(
 
 
 def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
-    """Compare replicas with shards by output tokens per GPU."""
     fitting = [way for way in ways if way.concurrency]
     if not fitting:
         needed = ways[-1].memory.total - ways[-1].memory.parts["framework"]

@@ -55,7 +55,6 @@ class TraceEvent:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether a GPU did this work."""
         return self.kind in {ActivityKind.KERNEL, ActivityKind.COPY}
 
 

@@ -53,7 +53,6 @@ class RankProfile:
         return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
 
     def as_row(self) -> dict[str, Any]:
-        """Return the rank's row of the JSON file."""
         return {
             "rank": self.trace.rank,
             "trace": self.trace.path.name,

@@ -64,7 +64,6 @@ def describe(bundle: Bundle) -> str:
 
 
 def _publish(store: BundleStore, items: pl.DataFrame, dataset: str, now: datetime) -> Bundle:
-    """Publish these items, with their `num_events`."""
     items = items.sort("item_id")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"

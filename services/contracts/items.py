@@ -139,7 +139,6 @@ class PutItemsBody(Message, frozen=True):
 
     @property
     def drafts(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The entries' ids and fields."""
         return [one.draft for one in self.items]
 
 

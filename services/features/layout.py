@@ -49,7 +49,6 @@ class RowLayout(Generic[Row]):
 
     @property
     def time_field(self) -> bytes:
-        """The hash field of the row's event time."""
         return self._time_field
 
     def key(self, *entities: str) -> bytes:

@@ -43,7 +43,6 @@ class RepoAddress:
     socket_timeout_s: float = 5.0
 
     def table_path(self, view: str) -> Path:
-        """Return the file of a view's offline table."""
         return self.repo_dir / "data" / f"{view}.parquet"
 
     @property

@@ -254,7 +254,6 @@ class Recommend:
         return self._names.find(surface.model, request.unit_id, self._wall_clock() * 1_000)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
-        """Answer a shed request with these items."""
         shed = RoutingDecision(self._last.tier, Reason.SHED)
         stages_ms = {"answer": round((self._clock() - admitted.deadline.arrived_s) * 1_000, 3)}
         rationale = Rationale(RationaleOutcome.BUSY) if admitted.request.rationale else None

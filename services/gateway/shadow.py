@@ -56,9 +56,7 @@ _OF_THE_MOMENT = frozenset(
 class RecommendBy(Protocol):
     """Builds the ordinary request path with the given bundle, surfaces and sinks."""
 
-    def __call__(self, *, names: BundleFinder, surfaces: SurfaceFinder, sinks: Sequence[AnswerSink]) -> Recommend:
-        """Build the request path."""
-        ...
+    def __call__(self, *, names: BundleFinder, surfaces: SurfaceFinder, sinks: Sequence[AnswerSink]) -> Recommend: ...
 
 
 class SecondRanker(Protocol):
@@ -210,7 +208,6 @@ class Shadow:
         self._samples.labels(ranker.by, outcome).inc()
 
     async def _outcome(self, ranker: SecondRanker, live: Live, record: AnswerRecord, routing: RoutingRecord) -> str:
-        """Rank again and observe the overlap; return the outcome."""
         if not self._load.has_spare_capacity:
             return "no_capacity"
         shown, context = record.answer, routing.context

@@ -79,7 +79,6 @@ def _supervise(
     when_ready: Callable[[Settings], None],
     items: Sequence[str],
 ) -> None:
-    """Start the parts, and supervise them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
     training = FirstTraining(supervisor, settings, report)
     try:

@@ -203,7 +203,6 @@ class EdgePlan:
         return None if self.tls_dir is None else self.tls_dir / KEY
 
     def render(self) -> str:
-        """Return HAProxy's configuration."""
         return _TEMPLATE.format(
             max_connections=max(_MIN_CONNECTIONS, self.max_requests),
             socket=ADMIN_SOCKET,

@@ -32,7 +32,6 @@ def check_access(settings: Settings) -> None:
 
 
 def valkey_access_file(settings: Settings) -> Path:
-    """Return the path of the embedded Valkey's user file."""
     return settings.state_dir / "valkey" / "access.conf"
 
 

@@ -51,7 +51,6 @@ SERVING_ENVIRONMENT = {
 
 
 def ray_home(state_dir: Path) -> Path:
-    """Return the folder of this stack's Ray."""
     return _ROOT / f"tr-{hashlib.blake2b(f'{os.getuid()}:{state_dir}'.encode(), digest_size=4).hexdigest()}"
 
 

@@ -127,7 +127,7 @@ def refuse_unreportable(reporting: Reporting, device: torch.device) -> None:
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested parameters by their names joined with dots."""
-    found: dict[str, str] = {}
+    flattened: dict[str, str] = {}
     for name, value in parameters.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
-    return found
+        flattened |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
+    return flattened

@@ -49,7 +49,6 @@ def fit_locally(
 
 
 def _run(work: Callable[..., Any], mesh: Mesh, progress: Progress) -> list[Left]:
-    """Start all ranks and return how they ended."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= mesh.world_size
     starts = [

@@ -139,7 +139,6 @@ class KeyRing:
 
 
 def _holder_of(key: StoredKey, max_k: int) -> Holder:
-    """Return the holder of a stored key."""
     caller = Caller(
         key_id=key.id,
         scopes=key.scopes,

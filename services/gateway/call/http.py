@@ -184,7 +184,6 @@ class _Endpoint:
         self._on_error = on_error
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         operation, http = self.operation, Request(connection, receive, send)
         if operation.scope is None:
             response = await self._handler(http, Call(new_request_id()))

@@ -93,7 +93,6 @@ class CompletionFormat:
         return {**self._head, "choices": listed, "usage": usage}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the last chunk; see AnswerFormat."""
         return {**self._head, "choices": [], "usage": usage}
 
     def _choice(self, index: int, text: str, content: TextPiece | Choice) -> Json:
@@ -141,7 +140,6 @@ class ChatFormat:
         return {**self._whole_head, "choices": listed, "usage": usage}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the last chunk; see AnswerFormat."""
         return {**self._chunk_head, "choices": [], "usage": usage}
 
     def _logprobs(self, content: TextPiece | Choice) -> Json | None:

@@ -137,7 +137,6 @@ async def _wait_or_disconnect(http: Request, working: "asyncio.Future[Any]", tim
 
 
 async def _disconnect(receive: Receive) -> None:
-    """Wait for the client's disconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -24,9 +24,9 @@ def benchmark(out: Path, *options: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, *words, *options], cwd=ROOT, check=True, timeout=280, stdout=subprocess.PIPE, text=True
     )
-    found: dict[str, Any] = json.loads(out.read_text())
-    assert all(case["name"] in done.stdout for case in found["cases"])
-    return found
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert all(case["name"] in done.stdout for case in report["cases"])
+    return report
 
 
 @pytest.mark.grid
@@ -54,7 +54,7 @@ def test_a_group_whose_engine_does_not_start_costs_no_other_results(tmp_path: Pa
 
     assert list(comparison.failed) == ["tailrace over shape:unknown"]
     assert comparison.failed["tailrace over shape:unknown"].endswith("KeyError: 'unknown'\n")
-    assert [one.error for one in comparison.measured] == [None]
+    assert [case.error for case in comparison.measured] == [None]
 
 
 def test_a_late_reply_is_not_taken_for_the_next(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ ALLOWED = {
 
 NAMES = {
     module
-    for module, found in packages_distributions().items()
-    if not {name.lower().replace("_", "-") for name in found} & ALLOWED
+    for module, distributions in packages_distributions().items()
+    if not {name.lower().replace("_", "-") for name in distributions} & ALLOWED
 } - {"tests", "benchmarks", "services", "pipelines", "models", "infra"}
 
 class Without(PathFinder):
@@ -64,9 +64,9 @@ def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1_700)
 
-    summary = {one["name"]: one for one in json.loads((out / "summary.json").read_text())}
-    assert done.returncode == 0, done.stdout + "".join(one["output_tail"] for one in summary.values() if one["code"])
-    assert {name: one["code"] for name, one in summary.items()} == dict.fromkeys(NAMES, 0)
+    summary = {step["name"]: step for step in json.loads((out / "summary.json").read_text())}
+    assert done.returncode == 0, done.stdout + "".join(step["output_tail"] for step in summary.values() if step["code"])
+    assert {name: step["code"] for name, step in summary.items()} == dict.fromkeys(NAMES, 0)
     assert len(list(out.iterdir())) == MOST_FILES
     results = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     assert [row["error"] for row in results["smoke"]["checks"]] == [None] * 5
@@ -120,8 +120,8 @@ def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
 
     run_all(wanted, tmp_path, tmp_path, scale=1)
 
-    rows = {one["name"]: one for one in json.loads((tmp_path / SUMMARY).read_text())}
-    assert {name: one["code"] for name, one in rows.items()} == {"hangs": None, "beside": 0, "after": 3}
+    rows = {step["name"]: step for step in json.loads((tmp_path / SUMMARY).read_text())}
+    assert {name: step["code"] for name, step in rows.items()} == {"hangs": None, "beside": 0, "after": 3}
     assert (rows["hangs"]["output_tail"], rows["beside"]["output_tail"]) == ("held\n", "done\n")
     wait_for(lambda: _can_lock(locked), timeout_s=20.0, what="the end of the step's child")
 

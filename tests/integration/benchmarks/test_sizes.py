@@ -26,8 +26,8 @@ def test_points_are_measured_on_real_servers_and_within_their_time(tmp_path: Pat
 
     def rows(name: str, *options: str) -> list[dict[str, float]]:
         subprocess.run([*command, str(tmp_path / name), *options], check=True, timeout=300)
-        found: list[dict[str, float]] = json.loads((tmp_path / name).read_text())["rows"]
-        return found
+        measured_rows: list[dict[str, float]] = json.loads((tmp_path / name).read_text())["rows"]
+        return measured_rows
 
     users, catalogue = rows("both.json", "--axis", "users", "catalogue")
     (late,) = rows("late.json", "--axis", "catalogue", "--limit-s", "0.5")

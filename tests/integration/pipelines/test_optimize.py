@@ -56,14 +56,16 @@ def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
     store = BundleStore(places.bundle_root)
     parent = store.live()
 
-    found, shown = optimised(places, "int4,int4-qat,pruned-ffn", epochs=1)
+    optimised_parent, shown = optimised(places, "int4,int4-qat,pruned-ffn", epochs=1)
 
     assert store.live_version() == parent.version
-    assert [row.name for row in found.rows] == ["int4", "int4-qat", "pruned-ffn"]
-    assert {name for name, verdict in found.verdicts.items() if verdict.wins} == found.children.keys()
-    assert all(verdict.why in shown for verdict in found.verdicts.values())
-    assert found.children
-    for name, child in found.children.items():
+    assert [row.name for row in optimised_parent.rows] == ["int4", "int4-qat", "pruned-ffn"]
+    assert {
+        name for name, verdict in optimised_parent.verdicts.items() if verdict.wins
+    } == optimised_parent.children.keys()
+    assert all(verdict.why in shown for verdict in optimised_parent.verdicts.values())
+    assert optimised_parent.children
+    for name, child in optimised_parent.children.items():
         assert store.open(child.version).manifest["lineage"]["optimised_from"] == parent.version
         assert child.manifest["optimisation"]["recipe"] == name
         assert child.weight_kind in {"int4", "int8_all"}
@@ -104,7 +106,7 @@ def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
     from pipelines.scoring.dense import DecoderScorer
     from pipelines.scoring.metrics import gains, rank_labels
 
-    found, _ = optimised(places, "int8")
+    optimised_parent, _ = optimised(places, "int8")
     parent = open_parent(BundleStore(places.bundle_root).live(), places.stages_dir)
     decoder = load_decoder(parent.bundle.judged_dir / "decoder", torch.float32, "cpu")
     catalogue = load_catalogue(parent.tokenized / "catalogue.parquet")
@@ -112,7 +114,7 @@ def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
 
     ranks = rank_labels(DecoderScorer(decoder, catalogue, prompt_of(parent.bundle.manifest)), cases)
 
-    np.testing.assert_allclose(found.gains["parent"], gains(ranks.as_served(repeats=parent.repeats), 10))
+    np.testing.assert_allclose(optimised_parent.gains["parent"], gains(ranks.as_served(repeats=parent.repeats), 10))
 
 
 def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Places) -> None:
@@ -120,10 +122,10 @@ def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Plac
     store = BundleStore(places.bundle_root)
     before = store.versions()
 
-    found, shown = optimised(places, "pruned-heads", epochs=1, budget=0.0, promotes=True)
+    optimised_parent, shown = optimised(places, "pruned-heads", epochs=1, budget=0.0, promotes=True)
 
-    if found.rows[0].low <= 0:
-        assert (found.live, found.children, store.versions()) == (None, {}, before)
+    if optimised_parent.rows[0].low <= 0:
+        assert (optimised_parent.live, optimised_parent.children, store.versions()) == (None, {}, before)
         assert "negative: may lose" in shown
 
 

@@ -43,9 +43,9 @@ def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_bef
                 data / "tokens", LONG, tmp_path, saved_in(tmp_path, 0.0), CPU, fill, team=replace(TWO, parallel="fsdp")
             )
 
-    found = saved_in(tmp_path).newest()
-    assert found is not None
-    assert found.values["epoch"] >= 10
+    newest = saved_in(tmp_path).newest()
+    assert newest is not None
+    assert newest.values["epoch"] >= 10
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_killed_rank_does_not_change_the_result(
         train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, kill, team=team)
 
     endings = [line["why"] for line in logged if line["event"] == "workers_started_again"]
-    found = json.loads((broken / "training.json").read_text())["curve"]
+    curve = json.loads((broken / "training.json").read_text())["curve"]
     assert len(endings) == num_kills
     assert all("was ended by SIGKILL" in why for why in endings)
-    assert {str(point["epoch"]): point["loss"] for point in found} == expected
+    assert {str(point["epoch"]): point["loss"] for point in curve} == expected
     files = [sorted(folder.glob("decoder/*.safetensors")) for folder in (broken, whole)]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
@@ -96,10 +96,10 @@ def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
 
         train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, pause, team=Team(workers=2, timeout_s=3))
 
-    found = json.loads((broken / "training.json").read_text())["curve"]
+    curve = json.loads((broken / "training.json").read_text())["curve"]
     assert [(line["rank"], line["pid"]) for line in logged if line["event"] == "worker_hung"] == [(1, paused[0])]
     assert "fitting.py" in capfd.readouterr().err
-    assert {str(point["epoch"]): point["loss"] for point in found} == expected
+    assert {str(point["epoch"]): point["loss"] for point in curve} == expected
 
 
 @contextmanager
@@ -139,12 +139,12 @@ def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(
     with capture_logs() as logged, second_rank_limited(logged, None) as most:
         expected = trained(tokens, wide, tmp_path / "whole")
     with capture_logs() as logged, second_rank_limited(logged, most[0] - kept_bytes // 4):
-        found = trained(tokens, wide, tmp_path / "starved")
+        losses = trained(tokens, wide, tmp_path / "starved")
 
     (again,) = [line for line in logged if line["event"] == "workers_started_again"]
     assert (again["log_level"], again["accumulation"]) == ("warning", 2)
     assert re.fullmatch(r"rank 1 is out of memory: [\d,]+ MB predicted \(activations .*\)", again["why"])
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_loss_that_is_no_number_on_one_rank_is_left_out_on_both(tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_a_loss_that_is_no_number_on_one_rank_is_left_out_on_both(tmp_path: Path
     ]
 
     for rank, (fitted, weight) in enumerate(results):
-        assert [(one["epoch"], one["batch"]) for one in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
-        assert all(f"nan on rank {rank}" in one["why"] for one in fitted.skipped_batches)
+        assert [(batch["epoch"], batch["batch"]) for batch in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
+        assert all(f"nan on rank {rank}" in batch["why"] for batch in fitted.skipped_batches)
         assert weight == results[0][1] != 0.0

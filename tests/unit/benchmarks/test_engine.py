@@ -40,7 +40,7 @@ class DoublingClock(Clock):
         self.num_stamps += 1
 
     def intervals(self) -> list[float]:
-        return [2.0**place for place in range(self.num_stamps - 1)]
+        return [2.0**number for number in range(self.num_stamps - 1)]
 
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
@@ -55,7 +55,7 @@ def test_each_kind_of_step_gets_the_time_between_its_start_and_the_next(is_async
     outcomes, steps = drain(engine, DoublingClock(torch.device("cpu")))
 
     assert [len(outcome.item_indices) for outcome in outcomes] == [5]
-    assert {kind: (one["steps"], one["seconds"]) for kind, one in steps.items()} == {
+    assert {kind: (spent["steps"], spent["seconds"]) for kind, spent in steps.items()} == {
         "prefill": (1, 1.0),
         "beam": (2, 2.0 + 4.0),
     }

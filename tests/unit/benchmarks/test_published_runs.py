@@ -64,14 +64,14 @@ def test_a_fit_finds_the_constants_that_made_its_runs(write: Write) -> None:
     runs, _ = read_runs(write(*grid()))
     stored = fitted()
 
-    found = fit(measured_by_the_model(runs, lambda _: 1.0))
+    exact = fit(measured_by_the_model(runs, lambda _: 1.0))
     robust = fit(measured_by_the_model(runs, lambda index: 0.7 if index % 12 == 0 else 1.0))
 
     for chip, share in stored.efficiency.items():
-        assert found.efficiency[chip] == pytest.approx(share, rel=0.02)
+        assert exact.efficiency[chip] == pytest.approx(share, rel=0.02)
         assert robust.efficiency[chip] == pytest.approx(share, rel=0.15)
-    assert found.attention == pytest.approx(stored.attention, rel=0.02)
-    assert found.passes == pytest.approx(stored.passes, rel=0.05)
+    assert exact.attention == pytest.approx(stored.attention, rel=0.02)
+    assert exact.passes == pytest.approx(stored.passes, rel=0.05)
 
 
 def test_few_errors_give_an_interval_that_holds_all_of_them() -> None:

@@ -76,9 +76,9 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
     draw = np.random.default_rng(0)
     students = [draw.choice([0.0, 1.0], 80) for _ in range(2)]
 
-    found = summarise([run(seed, np.ones(80), student) for seed, student in enumerate(students)])
+    summary = summarise([run(seed, np.ones(80), student) for seed, student in enumerate(students)])
 
-    earned = {(row["model"], row["over"]): row for row in found["distillation"]}
+    earned = {(row["model"], row["over"]): row for row in summary["distillation"]}
     assert list(earned) == [
         ("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")
     ]  # fmt: skip
@@ -89,10 +89,10 @@ def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() 
     )  # fmt: skip
     assert row["difference_std"] == pytest.approx(abs(students[0].mean() - students[1].mean()) / np.sqrt(2))
     assert row["ratio"] is None
-    (seen,) = found["seen_items"]
+    (seen,) = summary["seen_items"]
     assert (seen["ndcg10"], seen["other_ndcg10"]) == (pytest.approx(pooled.mean()), 1.0)
     assert seen["ratio"] == pytest.approx(pooled.mean())
-    assert found["runs"][0]["earned_in_validation"] == {"uses_targets": True}
+    assert summary["runs"][0]["earned_in_validation"] == {"uses_targets": True}
 
 
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
