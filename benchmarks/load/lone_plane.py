@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
 from models.mixer import Added
+from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from models.similar import SIMILAR, SimilarTable
 from services.contracts.features import RecentPopularity, UserFeatures
@@ -21,6 +22,7 @@ from services.gateway.build import PlaneConfig, Ports, build_data_plane
 from services.gateway.data_plane import DataPlane
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.ranking import best_allowed
+from services.gateway.request.live_bundle import WishReader
 from services.gateway.users.erase import BrokerKeeps
 from services.items.live_items import LiveItems
 from services.router.deadline import DeadlineLimits
@@ -43,15 +45,21 @@ _CONFIG = PlaneConfig(
 )
 
 
+LoadReader = Callable[[Bundle, Catalogue], WishReader | None]
+
+
 @asynccontextmanager
-async def lone_plane(catalogue: Catalogue) -> AsyncIterator[DataPlane]:
-    """Yield a started data plane on a bundle of this catalogue."""
+async def lone_plane(
+    catalogue: Catalogue, load_reader: LoadReader = lambda _bundle, _catalogue: None
+) -> AsyncIterator[DataPlane]:
+    """Yield a started data plane on a bundle of this catalogue, with this reader of wishes."""
     nothing: Any = _Nothing()
     with tempfile.TemporaryDirectory() as folder:
         _publish(catalogue, Path(folder))
         ports = Ports(
             bundles=BundleStore(Path(folder, "bundles")),
             load_student=lambda _bundle, loaded: _Student(len(loaded.item_ids)),
+            load_reader=load_reader,
             features=nothing,
             llms={"default": nothing},
             events=nothing,

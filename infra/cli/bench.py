@@ -15,6 +15,7 @@ BENCHMARKS = {
     "`serve lists` compares batches, similar and popular items",
     "freshness": "time until an event changes an answer of the running stack; `freshness erasures`, `freshness hides`",
     "rules": "cost of filters and rules per request",
+    "wishes": "time to read wishes, with faults of the reader and fuzzed wishes",
     "text": "overhead of the OpenAI door over the bare engine",
     "release": "time until a worse release is rolled back, and its losses, on a separate stack; `release simulated`",
     "faults": "answers that callers see while each part fails in turn, on a separate stack",

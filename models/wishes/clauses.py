@@ -31,46 +31,98 @@ class ClauseOfWish:
     tokens: tuple[Token, ...]
     is_replacement: bool = False
     """Whether the wish takes back what earlier wishes asked for: "actually", "instead"."""
+    is_adjective: bool = False
+    """Whether the polarity is that of the first word only, if others follow: "not too scary horror films"."""
 
 
 _MAX_AROUND = 8
 _ENDS = frozenset(".;:!?()\n")
+_ANSWERED = frozenset(":?,")
+_AUXILIARIES = frozenset(["is", "are", "was", "were", "do", "does", "did", "will", "would", "can", "could"])
+_RELATIVE = frozenset(["that", "which", "who", "it", "there", "they", "i", "we", "you", "he", "she"])
 
 
 def clauses_of(tokens: Sequence[Token]) -> list[ClauseOfWish]:
     """Return the clauses of a wish in order; clauses without words are dropped."""
-    found: list[ClauseOfWish] = []
-    polarity, begun, at = Polarity.WANT, 0, 0
-    replaces = _replaces(tokens)
-    while at < len(tokens):
-        token = tokens[at]
+    return _Splitter(tokens).split()
+
+
+class _Splitter:
+    """Splits tokens from left to right; the current clause begins at `_begun` and has `_polarity`."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._is_replacement = _replaces(tokens)
+        self._found: list[ClauseOfWish] = []
+        self._polarity, self._begun, self._is_adjective = Polarity.WANT, 0, False
+
+    def split(self) -> list[ClauseOfWish]:
+        at = 0
+        while at < len(self._tokens):
+            at = self._step(at)
+        self._end(self._polarity, len(self._tokens))
+        return self._found
+
+    def _step(self, at: int) -> int:
+        """Return the next token after what the token at `at` begins."""
+        tokens, token, is_wanted = self._tokens, self._tokens[at], self._polarity in (Polarity.WANT, Polarity.LIKE)
         if token.text in english().prefixes and at + 1 < len(tokens) and tokens[at + 1].is_joined:  # "non-violent"
-            _end(found, polarity, tokens[begun:at], is_replacement=replaces)
-            _end(found, Polarity.AVOID, tokens[at + 1 : at + 2], is_replacement=replaces)
-            at = begun = at + 2
-        elif (distance := _around(tokens, at)) is not None:
-            _end(found, polarity, tokens[begun:at], is_replacement=replaces)
-            _end(found, Polarity.AVOID, tokens[at + 1 : at + distance], is_replacement=replaces)
-            at = begun = at + distance + 1
-        elif polarity in (Polarity.WANT, Polarity.LIKE) and (length := _behind(tokens, at)) > 0:
-            _end(found, Polarity.AVOID, tokens[begun:at], is_replacement=replaces)
-            at = begun = at + length
-        elif (cue := _cue_at(tokens, at)) is not None:
-            _end(found, polarity, tokens[begun:at], is_replacement=replaces)
-            at = begun = at + cue[1]
-            polarity = _polarity(cue[0], polarity, tokens[at].text if at < len(tokens) else "")
-        elif token.text == "free" and token.is_joined and at > begun:  # "gore-free"
-            _end(found, polarity, tokens[begun : at - 1], is_replacement=replaces)
-            _end(found, Polarity.AVOID, tokens[at - 1 : at], is_replacement=replaces)
-            at = begun = at + 1
-        elif _ends_clause(tokens, at, polarity):
-            _end(found, polarity, tokens[begun:at], is_replacement=replaces)
-            polarity, at = Polarity.WANT, at + 1
-            begun = at
-        else:
-            at += 1
-    _end(found, polarity, tokens[begun:], is_replacement=replaces)
-    return found
+            return self._avoid_between(at, at + 1, at + 2)
+        if (distance := _around(tokens, at)) is not None:
+            return self._avoid_between(at, at + 1, at + distance) + 1
+        if is_wanted and (length := _behind(tokens, self._begun, at)) > 0:
+            self._end(Polarity.AVOID, at)
+            self._begun = at + length
+            return self._begun
+        if (cue := _cue_at(tokens, at) or self._comparison_at(at)) is not None:
+            return self._begin(at, *cue)
+        if token.text == "free" and token.is_joined and at > self._begun:  # "gore-free"
+            return self._avoid_between(at - 1, at - 1, at) + 1
+        if _ends_clause(tokens, at, self._polarity):
+            self._end(self._polarity, at)
+            self._polarity, self._begun = Polarity.WANT, at + 1
+        return at + 1
+
+    def _begin(self, at: int, cue: str, length: int) -> int:
+        """Begin a clause after a cue."""
+        end = at + length
+        following = self._tokens[end].text if end < len(self._tokens) else ""
+        goes_on = cue == "want" and self._polarity in (Polarity.AVOID, Polarity.LESS) and self._says_nothing(at)
+        self._end(self._polarity, at)
+        self._begun = end
+        self._polarity = self._polarity if goes_on else _polarity(cue, self._polarity, following)
+        self._is_adjective = self._polarity == Polarity.LESS and self._tokens[at].text in ("not", "less", "least")
+        return end
+
+    def _says_nothing(self, at: int) -> bool:
+        """Whether only words of requests are between the last cue and this one: "do not show me"."""
+        between = [token.text for token in self._tokens[self._begun : at]]
+        return all(map(is_stop, between)) and between[:1] not in (["i"], ["we"])
+
+    def _comparison_at(self, at: int) -> tuple[str, int] | None:
+        """Return the cue of "than" or "over" after "rather" or "prefer" in the same sentence."""
+        if self._tokens[at].text not in ("than", "over"):
+            return None
+        for token in reversed(self._tokens[:at]):
+            if token.text in _ENDS:
+                return None
+            if token.text in english().comparing:
+                return "less", 1
+        return None
+
+    def _avoid_between(self, at: int, first: int, end: int) -> int:
+        """End the clause at `at`, exclude the words from `first` to `end`, and begin there."""
+        self._end(self._polarity, at)
+        self._begun = first
+        self._end(Polarity.AVOID, end)
+        self._begun = end
+        return end
+
+    def _end(self, polarity: Polarity, at: int) -> None:
+        tokens = tuple(self._tokens[self._begun : at])
+        if any(token.is_word and token.text not in english().pronouns for token in tokens):
+            self._found.append(ClauseOfWish(polarity, tokens, self._is_replacement, self._is_adjective))
+        self._is_adjective = False
 
 
 def _polarity(cue: str, before: Polarity, following: str) -> Polarity:
@@ -106,12 +158,41 @@ def _around(tokens: Sequence[Token], at: int) -> int | None:
     return None
 
 
-def _behind(tokens: Sequence[Token], at: int) -> int:
-    """Return the length of a phrase at a token that excludes what its clause names; 0 without one."""
+def _behind(tokens: Sequence[Token], begun: int, at: int) -> int:
+    """Return the length of the phrase at a token that excludes what its clause names; 0 without one."""
     for phrase in english().behind:
         if tuple(token.text for token in tokens[at : at + len(phrase)]) == phrase:
             return len(phrase)
-    return 0
+    if at == begun:
+        return 0
+    if tokens[at].text in _ANSWERED or tokens[at].text == "." == "".join(
+        token.text for token in tokens[at + 1 : at + 2]
+    ):
+        first = next((place for place in range(at, len(tokens)) if tokens[place].is_word), len(tokens))
+        answer = _until_end(tokens, first)
+        return first + len(answer) - at if tuple(answer) in english().answers or _refuses(("is", *answer), "") else 0
+    words = _until_end(tokens, at)
+    return len(words) if tuple(words) in english().answers or _refuses(words, tokens[at - 1].text) else 0
+
+
+def _until_end(tokens: Sequence[Token], at: int) -> list[str]:
+    """Return the words from a token to the end of its clause."""
+    end = next((place for place in range(at, len(tokens)) if _is_end(tokens[place])), len(tokens))
+    return [token.text for token in tokens[at:end]]
+
+
+def _refuses(words: Sequence[str], before: str) -> bool:
+    """Whether a predicate refuses its subject: "is not my thing", "are so boring"; not in "that is not boring"."""
+    if not words or words[0] not in _AUXILIARIES or before in _RELATIVE:
+        return False
+    named = [word for word in words[1:] if word != "not" and (word in english().appeal or not is_stop(word))]
+    if "not" in words[1:3]:
+        return bool(named) and all(word in english().appeal for word in named)
+    return any(word in english().faults for word in words[1:]) and all(word in english().faults for word in named)
+
+
+def _is_end(token: Token) -> bool:
+    return token.text in _ENDS or token.text == "," or token.text in english().contrast
 
 
 def _ends_clause(tokens: Sequence[Token], at: int, polarity: Polarity) -> bool:
@@ -148,8 +229,3 @@ def _replaces(tokens: Sequence[Token]) -> bool:
             ]:
                 return True
     return False
-
-
-def _end(found: list[ClauseOfWish], polarity: Polarity, tokens: Sequence[Token], *, is_replacement: bool) -> None:
-    if any(token.is_word and token.text not in english().pronouns for token in tokens):
-        found.append(ClauseOfWish(polarity, tuple(tokens), is_replacement))

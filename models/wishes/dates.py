@@ -8,6 +8,7 @@ from models.wishes.language import english
 from models.wishes.words import Token
 
 _PARTS = {"early": (0, 3), "mid": (3, 6), "late": (6, 9)}
+_AROUND_YEARS = 2
 MIN_YEAR, MAX_YEAR = 1800, 2100
 
 
@@ -35,16 +36,38 @@ def find_dates(tokens: Sequence[Token], at: int) -> tuple[Dates, int] | None:
         return span[0], span[1] + 1
     if word in english().dates["before"] or word in english().dates["after"]:
         return _open(tokens, at)
+    if word in english().dates["around"] and at + 1 < len(tokens) and (year := _year(tokens[at + 1].text)):
+        return Dates(f"around {year}", year - _AROUND_YEARS, year + _AROUND_YEARS), 2
+    if word in ("last", "past") and at + 1 < len(tokens) and _is_of_years(tokens[at + 1 : at + 3]):
+        return Dates("recent", relative="recent"), 2
     if word in _PARTS and (decade := _decade(tokens, at + 1)):
         low, high = _PARTS[word]
         first, num = decade
         return Dates(f"{word} {first}s", first + low, first + high), num + 1
-    if decade := _decade(tokens, at):
-        first, num = decade
-        return Dates(f"{first}s", first, first + 9), num
-    if year := _year(word):
-        return Dates(str(year), year, year), 1
-    return _relative(word)
+    if (point := _point(tokens, at)) is None:
+        return _relative(word)
+    return _range(tokens, at, *point)
+
+
+def _range(tokens: Sequence[Token], at: int, first: int, last: int, num: int) -> tuple[Dates, int]:
+    """Return the dates of a year or decade with what follows: "1950-1960", "1990 or later"."""
+    end = _point(tokens, at + num) if at + num < len(tokens) and tokens[at + num].is_joined else None
+    if end is not None and end[1] > last:
+        return Dates(f"{first}-{end[1]}", first, end[1]), num + end[2]
+    skipped = num + (at + num < len(tokens) and tokens[at + num].text in ("or", "and", "on"))
+    after = tokens[at + skipped].text if at + skipped < len(tokens) else ""
+    is_compared = at + skipped + 1 < len(tokens) and tokens[at + skipped + 1].text == "than"
+    if after in english().dates["onward"] and not is_compared and (skipped > num or after.startswith("onward")):
+        return Dates(f"from {first}", first=first), skipped + 1
+    if after in english().dates["backward"] and not is_compared and skipped > num:
+        return Dates(f"until {last}", last=last), skipped + 1
+    label = str(first) if first == last else f"{first}s"
+    return Dates(label, first, last), num
+
+
+def _is_of_years(tokens: Sequence[Token]) -> bool:
+    """Whether these words are "few years", "decade" or the like."""
+    return any(token.text in ("years", "decade", "decades") for token in tokens)
 
 
 def _open(tokens: Sequence[Token], at: int) -> tuple[Dates, int] | None:

@@ -28,7 +28,14 @@ class Language:
     replacing: tuple[Phrase, ...]
     around: tuple[Phrase, ...]
     behind: tuple[Phrase, ...]
+    faults: frozenset[str]
+    appeal: frozenset[str]
+    answers: frozenset[Phrase]
+    comparing: frozenset[str]
+    capitals: frozenset[str]
     fillers: tuple[str, ...]
+    synonyms: tuple[tuple[tuple[Phrase, ...], tuple[Phrase, ...]], ...]
+    """Groups of phrases that stand for one another: almost always, and mostly."""
     contractions: Mapping[str, str]
     cues: Mapping[Phrase, str]
     longest_cue: int
@@ -39,6 +46,7 @@ class Language:
 def english() -> Language:
     """Return the English language."""
     about = tomllib.loads(files("models.wishes").joinpath("english.toml").read_text(encoding="utf-8"))
+    groups = [(_phrases(one["same"].split(",")), _phrases(one["near"].split(","))) for one in about["synonyms"]]
     cues = {tuple(phrase.split()): kind for kind, phrases in about["cues"].items() for phrase in phrases}
     words = {name: frozenset(about[name].split()) for name in about if isinstance(about[name], str)}
     return Language(
@@ -54,6 +62,12 @@ def english() -> Language:
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),
         behind=_phrases(about["behind"]),
+        faults=words["faults"],
+        appeal=words["appeal"],
+        answers=frozenset(_phrases(about["answers"])),
+        comparing=words["comparing"],
+        capitals=words["capitals"],
+        synonyms=tuple(groups),
         fillers=tuple(about["fillers"].strip().replace("\n", "|").split("|")),
         contractions=about["contractions"],
         cues=cues,

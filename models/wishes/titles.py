@@ -1,7 +1,8 @@
 """Finds whole titles of items in a wish, before it is split into clauses: titles hold commas and words such as "like".
 
 A title of several words counts anywhere, unless it is a category's name in lower case. A title of one word counts in
-quotes, or after a cue such as "like" if it is capitalised or ends its clause.
+quotes, after a cue such as "like" if it is capitalised or ends its clause, capitalised among words that are not, and as
+the whole wish.
 """
 
 from collections import defaultdict
@@ -13,8 +14,8 @@ from models.wishes.words import Token, is_stop, words_of
 
 _JOINTS = frozenset({"and", "or", ",", "the", "a", "movie", "film", "show", "book", "game"})
 _EXAMPLES = frozenset({"like", "unlike"})
-IsValue = Callable[[Sequence[Token], int], bool]
-"""Whether the name of an attribute's value begins at a token."""
+Certainty = Callable[[Sequence[Token], int], float]
+"""How certainly a word of the catalogue's values begins at a token, from 0 to 1, which is a value's own name."""
 
 
 class Titles:
@@ -29,13 +30,13 @@ class Titles:
         self._first_words = frozenset(words[0] for words in found)
         self._longest = max(map(len, found), default=0)
 
-    def marked(self, tokens: Sequence[Token], is_value: IsValue) -> list[Token]:
+    def marked(self, tokens: Sequence[Token], certainty: Certainty) -> list[Token]:
         """Return the tokens with each title as one token, whose `item` is the item's index."""
         marked: list[Token] = []
         at = 0
         while at < len(tokens):
             match = self._find(tokens, at) if tokens[at].text in self._first_words else None
-            if match is not None and _counts(tokens, at, match[1], marked, is_value):
+            if match is not None and _counts(tokens, at, match[1], marked, certainty):
                 marked.append(replace(tokens[at], text="", item=match[0]))
                 at += match[1]
             else:
@@ -61,7 +62,7 @@ class Titles:
         return None
 
 
-def _counts(tokens: Sequence[Token], at: int, length: int, before: Sequence[Token], is_value: IsValue) -> bool:
+def _counts(tokens: Sequence[Token], at: int, length: int, before: Sequence[Token], certainty: Certainty) -> bool:
     if at > 0 and tokens[at - 1].text == '"':
         return True
     title = [token for token in tokens[at : at + length] if token.is_word]
@@ -69,15 +70,32 @@ def _counts(tokens: Sequence[Token], at: int, length: int, before: Sequence[Toke
     is_capital = all(token.is_capital for token in content) and title[0].is_capital
     is_example = _follows_example(before)
     if len(content) >= 2 or (len(title) >= 3 and is_example):
-        return is_capital or is_example or not any(is_value(tokens, place) for place in range(at, at + length))
+        return is_capital or is_example or not any(certainty(tokens, place) == 1 for place in range(at, at + length))
+    if length == sum(token.is_word for token in tokens):
+        return bool(content) and not certainty(tokens, at)
     ends = at + length == len(tokens) or not tokens[at + length].is_word
-    return is_example and (is_capital or (ends and not is_value(tokens, at)))
+    if is_example:
+        return is_capital or (ends and certainty(tokens, at) < 1)
+    named = max(certainty(tokens, place) for place in range(at, at + length))
+    return _stands_out(tokens, at, length, content, ends=ends) and named < (1.0 if length > 1 else 0.1)
+
+
+def _stands_out(tokens: Sequence[Token], at: int, length: int, content: Sequence[Token], *, ends: bool) -> bool:
+    """Whether a title of one word is capitalised where other words are not."""
+    if not content or not content[-1].is_capital or content[-1].text in english().capitals:
+        return False
+    others = [token for token in (*tokens[:at], *tokens[at + length :]) if token.is_word]
+    if sum(token.is_capital for token in others) > len(others) / 2:
+        return False
+    begins = at == 0 or tokens[at - 1].text in ".!?\n"
+    return not begins or length > 1 or ends or tokens[at + length].text in ("is", "was", "were")
 
 
 def _follows_example(before: Sequence[Token]) -> bool:
     """Whether a cue for examples precedes, with nothing between but joints and other titles."""
     words = [token.text for token in before if token.text not in _JOINTS and token.item < 0]
-    if before and before[-1].item >= 0:
+    last = next((token for token in reversed(before) if token.text not in _JOINTS), None)
+    if last is not None and last.item >= 0:
         return True
     cues = english().cues
     return any(cues.get(tuple(words[-length:])) in _EXAMPLES for length in range(1, english().longest_cue + 1))

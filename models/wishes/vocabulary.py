@@ -1,7 +1,7 @@
 """The words by which wishes name items: categories, title words, whole titles, years and popularity.
 
 All of them come from the items. A category is matched by its name, by a word that only its name has, by abbreviation
-("sci-fi" and "science fiction") and by the synonyms that training derived. Numpy only.
+("sci-fi" and "science fiction"), by synonyms in English, and despite one typing error. Numpy only.
 """
 
 from collections import Counter, defaultdict
@@ -14,10 +14,13 @@ import numpy as np
 from models.wishes.dates import Dates, year_in_title
 from models.wishes.language import english
 from models.wishes.titles import Titles
-from models.wishes.words import Token, is_stop, stem, stems, words_of
+from models.wishes.words import Token, is_one_error, is_stop, stem, stems, words_of
 
 _MAX_PHRASE = 6
 _SHORT = 4
+_SAME, _NEAR = 0.9, 0.6
+"""Certainty of synonyms: only the first exclude items."""
+_MIN_MISTYPED = 5
 _OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
 """Ages in years, before the newest item, from which an item begins to be old and is old; recent, and no longer."""
 
@@ -43,10 +46,8 @@ class Term:
 class Vocabulary:
     """The terms of a catalogue's items. Thread-safe for reading."""
 
-    def __init__(self, items: Sequence[WishItem], synonyms: Mapping[str, Mapping[str, float]] | None = None) -> None:
-        """Index the items. `synonyms` maps a category to words that stand for it, with a certainty from 0 to 1."""
+    def __init__(self, items: Sequence[WishItem]) -> None:
         self.items = items
-        self.synonyms = synonyms or {}
         self.years_V = np.array([year_in_title(item.title) for item in items], dtype=np.int32)
         members: dict[Term, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
@@ -68,10 +69,17 @@ class Vocabulary:
                 for word in words:
                     if num_names[stem(word)] == 1 and len(word) >= _SHORT and not is_stop(word):
                         found.setdefault((stem(word),), (term, 1.0))
-        for value, synonyms in self.synonyms.items():
-            for word, certainty in synonyms.items():
-                found.setdefault(stems(words_of(word)), (Term("categories", value), certainty))
+        self._add_synonyms(found)
         return {phrase: term for phrase, term in found.items() if phrase}
+
+    def _add_synonyms(self, found: dict[tuple[str, ...], tuple[Term, float]]) -> None:
+        """Let each group of synonyms stand for the value that one of its phrases names."""
+        for same, near in english().synonyms:
+            named = [found[phrase][0] for phrase in map(stems, same) if phrase in found and found[phrase][1] == 1]
+            if named:
+                for phrases, certainty in ((same, _SAME), (near, _NEAR)):
+                    for phrase in phrases:
+                        found.setdefault(stems(phrase), (named[0], certainty))
 
     @cached_property
     def _abbreviated(self) -> list[tuple[tuple[str, ...], Term]]:
@@ -106,7 +114,31 @@ class Vocabulary:
                 return *match, length
             if length == 2 and (term := self._abbreviation(words[:2])):
                 return term, 1.0, 2
-        return None
+        return (*match, 1) if words and (match := self._mistyped(words[0])) else None
+
+    def certainty(self, tokens: Sequence[Token], at: int) -> float:
+        """Return how certainly a value is named at a token: 1 by its own name, 0 not at all."""
+        match = self.find_term(tokens, at)
+        return 0.0 if match is None else match[1]
+
+    def _mistyped(self, word: str) -> tuple[Term, float] | None:
+        """Return the term that a word names but for one typing error; None for a word of titles and a stop word."""
+        if len(word) < _MIN_MISTYPED - 1 or is_stop(word) or stem(word) in self._words:
+            return None
+        known = self._single_words.get(word[0], ())
+        match = next((one for one in known if is_one_error(word, one) or is_one_error(stem(word), stem(one))), None)
+        return None if match is None else self._phrases[(stem(match),)]
+
+    @cached_property
+    def _single_words(self) -> dict[str, list[str]]:
+        """The words that name a term by themselves, by first letter."""
+        found: dict[str, list[str]] = defaultdict(list)
+        names = [words_of(term.value) for term in self.items_of]
+        phrases = [phrase for same, _ in english().synonyms for phrase in same]
+        for phrase in dict.fromkeys((*names, *phrases)):
+            if len(phrase) == 1 and len(phrase[0]) >= _MIN_MISTYPED and (stem(phrase[0]),) in self._phrases:
+                found[phrase[0][0]].append(phrase[0])
+        return found
 
     def _abbreviation(self, words: Sequence[str]) -> Term | None:
         for parts, term in self._abbreviated:

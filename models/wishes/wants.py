@@ -5,10 +5,11 @@ and after "actually" or "instead" all wanted values.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from models.wishes.clauses import ClauseOfWish, Polarity, clauses_of
 from models.wishes.dates import Dates, find_dates
+from models.wishes.language import english
 from models.wishes.vocabulary import Term, Vocabulary
 from models.wishes.words import Token, is_stop, tokens_of
 
@@ -57,16 +58,20 @@ def read_wants(vocabulary: Vocabulary, text: str, earlier: Sequence[str], factor
 
 
 def _read(vocabulary: Vocabulary, text: str, wants: Wants) -> Wants:
-    tokens = vocabulary.titles.marked(tokens_of(text), lambda tokens, at: vocabulary.find_term(tokens, at) is not None)
-    clauses = [_read_clause(vocabulary, clause) for clause in clauses_of(tokens)]
+    tokens = vocabulary.titles.marked(tokens_of(text), vocabulary.certainty)
+    parts = [part for clause in clauses_of(tokens) for part in _parts(vocabulary, clause)]
+    clauses = [_read_clause(vocabulary, part) for part in parts]
     if any(clause.is_replacement and clause.wants for clause in clauses):
         wants.values = {term: one for term, one in wants.values.items() if one[0] != Polarity.WANT}
     if any(clause.dates for clause in clauses):
         wants.dates = []
     is_title_query = sum(token.is_word and token.item < 0 for token in tokens) <= _MAX_TITLE_QUERY
+    certainties: dict[Term, float] = {}
     for clause in clauses:
         for term, certainty in clause.values.items():
-            wants.values[term] = clause.polarity, certainty
+            if certainty >= certainties.get(term, 0.0):  # "horror without gore" is horror
+                certainties[term] = certainty
+                wants.values[term] = clause.polarity, certainty
         wants.dates.extend((clause.polarity, dates, 1.0) for dates in clause.dates)
         for item in clause.items:
             wants.examples[item] = clause.of_items, 1.0
@@ -96,6 +101,20 @@ class _Clause:
         return self.polarity == Polarity.WANT and bool(self.values)
 
 
+def _parts(vocabulary: Vocabulary, clause: ClauseOfWish) -> list[ClauseOfWish]:
+    """Split "not too scary horror films" after the first word that the polarity concerns."""
+    tokens, at = clause.tokens, 0
+    while at < len(tokens) and tokens[at].text in english().softeners:
+        at += 1
+    if not clause.is_adjective or at == len(tokens) or is_stop(tokens[at].text):
+        return [clause]
+    match = vocabulary.find_term(tokens, at)
+    end = at + (1 if match is None else match[2])
+    if end >= len(tokens) or not tokens[end].is_word or is_stop(tokens[end].text):
+        return [clause]
+    return [replace(clause, tokens=tokens[:end]), replace(clause, tokens=tokens[end:], polarity=Polarity.WANT)]
+
+
 def _read_clause(vocabulary: Vocabulary, clause: ClauseOfWish) -> _Clause:
     tokens, at = clause.tokens, 0
     polarity = {Polarity.LIKE: Polarity.WANT, Polarity.UNLIKE: Polarity.LESS}.get(clause.polarity, clause.polarity)
@@ -107,7 +126,8 @@ def _read_clause(vocabulary: Vocabulary, clause: ClauseOfWish) -> _Clause:
             found.items.append(tokens[at].item)
             at += 1
         elif (term := vocabulary.find_term(tokens, at)) is not None:
-            found.values[term[0]] = term[1]
+            found.values[term[0]] = max(term[1], found.values.get(term[0], 0.0))
+            left.extend(tokens[at : at + term[2]] if term[1] < 1 else ())
             at += term[2]
         elif (dates := find_dates(tokens, at)) is not None:
             found.dates.append(dates[0])

@@ -42,9 +42,16 @@ def tokens_of(text: str) -> list[Token]:
         if not raw[0].isalnum():
             found.append(Token(raw, is_word=False))
             continue
-        is_joined = match.start() > 0 and plain[match.start() - 1] == "-"
+        if _is_minus(plain, match.start()):
+            found.append(Token("without"))
+        is_joined = match.start() > 1 and plain[match.start() - 1] == "-" and not plain[match.start() - 2].isspace()
         found.extend(Token(word, True, raw[0].isupper(), is_joined) for word in _expanded(raw.casefold()))
     return found
+
+
+def _is_minus(text: str, start: int) -> bool:
+    """Whether a word is excluded as searches write it: "scary -funny"."""
+    return start >= 2 and text[start - 1] == "-" and text[start - 2] == " " and not text[: start - 2].isspace()
 
 
 def _expanded(word: str) -> list[str]:
@@ -82,3 +89,14 @@ def stem(word: str) -> str:
 
 def stems(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(stem(word) for word in words)
+
+
+def is_one_error(word: str, other: str) -> bool:
+    """Whether one letter is missing, added, changed or swapped with the next. Short stems are not compared."""
+    short, long = sorted((word, other), key=len)
+    if word == other or len(short) < _MIN_STEM or len(long) - len(short) > 1:
+        return False
+    at = next((place for place, letter in enumerate(short) if letter != long[place]), len(short))
+    if len(short) < len(long):
+        return short[at:] == long[at + 1 :]
+    return short[at + 1 :] == long[at + 1 :] or short[at:] == long[at + 1 : at + 2] + long[at] + long[at + 2 :]

@@ -246,6 +246,23 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
     expect(page.locator("#history-note")).to_contain_text("No events yet")
 
 
+def test_a_search_shows_what_was_understood(page: Page) -> None:
+    """The search box finds titles despite typing errors, says what a wish excludes, and empty brings the list back."""
+    recommended = item_ids(page)
+    page.keyboard.press("/")
+    page.keyboard.type("an old comedy, nothing romantic")
+    page.keyboard.press("Enter")
+    expect(page.locator("#understood")).to_have_text("Understood: Comedy, old; not Romance.")
+    page.get_by_role("searchbox").fill("toy stry")
+    page.keyboard.press("Enter")
+    expect(items(page).first).to_contain_text("Toy Story")
+
+    page.get_by_role("searchbox").fill("")
+    page.keyboard.press("Enter")
+    expect(page.locator("#understood")).to_be_hidden()
+    assert len(item_ids(page)) == len(recommended)
+
+
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.grid), "dark"])
 def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> None:
     """Every control has a name; landmarks, heading order and a contrast of 4.5 to 1 hold in both colour schemes."""

@@ -147,6 +147,7 @@ SEARCH = Operation(
     summary="Search items by words of their titles, or by a wish; ordered for a user, if any",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
+    for_tenants=True,
     kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
     parameters=(*query_parameters(SearchQuery), *RECOMMEND.parameters),
     answers=json_answer(Recommendation),

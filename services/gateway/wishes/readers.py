@@ -18,7 +18,6 @@ from prometheus_client import Counter
 
 from models.wishes.reading import Reading
 from models.wishes.vocabulary import WishItem
-from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.live_bundle import Live, WishReader
 from services.gateway.request.names import Names
 from services.gateway.wishes.kept import KeptReadings, key_of
@@ -27,7 +26,6 @@ from services.router.breaker import Breaker
 
 log = structlog.get_logger()
 
-REFRESH_S = 0.25
 MAX_NEW_ITEMS = 10_000
 """Beyond this many new items, the newest are not read until a bundle knows them."""
 _PATIENCE = 4.0
@@ -60,15 +58,6 @@ class WishReaders:
         self._in_use: WeakKeyDictionary[Live, _InUse] = WeakKeyDictionary()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wishes")
         self._usual_s = 0.0
-        self._refreshing = PeriodicTask("wish_items", self.refresh, REFRESH_S)
-
-    async def start(self) -> None:
-        """Start handing new items to the readers."""
-        self._refreshing.start()
-
-    async def stop(self) -> None:
-        """Stop; wishes are still read."""
-        await self._refreshing.stop()
 
     async def read(self, wishes: Sequence[str], live: Live, timeout_s: float) -> Reading | None:
         """Read a conversation's wishes, the newest last, within `timeout_s`; None if not read. Never raises."""

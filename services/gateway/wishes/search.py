@@ -9,10 +9,8 @@ import structlog
 
 from services.errors import DeadlineExceeded
 from services.gateway.overload.long_work import LongWork
-from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names
-from services.gateway.wishes.readers import REFRESH_S
 from services.gateway.wishes.titles import TitleIndex
 
 log = structlog.get_logger()
@@ -34,16 +32,7 @@ class TitleSearch:
         self._names = names
         self._indexed: WeakKeyDictionary[Live, _Indexed] = WeakKeyDictionary()
         self._searching = LongWork("search")
-        self._refreshing = PeriodicTask("new_titles", self.refresh, REFRESH_S)
         names.before_swap(self._index)
-
-    async def start(self) -> None:
-        """Start indexing new items."""
-        self._refreshing.start()
-
-    async def stop(self) -> None:
-        """Stop; titles are still searched."""
-        await self._refreshing.stop()
 
     async def matches(self, query: str, live: Live, timeout_s: float) -> np.ndarray | None:
         """Return how well each title matches (n,), by item index; None if not searched in time. Never raises."""

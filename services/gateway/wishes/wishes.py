@@ -1,12 +1,15 @@
-"""Reads the wish of a request: its bundle's reader and, for a search, the titles."""
+"""Reads the wish of a request: its bundle's reader and, for a search, the titles. Both learn new items in one task."""
 
 import asyncio
 
 from services.contracts.recommend import RecommendRequest, SearchFor
+from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.wish import ReadWish
 from services.gateway.wishes.readers import WishReaders
 from services.gateway.wishes.search import TitleSearch
+
+REFRESH_S = 0.25
 
 
 class Wishes:
@@ -15,16 +18,15 @@ class Wishes:
     def __init__(self, readers: WishReaders, titles: TitleSearch) -> None:
         self._readers = readers
         self._titles = titles
+        self._refreshing = PeriodicTask("wish_items", self.refresh, REFRESH_S)
 
     async def start(self) -> None:
         """Start handing new items to both."""
-        await self._readers.start()
-        await self._titles.start()
+        self._refreshing.start()
 
     async def stop(self) -> None:
         """Stop; wishes are still read."""
-        await self._titles.stop()
-        await self._readers.stop()
+        await self._refreshing.stop()
 
     async def refresh(self) -> None:
         """Hand new items to both now."""

@@ -79,8 +79,9 @@ class RestClient:
     async def popular(self, **sent: Any) -> Reply:
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
-    async def search(self, q: str | None, **sent: Any) -> Reply:
-        return _reply(await self.http.get("/v1/search", params={} if q is None else {"q": q, **sent}))
+    async def search(self, q: str | None, headers: dict[str, str] | None = None, **sent: Any) -> Reply:
+        query = {} if q is None else {"q": q, **sent}
+        return _reply(await self.http.get("/v1/search", params=query, headers=headers))
 
     async def assignment(self, **unit: str) -> Reply:
         """Request the assignment of a user or session."""
@@ -138,10 +139,9 @@ class RpcClient:
         request = recommend_pb2.RecommendRequest(filters=filters, **sent)
         return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
 
-    async def search(self, q: str | None, **sent: Any) -> Reply:
-        """Search."""
+    async def search(self, q: str | None, headers: dict[str, str] | None = None, **sent: Any) -> Reply:
         request = recommend_pb2.RecommendRequest(**sent)
-        return await self.call(self._stub.Search, recommend_pb2.SearchRequest(q=q, request=request))
+        return await self.call(self._stub.Search, recommend_pb2.SearchRequest(q=q, request=request), headers)
 
     async def assignment(self, **unit: str) -> Reply:
         """Request the assignment of a user or session; answers have REST's form."""

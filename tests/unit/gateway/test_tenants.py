@@ -10,6 +10,7 @@ import pytest
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
 from services.contracts.events import decode_interaction
+from services.contracts.items import ItemState
 from services.contracts.tenant import TenantState, scoped
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.tenants import StoredTenant
@@ -222,6 +223,26 @@ async def test_popularity_of_a_tenant_comes_from_its_own_users(world: World, res
     ]
 
     assert first == ["i19", "i18", "i00"]
+
+
+async def test_a_search_finds_the_tenant_s_own_items(world: World, door: Door) -> None:
+    """A tenant's new item, and the title that it gives a known item, are in no search of another tenant."""
+    for key, title in (("acme", "Zanzibar Nights"), ("bolt", "Quokka Days")):
+        change = ItemState(item_id=scoped(key, "new"), title=title)
+        world.items.live_items.apply([(scoped(key, "new"), change)])
+    await world.plane.wishes.refresh()
+
+    found = {
+        key: [
+            [item["item_id"] for item in (await door.search(query, bearer(key), k=1)).body["items"]]
+            for query in ("zanzibar", "quokka days")
+        ]
+        for key in ("op", *TENANTS)
+    }
+
+    assert [one == ["new"] for one in found["acme"]] == [True, False]
+    assert [one == ["new"] for one in found["bolt"]] == [False, True]
+    assert ["new"] not in found["op"]
 
 
 async def test_items_are_stated_per_tenant(world: World, rest: RestClient) -> None:

@@ -2,7 +2,7 @@
 
 import { announce, byId, make, prefersReducedMotion, setText } from "./dom.js"
 import { elapsedMs } from "./session.js"
-import { ago, milliseconds, plural, reasonText, score, tierTitle } from "./text.js"
+import { ago, milliseconds, plural, reasonText, score, tierTitle, understoodText } from "./text.js"
 
 const MOVE_MS = 210
 const STAGES = ["features", "route", "rank", "answer"]
@@ -14,6 +14,11 @@ let isFirst = true
 
 export function startAnswer(session) {
   byId("request").addEventListener("click", () => session.request())
+  byId("wish-form").addEventListener("submit", (event) => {
+    event.preventDefault()
+    session.query = byId("wish").value.trim()
+    session.request()
+  })
   session.addEventListener("user", () => {
     isFirst = true
     byId("click-note").hidden = true
@@ -36,6 +41,7 @@ function show(answer, session) {
   byId("verdict").dataset.tier = answer.tier
   setText(byId("reason"), reasonText(answer.reason))
   setText(byId("facts"), facts(answer))
+  setText(byId("understood"), session.query ? understoodText(answer.understood) : "")
   showItems(answer, session)
   byId("timeline").replaceChildren(...timeline(answer))
 }

@@ -19,7 +19,7 @@ export const dropKey = () => sessionStorage.removeItem(KEY)
 
 async function call(path, options) {
   const key = sessionStorage.getItem(KEY)
-  const headers = { ...(options.body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) }
+  const headers = { ...options.headers, ...(options.body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) }
   const response = await fetch(path, { ...options, headers, cache: "no-store" })
   const body = await response.json()
   if (response.ok) return body
@@ -42,4 +42,6 @@ export function segment(id) {
 
 export const find = (text) => get(`/console/items?find=${encodeURIComponent(text)}`)
 export const recommend = (body, options) => post("/v1/recommendations", body, options)
+export const search = ({ deadline_ms, ...query }, options) =>
+  get(`/v1/search?${new URLSearchParams(query)}`, { headers: { "x-deadline-ms": String(deadline_ms) }, ...options })
 export const recordEvent = (event) => post("/v1/events", event, { priority: "high" })

@@ -24,6 +24,7 @@ const SHORTCUTS = [
   { keys: [..."1234567890"], shown: ["1", "…", "0"], title: "Click the first to tenth item", run: (key) => clickPlace(session, (Number(key) + 9) % 10) },
   { keys: ["n"], shown: ["n"], title: "New user", run: () => session.chooseNew() },
   { keys: ["r"], shown: ["r"], title: "Request again", run: () => session.request() },
+  { keys: ["/"], shown: ["/"], title: "Search, or say a wish", run: () => byId("wish").focus() },
   { keys: ["l"], shown: ["l"], title: "Language model off or on", run: () => flip("llm") },
   { keys: ["f"], shown: ["f"], title: "Feature store off or on", run: () => flip("features") },
   { keys: ["+", "="], shown: ["+"], title: "More load", run: () => changeLoad(1, session) },

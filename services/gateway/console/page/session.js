@@ -1,8 +1,8 @@
-// The chosen user's session: requests recommendations, sends clicks, and measures the time until a click is visible in an answer.
+// The chosen user's session: requests recommendations or searches, sends clicks, and measures the time until a click is visible in an answer.
 //
 // Dispatches "user", "answer", "history", "click-seen", "click-unseen" and "failure".
 
-import { get, recommend, recordEvent } from "./api.js"
+import { get, recommend, recordEvent, search } from "./api.js"
 
 const SEEN_WITHIN_MS = 5_000
 const POLL_EVERY_MS = 12
@@ -11,6 +11,7 @@ const USER_KEY = "tailrace-user"
 export class Session extends EventTarget {
   userId = null
   deadlineMs = 200
+  query = "" // of the search box; empty: recommendations
   answer = null
   isStoreOff = false
   #generation = 0 // of the chosen user; answers for an earlier one are dropped
@@ -40,7 +41,8 @@ export class Session extends EventTarget {
     if (this.userId === null) return null
     const generation = this.#generation
     try {
-      const answer = await recommend({ user_id: this.userId, k: 10, deadline_ms: this.deadlineMs }, { priority: "high" })
+      const wanted = { user_id: this.userId, k: 10, deadline_ms: this.deadlineMs }
+      const answer = await (this.query ? search({ q: this.query, ...wanted }, { priority: "high" }) : recommend(wanted, { priority: "high" }))
       if (generation === this.#generation) this.#accept(answer)
       return answer
     } catch (error) {

@@ -15,6 +15,16 @@ export function milliseconds(ms) {
   return ms < 10_000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(0)} s`
 }
 
+// What was read of a wish; null if it was not read.
+export function understoodText(understood) {
+  if (!understood) return "The wish was not read; titles were searched."
+  const { must, must_not, liked, relaxed } = understood
+  const parts = [must.join(", "), must_not.length ? `not ${must_not.join(", ")}` : "", liked.length ? `like ${liked.join(", ")}` : ""]
+  const read = parts.filter(Boolean).join("; ")
+  const limits = relaxed.length ? " Nothing is left without them, so the exclusions are not applied." : ""
+  return read ? `Understood: ${read}.${limits}` : "No value of the catalogue was named; words and titles decide."
+}
+
 // A share such as 0.9987, with enough digits to differ from 100 %.
 export function percent(share) {
   if (share === null || share === undefined) return "–"
