@@ -119,6 +119,17 @@ def mirrored_tests(path: Path) -> Path:
     return next(candidate for candidate in candidates if (ROOT / candidate).exists())
 
 
+def copy_tree(target: Path) -> None:
+    """Copy the tracked files to a repository of their own, since some tests ask git for the list."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        copied = target / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copied, follow_symlinks=False)
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *command], cwd=target, check=True)
+
+
 def is_found(tree: Path, tests: Path, *options: str) -> bool:
     """Return whether a test fails or never ends in the mutated copy."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, str(tests)]
@@ -138,12 +149,10 @@ def main() -> None:
     candidates = sorted(one for path in modules_that_decide() for one in mutations_of(path))
     drawn = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
     survivors = []
-    with tempfile.TemporaryDirectory() as scratch:
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, tracked.split("\0")):
-            target = Path(scratch, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        copy_tree(Path(scratch))
+        if is_found(Path(scratch), Path("tests/unit"), "-n", "auto"):
+            sys.exit("a unit test fails in the copy without a mutation; run `make test-unit` and mend it first")
         for one in track(drawn, "mutations", console=console):
             one.apply(Path(scratch))
             tests = mirrored_tests(one.path)

@@ -1,7 +1,4 @@
-"""The mix of a reader's scores with the rankings of tiers.
-
-.venv/bin/pytest tests/unit/models/test_wish_mixing.py
-"""
+"""The mix of a reader's scores with the rankings of tiers."""
 
 import math
 

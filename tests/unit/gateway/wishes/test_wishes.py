@@ -1,7 +1,4 @@
-"""A wish changes the list of every tier, limits it by what it excludes, and never costs the answer.
-
-.venv/bin/pytest tests/unit/gateway/wishes/test_wishes.py
-"""
+"""A wish changes the list of every tier, limits it by what it excludes, and never costs the answer."""
 
 import asyncio
 import random
