@@ -50,7 +50,8 @@ class Caller:
     """One caller.
 
     `key_id` names the key in logs and metrics and is not secret; requests for more than `max_k` items are refused.
-    `tenant` owns the key; empty is the default tenant (`services.contracts.tenant`).
+    `tenant` owns the key; empty is the default tenant (`services.contracts.tenant`). `weight` is the tenant's share
+    when capacity is scarce.
     """
 
     key_id: str
@@ -58,6 +59,7 @@ class Caller:
     priority: Priority = Priority.NORMAL
     max_k: int = MAX_K
     tenant: str = ""
+    weight: float = 1.0
 
 
 ANYONE = Caller(key_id="anonymous", scopes=frozenset(Scope))

@@ -64,7 +64,8 @@ class TextRequest:
     choice comes as one piece when it is done, which costs less. Lower `priority` is served first. `deadline_unix_s` is
     absolute wall time of the gateway's host; other hosts are sent the remaining time. `settings_sent` names the
     settings that the caller sent, even at their defaults: another server may have other defaults. `trace` is the W3C
-    trace context as header pairs. `key_id` is the id of the caller's API key, empty for our own texts.
+    trace context as header pairs. `key_id` is the id of the caller's API key, empty for our own texts; `tenant` and
+    `weight` are its tenant and that tenant's share of scarce capacity.
     """
 
     request_id: str
@@ -84,6 +85,8 @@ class TextRequest:
     is_schema_strict: bool = False
     in_pieces: bool = True
     priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
     deadline_unix_s: float | None = None
     settings_sent: frozenset[str] = frozenset()
     trace: tuple[tuple[str, str], ...] = ()

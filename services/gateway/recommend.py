@@ -195,10 +195,10 @@ class Recommend:
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits, self._load.tail_delay_s)
         budget_s = deadline.budget_s(self._clock())
         request = request.after(await self._pages.shown_before(request, live, budget_s))
-        is_in_time = await self._load.queue.begin(caller.priority, deadline)
+        is_in_time = await self._load.queue.begin(caller.priority, deadline, caller.tenant, caller.weight)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # the queue does not count a slow upload
             raise self._load.refusal("expired")
-        verdict = self._load.judge(caller.priority)
+        verdict = self._load.judge(caller.priority, caller.tenant, caller.weight)
         if verdict is AdmissionDecision.REFUSE:
             raise self._load.refusal("strain")
         if not is_in_time:
@@ -211,7 +211,7 @@ class Recommend:
         expressions = await self._compile(request, live, deadline, stages)
         is_shed = verdict is AdmissionDecision.SHED
         wish = None if is_shed or not request.wishes else self._begin_reading(request, live, deadline, stages)
-        with self._load.working(), stages.measure("features"):
+        with self._load.working(caller.tenant), stages.measure("features"):
             lookup = UNREAD if is_shed else await self._read(request, live.lists_version, deadline, features)
         found = None if wish is None else await wish
         with stages.measure("route"):
@@ -222,7 +222,7 @@ class Recommend:
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
-        with self._load.working(), stages.measure("rank"):
+        with self._load.working(caller.tenant), stages.measure("rank"):
             decided, results = await self._rank(context, planned)
         with stages.measure("answer"):
             chosen, ruled = self._choose(context, results, decided.tier)

@@ -168,7 +168,8 @@ class KeyedAccess:
         caller, limits = holder.caller, [(holder.caller.key_id, holder.allowance)]
         if caller.tenant:
             tenant = self._tenant_of(caller, operation)
-            caller = replace(caller, max_k=min(caller.max_k, tenant.max_k or caller.max_k))
+            max_k = min(caller.max_k, tenant.max_k or caller.max_k)
+            caller = replace(caller, max_k=max_k, weight=tenant.share)
             limits.append((f"{tenant.id}/", tenant.allowance))  # no key has an id with a slash
         if operation.required_scope not in caller.scopes:
             raise NotAllowed(operation.required_scope, caller.key_id)

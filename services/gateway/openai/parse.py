@@ -130,6 +130,8 @@ def _text_request(
         is_schema_strict=_is_schema_strict(body.response_format),
         in_pieces=body.stream,
         priority=context.caller.priority,
+        tenant=context.caller.tenant,
+        weight=context.caller.weight,
         deadline_unix_s=context.deadline_unix_s,
         settings_sent=frozenset(body.model_fields_set),
         trace=trace_headers(),

@@ -15,14 +15,22 @@ loop late (a standing queue, not a single stall), or the process used more CPU t
 the machine then suffer before its own loop is late). CPU time affects only low priority. Each further unit needs a
 longer delay, since important requests should rather wait than be refused, and a refusal saves little over an answer
 from memory. In addition, the last places in flight are reserved for higher priorities.
+
+Where several tenants send requests, a request above its tenant's share (tenant_loads.py) is judged as low priority,
+and a request within it at one unit of strain less. A tenant within its share has places in flight even when the others
+fill them.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from services.contracts.access import Priority, places_for
+from services.contracts.tenant import DEFAULT_TENANT
+from services.gateway.overload.tenant_loads import TenantLoads
+from services.router.fairness import has_place
 
 MAX_STRAIN = 5.0
 _WINDOW_S = 0.1
@@ -36,8 +44,6 @@ _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
 _DELAY_SHARE = 0.1
 """Fraction of the usual deadline that the event loop may be late before low priority degrades."""
 _CALM_SHARE = 0.7
-_SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
-_REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
 
 
 class AdmissionDecision(StrEnum):
@@ -68,13 +74,21 @@ class AdmissionLimits:
         return cls(max_in_flight=max_in_flight, max_delay_s=_DELAY_SHARE * deadline_s, deadline_s=deadline_s)
 
 
+_CUT_FROM = {
+    AdmissionDecision.SHED: {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0},
+    AdmissionDecision.REFUSE: {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0},
+}
+
+
 class Admission:
     """Owns the strain and the accumulated fractions; called once per request."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._places = {priority: places_for(priority, limits.max_in_flight) for priority in Priority}
-        self._owed = {(verdict, priority): 0.0 for verdict in AdmissionDecision for priority in Priority}
+        self._owed: dict[tuple[AdmissionDecision, Priority, str], float] = {}
+        self._tenants = TenantLoads()
+        self._above_share: Mapping[tuple[str, Priority], float] = {}
         self._strain = 0.0
         self._window_began_s = float("-inf")
         self._busy_before_s = 0.0
@@ -100,26 +114,60 @@ class Admission:
         late = self._least_delay_s / self._limits.max_delay_s
         busy = (busy_s - self._busy_before_s) / lasted_s / self._limits.max_busy
         self._strain = strain_after(self._strain, max(late, min(busy, _LATE[1])))
+        self._tenants.passed(lasted_s, is_late=late > _LATE[0])
+        self._above_share = self._tenants.above_share() if self._strain else {}
         self._window_began_s, self._busy_before_s = now_s, busy_s
         self._num_looks, self._least_delay_s = 0, float("inf")
 
-    def judge(self, priority: Priority, num_in_flight: int) -> AdmissionDecision:
-        """Decide on an arriving request, while `num_in_flight` others are served in full."""
-        if self._strain and self._is_due(AdmissionDecision.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
+    def arrived(self, priority: Priority, tenant: str, weight: float) -> None:
+        """Count an arriving request of a tenant of this weight."""
+        self._tenants.arrived(tenant, weight, priority)
+
+    def share_of(self, tenant: str, weight: float) -> float:
+        """Return a tenant's share of the capacity, of the tenants that now send requests: 0 to 1."""
+        return self._tenants.share_of(tenant, weight)
+
+    def judge(
+        self,
+        priority: Priority,
+        num_in_flight: int,
+        tenant: str = DEFAULT_TENANT,
+        weight: float = 1.0,
+        num_own: int = 0,
+    ) -> AdmissionDecision:
+        """Decide on an arriving request, while `num_in_flight` others are served in full, `num_own` of its tenant."""
+        if self._strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant):
             return AdmissionDecision.REFUSE
-        if num_in_flight >= self._places[priority]:
+        if num_in_flight >= (places := self._places[priority]) and not has_place(
+            num_in_flight, places, num_own, self.share_of(tenant, weight)
+        ):
             return AdmissionDecision.SHED
-        if self._strain and self._is_due(AdmissionDecision.SHED, priority, self._strain - _SHED_FROM[priority]):
+        if self._strain and self._is_due(AdmissionDecision.SHED, priority, tenant):
             return AdmissionDecision.SHED
+        self._tenants.served()
         return AdmissionDecision.ADMIT
 
-    def _is_due(self, verdict: AdmissionDecision, priority: Priority, share: float) -> bool:
-        """Spread a fraction evenly over the requests: 0.25 selects every fourth."""
+    def _is_due(self, verdict: AdmissionDecision, priority: Priority, tenant: str) -> bool:
+        """Spread the fraction to cut evenly over a tenant's requests: 0.25 selects every fourth.
+
+        A tenant that has just come is within its share.
+        """
+        if self._above_share:
+            above = self._above_share.get((tenant, priority), 0.0)
+            share = above * _cut_of(verdict, self._strain, Priority.LOW)
+            share += (1 - above) * _cut_of(verdict, self._strain - 1, priority)
+        else:
+            share = _cut_of(verdict, self._strain, priority)
         if not 0 < share < 1:
             return share >= 1
-        owed = self._owed[verdict, priority] + share
-        self._owed[verdict, priority] = owed % 1
+        owed = self._owed.get((verdict, priority, tenant), 0.0) + share
+        self._owed[verdict, priority, tenant] = owed % 1
         return owed >= 1
+
+
+def _cut_of(verdict: AdmissionDecision, strain: float, priority: Priority) -> float:
+    """Return the fraction of a priority that is shed, or refused, at this strain."""
+    return min(1.0, max(0.0, strain - _CUT_FROM[verdict][priority]))
 
 
 def strain_after(strain: float, pressure: float) -> float:

@@ -1,4 +1,4 @@
-"""Orders requests that were read but have not begun: one per turn of the event loop, by priority, then newest first.
+"""Orders requests that were read but have not begun: one per turn of the event loop, by tenant, priority, newest first.
 
 Does not know load or tiers; the caller decides whether a request that begins late is shed.
 """
@@ -9,7 +9,9 @@ from collections.abc import Callable
 from itertools import count
 
 from services.contracts.access import Priority
+from services.contracts.tenant import DEFAULT_TENANT
 from services.router.deadline import Deadline
+from services.router.fairness import FairOrder
 
 _LATE_SHARE = 0.5
 """Queued past this fraction of its deadline, a request begins late: too little time is left to rank."""
@@ -19,13 +21,18 @@ _NEWEST_WEIGHT = 0.1
 _LONGEST_TURN_S = 0.1
 
 
+_Waiting = tuple[Priority, float, int, float, float, asyncio.Future[bool]]
+"""Priority, negative arrival, number, weight of the tenant, time at which it is late, and whether it may begin."""
+
+
 class BeginQueue:
     """Owns the queued requests of one event loop and begins one per turn of the loop.
 
         read ──▶ wait (until half of the deadline is over) ──┬─▶ in time: features, ranking, answer
                                                              └─▶ late: an answer from memory
 
-    Higher priority begins first, then the newest. Without the queue, all requests that were read at once would begin in
+    The tenants take turns by weight (services/router/fairness.py). Of a tenant, higher priority begins first, then the
+    newest. Without the queue, all requests that were read at once would begin in
     one turn, oldest first: under overload each of them is late, and gRPC, which accepts a call only every few turns,
     waits for all of them. With an empty queue, a request begins at once.
     """
@@ -33,7 +40,9 @@ class BeginQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._numbers = count()
-        self._by_rank: list[tuple[Priority, float, int, float, asyncio.Future[bool]]] = []
+        self._order = FairOrder()
+        self._by_rank: dict[str, list[_Waiting]] = {}
+        """A heap of each tenant that has waiting requests."""
         self._by_late: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._num_waiting = 0
         self._is_armed = False
@@ -49,15 +58,19 @@ class BeginQueue:
         """Estimated wait of a request that is read now and begins after all queued requests."""
         return self._num_waiting * self._turn_s
 
-    async def begin(self, priority: Priority, deadline: Deadline) -> bool:
+    async def begin(
+        self, priority: Priority, deadline: Deadline, tenant: str = DEFAULT_TENANT, weight: float = 1.0
+    ) -> bool:
         """Wait until this request may begin; return whether more than half of its deadline is left."""
         late_s = deadline.arrived_s + _LATE_SHARE * deadline.total_ms / 1_000
         if not self._is_armed:
             self._turned_s = self._clock()
+            self._order.charge(self._order.next((tenant,)), weight, 1)
             self._arm()
             return self._turned_s < late_s
         number, may_begin = next(self._numbers), asyncio.get_running_loop().create_future()
-        heapq.heappush(self._by_rank, (priority, -deadline.arrived_s, number, late_s, may_begin))
+        rank = (priority, -deadline.arrived_s, number, weight, late_s, may_begin)
+        heapq.heappush(self._by_rank.setdefault(tenant, []), rank)
         heapq.heappush(self._by_late, (late_s, number, may_begin))
         self._num_waiting += 1
         try:
@@ -78,8 +91,12 @@ class BeginQueue:
         self._turn_s += _NEWEST_WEIGHT * (lasted_s - self._turn_s)
         self._release_late(now_s)
         while self._by_rank:
-            *_, late_s, may_begin = heapq.heappop(self._by_rank)
+            tenant = self._order.next(self._by_rank)
+            *_, weight, late_s, may_begin = heapq.heappop(self._by_rank[tenant])
+            if not self._by_rank[tenant]:
+                del self._by_rank[tenant]
             if not may_begin.done():
+                self._order.charge(tenant, weight, 1)
                 may_begin.set_result(now_s < late_s)
                 self._arm()
                 return

@@ -8,13 +8,14 @@ which the next request ends, the timer samples twice a second, because each wake
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client import Counter, Gauge
 
 from services.contracts.access import Priority
+from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionDecision
 from services.gateway.overload.begin_queue import BeginQueue
@@ -47,6 +48,7 @@ class LoadMonitor:
         self._refused = refused
         self._clock = clock
         self._num_in_flight = 0
+        self._in_flight_of: dict[str, int] = defaultdict(int)
         self._next_sample: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self._judged_s = clock()
@@ -72,13 +74,14 @@ class LoadMonitor:
         """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
-    def judge(self, priority: Priority) -> AdmissionDecision:
-        """Decide on an arriving request, which ends a rest."""
+    def judge(self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0) -> AdmissionDecision:
+        """Decide on an arriving request of a tenant of this weight, which ends a rest."""
         self._judged_s = self._clock()
         if self._is_at_rest and self._next_sample is not None:
             self._next_sample.cancel()
             self._schedule(self._judged_s)
-        return self.admission.judge(priority, self._num_in_flight)
+        self.admission.arrived(priority, tenant, weight)
+        return self.admission.judge(priority, self._num_in_flight, tenant, weight, self._in_flight_of[tenant])
 
     def refusal(self, cause: str) -> Overloaded:
         """Count a request refused for this cause, and return its error."""
@@ -95,13 +98,17 @@ class LoadMonitor:
         )
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count a request while it is served in full."""
+    def working(self, tenant: str = DEFAULT_TENANT) -> Iterator[None]:
+        """Count a tenant's request while it is served in full."""
         self._num_in_flight += 1
+        self._in_flight_of[tenant] += 1
         try:
             yield
         finally:
             self._num_in_flight -= 1
+            self._in_flight_of[tenant] -= 1
+            if not self._in_flight_of[tenant]:
+                del self._in_flight_of[tenant]
 
     def _schedule(self, now_s: float) -> None:
         is_busy = self._num_in_flight or self.admission.strain or now_s - self._judged_s < _REST_AFTER_S

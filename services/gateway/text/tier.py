@@ -7,6 +7,7 @@ Knows no HTTP, and no writer by name.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
 from services.router.breaker import Breaker, BreakerState
+from services.router.fairness import has_place
 
 log = structlog.get_logger()
 
@@ -77,6 +79,7 @@ class TextTier:
         self._clock = clock
         self._wall_clock = wall_clock
         self._num_in_flight = 0
+        self._in_flight_of: dict[str, int] = defaultdict(int)
 
     async def models(self) -> tuple[TextModel, ...]:
         """Return the served models. Raises DependencyUnavailable."""
@@ -98,7 +101,7 @@ class TextTier:
         """
         self._check(request)
         number = self._breaker.started(self._clock())
-        self._count(request.n)
+        self._count(request.tenant, request.n)
         meter = self._report.watch(route, in_pieces=request.in_pieces)
         verdict: Callable[[], None] = partial(self._breaker.abandoned, number)
         try:
@@ -118,19 +121,28 @@ class TextTier:
             raise
         finally:
             verdict()
-            self._count(-request.n)
+            self._count(request.tenant, -request.n)
 
     def _check(self, request: TextRequest) -> None:
         priority = nearest_class(request.priority)
-        if self._num_in_flight + request.n > places_for(priority, self._num_places):
+        if not self._has_places(request, places_for(priority, self._num_places)):
             raise Overloaded("text", _RETRY_AFTER_S)
-        if self._load.judge(priority) is not AdmissionDecision.ADMIT:
+        if self._load.judge(priority, request.tenant, request.weight) is not AdmissionDecision.ADMIT:
             raise Overloaded("text", _RETRY_AFTER_S)
         if not self._breaker.allows(self._clock()):
             raise DependencyUnavailable("text", _RETRY_AFTER_S)
 
-    def _count(self, num_choices: int) -> None:
+    def _has_places(self, request: TextRequest, num_places: int) -> bool:
+        """Whether all choices of the request have a place, of those that its priority and its tenant may use."""
+        num_held, num_own = self._num_in_flight, self._in_flight_of.get(request.tenant, 0)
+        share = self._load.admission.share_of(request.tenant, request.weight)
+        return has_place(num_held + request.n - 1, num_places, num_own + request.n - 1, share)
+
+    def _count(self, tenant: str, num_choices: int) -> None:
         self._num_in_flight += num_choices
+        self._in_flight_of[tenant] += num_choices
+        if not self._in_flight_of[tenant]:
+            del self._in_flight_of[tenant]
         metrics = self._report.metrics
         metrics.in_flight.inc(num_choices)
         metrics.breaker_open.set(self._breaker.state(self._clock()) is BreakerState.OPEN)

@@ -219,6 +219,8 @@ class Engine:
         mask: TokenMask | None = None,
         after: str | None = None,
         cache_scope: bytes = b"",
+        tenant: str = "",
+        weight: float = 1.0,
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
@@ -236,6 +238,8 @@ class Engine:
                 takes it
                 from the prefix cache.
             cache_scope: Prefixes are shared only with texts of an equal scope.
+            tenant: Tenants take turns in the steps, by weight.
+            weight: The tenant's.
             priority: Lower goes first.
             now_s: The caller's clock.
             deadline_s: On the same clock, or None.
@@ -246,7 +250,7 @@ class Engine:
         """
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         sequence = self._builder.text(request, max_new_tokens, sampling, stop_token_ids, mask)
-        sequence.cache_scope = cache_scope
+        sequence.cache_scope, sequence.tenant, sequence.weight = cache_scope, tenant, weight
         sequence.leader = self._scheduler.find(after) if after is not None else None
         self._scheduler.add(sequence)
 

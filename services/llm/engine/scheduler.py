@@ -3,8 +3,9 @@
 Pure: no torch, no clock, no randomness; time is an argument. A step takes beam steps and decode tokens first, because
 their requests hold memory and are closest to completion. Half of the remaining tokens go to the shortest prompts of the
 best priority, so that many long prompts do not delay them; the rest is distributed by urgency (priority, lowered by
-waiting), so that no request waits forever. The shortest prompts do not take the last running slot, and are not admitted
-while the most urgent waiting request lacks free blocks.
+waiting), so that no request waits forever. Where a step serves several tenants, these orders hold within a tenant, and
+the tenant that had the fewest tokens and beam rows for its weight goes first. The shortest prompts do not take the last
+running slot, and are not admitted while the most urgent waiting request lacks free blocks.
 
 A sequence is admitted when there are blocks for its whole prompt (with sliding windows: for the part that is visible at
 once). So blocks can run out only for text decode, and for a prompt whose blocks were freed as its windows passed. Then
@@ -24,6 +25,7 @@ from services.llm.engine.kv.block_pool import BlockPool
 from services.llm.engine.kv.block_table import BlockNeed, BlockTables
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
+from services.router.fairness import FairOrder, has_place
 
 _RETRY_AFTER_S = 0.1
 _MIN_PROMPT_TOKENS = 16
@@ -77,9 +79,10 @@ class Scheduler:
         plan = StepPlan(late=self._live.late(now_s))
         for sequence in plan.late:
             self.finish(sequence)
+        self._live.begin_turn()
         max_rows = max_rows or max(self._config.max_num_batched_tokens, self._config.max_beam_rows)
         budget = _Budget(self._config.max_num_batched_tokens, min(self._config.max_beam_rows, max_rows))
-        for sequence in self._live.by_urgency(self._live.running.values(), now_s):
+        for sequence in self._live.in_turn(self._live.running.values(), now_s):
             if sequence.request_id in self._live.running:
                 self._plan_decode_or_beams(plan, budget, sequence, now_s)
         budget.tokens = min(budget.tokens, max(max_rows - plan.num_batched_tokens, _MIN_PROMPT_TOKENS))
@@ -94,6 +97,7 @@ class Scheduler:
         """
         for chunk in plan.chunks:
             sequence = chunk.sequence
+            self._live.charge(sequence, chunk.num_tokens)
             sequence.num_computed_tokens = min(chunk.end, sequence.num_tokens)
             self._tables.record(sequence, chunk.start)
             if chunk.is_last and sequence.num_levels:
@@ -101,6 +105,7 @@ class Scheduler:
             elif chunk.is_last:
                 sequence.num_pending += 1
         for sequence in plan.beam_steps:
+            self._live.charge(sequence, sum(sequence.next_beam_rows))
             sequence.num_levels_done += len(sequence.next_beam_rows)
         for sequence in plan.sequences:
             sequence.num_steps += 1
@@ -148,13 +153,13 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, budget: "_Budget", now_s: float) -> None:
         live = self._live
         prefilling = [s for s in live.running.values() if s.num_to_compute and not s.is_decoding]
-        waiting = live.by_urgency((s for s in live.waiting.values() if not s.is_held_back), now_s)
+        waiting = live.in_turn((s for s in live.waiting.values() if not s.is_held_back), now_s)
         counts: dict[Sequence, int] = {}
         half = budget.tokens // 2
-        shortest = sorted(prefilling + waiting, key=lambda s: (s.priority, s.num_to_compute))
+        shortest = sorted(prefilling + waiting, key=lambda s: (live.turn(s), s.priority, s.num_to_compute))
         most = self._config.max_running - 1 if not waiting or live.has_room_for(waiting[0]) else 0
         budget.tokens -= half - self._distribute(shortest, half, counts, now_s, most_running=most)
-        urgent = live.by_urgency(prefilling + waiting, now_s)
+        urgent = live.in_turn(prefilling + waiting, now_s)
         most = self._config.max_running
         budget.tokens = self._distribute(urgent, budget.tokens, counts, now_s, most_running=most)
         plan.chunks.extend(Chunk(sequence, sequence.num_computed_tokens, count) for sequence, count in counts.items())
@@ -202,16 +207,19 @@ class LiveSequences:
         self._config = config
         self._need = need
         self._tables = tables
+        self._order = FairOrder()
 
     def add(self, sequence: Sequence) -> None:
         """Add a request to the queue.
 
-        Raises Overloaded when its priority's part of the queue is full, InvalidRequest if it could never run.
+        Raises Overloaded when its priority's part of the queue is full and its tenant has its share of it,
+        InvalidRequest if it could never run.
         """
         num_tokens = len(sequence.tokens) + sequence.max_new_tokens
         assert self._need.longest(num_tokens) == num_tokens, "longer than the pool, which admission refuses"
         self._check_can_run(sequence)
-        if len(self.waiting) >= places_for(sequence.priority, self._config.max_waiting):
+        places = places_for(sequence.priority, self._config.max_waiting)
+        if len(self.waiting) >= places and not self._has_place(sequence, places):
             raise Overloaded("the engine's queue", _RETRY_AFTER_S)
         self._tables.hash_blocks(sequence)
         self.waiting[sequence.request_id] = sequence
@@ -226,6 +234,24 @@ class LiveSequences:
         """Return the group sorted, most urgent first."""
         ageing_s = self._config.ageing_s
         return sorted(group, key=lambda sequence: sequence.urgency(now_s, ageing_s))
+
+    def in_turn(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:
+        """Return the group sorted by the turn of its tenants, the most urgent of a tenant first."""
+        ageing_s = self._config.ageing_s
+        return sorted(group, key=lambda sequence: (self.turn(sequence), sequence.urgency(now_s, ageing_s)))
+
+    def turn(self, sequence: Sequence) -> float:
+        """Return the virtual time at which the sequence's tenant is next; lower first."""
+        return self._order.start(sequence.tenant)
+
+    def begin_turn(self) -> None:
+        """Move the virtual time to the next tenant's."""
+        if self.waiting or self.running:
+            self._order.next(sequence.tenant for sequence in self.all())
+
+    def charge(self, sequence: Sequence, num_rows: int) -> None:
+        """Count rows of a step for the sequence's tenant."""
+        self._order.charge(sequence.tenant, sequence.weight, num_rows)
 
     def late(self, now_s: float) -> list[Sequence]:
         return [s for s in self.all() if s.deadline_s is not None and s.deadline_s <= now_s]
@@ -271,6 +297,12 @@ class LiveSequences:
         assert all(not sequence.block_table for sequence in self.waiting.values()), "a waiting request holds blocks"
         assert len(self.running) <= self._config.max_running, "more running than allowed"
         return self._tables.check_integrity(self.running.values())
+
+    def _has_place(self, sequence: Sequence, num_places: int) -> bool:
+        """Whether its tenant has less than its share of the queue, of the tenants with live requests."""
+        weights = {other.tenant: other.weight for other in self.all()} | {sequence.tenant: sequence.weight}
+        num_own = sum(other.tenant == sequence.tenant for other in self.waiting.values())
+        return has_place(len(self.waiting), num_places, num_own, sequence.weight / sum(weights.values()))
 
     def _check_can_run(self, sequence: Sequence) -> None:
         if self.find(sequence.request_id) is not None:

@@ -48,6 +48,9 @@ class Sequence:
     max_new_tokens: int = 0
     cache_scope: bytes = b""
     """Only sequences of an equal scope share cached blocks."""
+    tenant: str = ""
+    weight: float = 1.0
+    """The tenant's share of the engine's budget and queue, relative to the other tenants'."""
     leader: "Sequence | None" = None
     """Another request with the same prompt, whose cached blocks this request waits for."""
     work: Work | None = None

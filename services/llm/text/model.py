@@ -86,6 +86,8 @@ class LoadedText:
                     mask=masks[index] if masks else None,
                     after=request_ids[0] if index else None,
                     cache_scope=request.cache_scope,
+                    tenant=request.tenant,
+                    weight=request.weight,
                     priority=request.priority,
                     now_s=now_s,
                     deadline_s=deadline_s,

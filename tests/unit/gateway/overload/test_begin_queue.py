@@ -70,3 +70,20 @@ async def test_a_request_whose_caller_left_takes_no_turn() -> None:
     await ask(4)
 
     assert began == [0, 2, 1, 4]
+
+
+async def test_tenants_take_turns_by_weight() -> None:
+    """A tenant with many waiting requests delays its own only; twice the weight begins twice as many."""
+    queue, began = BeginQueue(Clock()), list[str]()
+
+    async def ask(tenant: str, number: int, weight: float) -> None:
+        """Wait for one request's turn."""
+        await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0), tenant, weight)
+        began.append(tenant)
+
+    flood = [asyncio.ensure_future(ask("a", number, 1.0)) for number in range(20)]
+    others = [asyncio.ensure_future(ask("b", number, 2.0)) for number in range(6)]
+    await asyncio.gather(*flood, *others)
+
+    assert began[:9].count("b") in {5, 6}
+    assert began[9:].count("b") <= 1

@@ -1,5 +1,6 @@
 """The scheduler without a model: budgets, order, fairness, deadlines and cancels, by example and under random use."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     window: Window | None = None
     longest, most_held = 48, 12
+    tenants: tuple[str, ...] = ("",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +90,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             len(self.added),
             tokens=[index % alphabet for index in range(length)],
             priority=priority,
+            tenant=self.tenants[priority % len(self.tenants)],
+            weight=1.0 + length,
             arrival_s=self.now_s,
             deadline_s=None if lasts_s is None else self.now_s + lasts_s,
             num_levels=depth,
@@ -98,8 +102,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if length + sequence.max_new_tokens > self.longest:  # `assume` would end the whole example
             return
         if self.scheduler.num_waiting >= places_for(priority, CONFIG.max_waiting):  # preempted sequences may exceed it
-            with pytest.raises(Overloaded):
+            with pytest.raises(Overloaded) if len(self.tenants) == 1 else suppress(Overloaded):
                 self.scheduler.add(sequence)
+                self.added.append(sequence)
         else:
             self.scheduler.add(sequence)
             self.added.append(sequence)
@@ -156,7 +161,13 @@ class WindowedSchedulerMachine(SchedulerMachine):
     longest, most_held = 10_000, 1 + 4 + 1
 
 
-@pytest.mark.parametrize("machine", [SchedulerMachine, WindowedSchedulerMachine])
+class TenantsSchedulerMachine(SchedulerMachine):
+    """The same with two tenants of any weights."""
+
+    tenants = ("acme", "bolt")
+
+
+@pytest.mark.parametrize("machine", [SchedulerMachine, WindowedSchedulerMachine, TenantsSchedulerMachine])
 def test_every_sequence_ends_once_and_frees_its_blocks(machine) -> None:
     """Sequences end once for any adds, cancels and deadlines, with and without a window."""
     run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30))
@@ -296,3 +307,33 @@ def test_measured_rows_bound_prompts_and_beams() -> None:
     assert [sum(chunk.num_tokens for chunk in plan.chunks) for plan in (some, fewest)] == [20, 17]
     assert [plan.num_beam_rows for plan in (some, fewest)] == [30, 30]
     assert scheduler.schedule(0.0).num_batched_tokens == 61
+
+
+def test_tenants_share_the_steps_by_weight_and_none_waits_for_the_flood_of_another() -> None:
+    """A tenant's prompts end as if the flood of the other were not there; twice the weight gets twice the tokens."""
+    scheduler = build_scheduler(num_blocks=5_000, max_waiting=1_000, max_running=100)
+    for number in range(100):
+        scheduler.add(build_sequence(f"a{number}", number, tokens=[7] * 8, tenant="acme"))
+        scheduler.add(build_sequence(f"b{number}", 1_000 + number, tokens=[8] * 8, tenant="bolt", weight=2.0))
+    run_step(scheduler)
+
+    finished = [name[0] for _ in range(30) for name in ids_of(run_step(scheduler)[1])]
+
+    assert finished.count("b") / finished.count("a") == pytest.approx(2.0, rel=0.2)
+    scheduler.add(build_sequence("late", 2_000, tenant="other"))
+    assert "late" in ids_of(run_step(scheduler)[1])
+
+
+def test_a_full_queue_keeps_a_tenant_s_share_for_it() -> None:
+    """When another tenant's requests fill the queue, a tenant may still add its share, and no more."""
+    scheduler = build_scheduler(max_waiting=6)
+    for number in range(6):
+        scheduler.add(build_sequence(f"a{number}", number, tenant="acme"))
+
+    added = []
+    for number, tenant in enumerate(["acme", *["bolt"] * 5]):
+        with suppress(Overloaded):
+            scheduler.add(build_sequence(f"{tenant} {number}", 10 + number, tenant=tenant))
+            added.append(tenant)
+
+    assert added == ["bolt"] * 3
