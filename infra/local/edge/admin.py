@@ -18,13 +18,16 @@ from infra.local.edge.config import (
     ADMIN_SOCKET,
     IN_FLIGHT_TABLE,
     KEY_SHARES,
+    KEY_TENANTS,
     RAY_SERVER,
+    TENANT_WEIGHTS,
     EdgePlan,
     edge_folder,
     share_of,
 )
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
+from services.gateway.access.tenants import read_tenants
 from services.settings.settings import load_settings
 
 TIMEOUT_S = 2.0
@@ -143,27 +146,36 @@ def _swap(folder: Path, kind: str, path: Path, pem: str) -> None:
     raise ConfigError(f"{path}: the edge refuses it: {set_answer.splitlines()[-1] if set_answer else 'no answer'}")
 
 
-def write_key_shares(folder: Path, keys_file: Path) -> str:
-    """Write the fraction of the limit that each API key may use, and return the lines.
+def write_maps(folder: Path, keys_file: Path, tenants_file: Path | None) -> dict[str, str]:
+    """Write the part of the limit that each API key may use, its tenant, and the tenants' weights; return the lines.
 
-    HAProxy reads hashes, never a key. Raises ConfigError if the keys file is invalid.
+    HAProxy reads hashes, never a key. Raises ConfigError if a file is invalid.
     """
-    stored = read_keys(keys_file).keys
-    lines = "".join(f"{one.sha256} {share_of(key.priority)}\n" for key in stored for one in key.hashes)
-    (folder / KEY_SHARES).write_text(lines)
+    hashes = [(one.sha256, key) for key in read_keys(keys_file).keys for one in key.hashes]
+    maps: dict[str, list[tuple[str, str | int]]] = {
+        KEY_SHARES: [(sha256, share_of(key.priority)) for sha256, key in hashes]
+    }
+    if tenants_file is not None:
+        tenants = read_tenants(tenants_file).tenants if tenants_file.exists() else ()
+        mean = sum(one.share for one in tenants) / max(1, len(tenants))
+        maps[KEY_TENANTS] = [(sha256, key.tenant) for sha256, key in hashes if key.tenant]
+        maps[TENANT_WEIGHTS] = [(one.id, max(1, round(100 * one.share / mean))) for one in tenants]
+    lines = {name: "".join(f"{key} {value}\n" for key, value in rows) for name, rows in maps.items()}
+    for name, text in lines.items():
+        (folder / name).write_text(text)
     return lines
 
 
-def swap_key_shares(folder: Path, keys_file: Path) -> None:
-    """Write the fractions and pass them to the running HAProxy. Raises ConfigError, or OSError without an answer."""
-    lines = write_key_shares(folder, keys_file)
-    answer = send(folder, f"prepare map {KEY_SHARES}")
-    version = answer.rpartition(" ")[2]
-    if not version.isdecimal():
-        raise ConfigError(f"{keys_file}: the edge refuses its priorities: {answer}")
-    if lines:
-        send(folder, f"add map @{version} {KEY_SHARES} <<\n{lines}")
-    send(folder, f"commit map @{version} {KEY_SHARES}")
+def swap_maps(folder: Path, keys_file: Path, tenants_file: Path | None) -> None:
+    """Write the maps and pass them to the running HAProxy. Raises ConfigError, or OSError without an answer."""
+    for name, lines in write_maps(folder, keys_file, tenants_file).items():
+        answer = send(folder, f"prepare map {name}")
+        version = answer.rpartition(" ")[2]
+        if not version.isdecimal():
+            raise ConfigError(f"{keys_file}: the edge refuses {name}: {answer}")
+        if lines:
+            send(folder, f"add map @{version} {name} <<\n{lines}")
+        send(folder, f"commit map @{version} {name}")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from services.contracts.access import Priority, places_for
 from services.contracts.batch import MAX_BATCH
+from services.contracts.tenant import OPERATOR
 from services.errors import ConfigError
 from services.gateway.call.path import AMBIGUOUS, OPENAI_NAMES, PATH_FIX, PATH_PROBLEM
 
@@ -22,6 +23,8 @@ ADMIN_SOCKET = "admin.sock"
 """Relative to the edge's folder, because the path of a Unix socket is limited to 107 characters."""
 KEY_SHARES = "key_shares.map"
 """In the edge's folder: for each API key's hash, the percentage of the limit that its calls may use."""
+KEY_TENANTS, TENANT_WEIGHTS = "key_tenants.map", "tenant_weights.map"
+"""In the edge's folder: the tenant of each API key's hash, and each tenant's weight in percent of the mean weight."""
 RAY_SERVER, STANDBY_SERVER = "ray", "standby"
 IN_FLIGHT_TABLE = "in_flight"
 MAX_ADDRESSES = 8
@@ -95,13 +98,23 @@ _ONE_READING = _refusal(
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
 _OVER_LIMIT = (
     "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} "
-    "{{ var(txn.others) -m int gt 0 }}"
+    "{{ var(txn.others) -m int gt 0 }}{above_share}"
 )
 """Matches if more recommendations are in flight through this door than the gateways answer in time.
 
 A limit that is not a number reads as 0, which disables it. A batch with no other call in flight passes: otherwise
 nothing would show that the limit may rise.
 """
+_ABOVE_SHARE = " {{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(proc.limit_{door}) gt 0 }}"
+"""A second part of the condition, where there are tenants: the caller's tenant has more in flight than its share of the
+limit, which is its weight by the number of active tenants and the mean weight.
+"""
+_TENANT_TABLE = """
+backend tenants_{door}
+    # each tenant's recommendations in flight through this door; tenants that have sent none for a while are forgotten
+    stick-table type string len 40 size 4096 expire 10s store conn_cur
+"""
+"""The count of a door, by tenant."""
 _SERVICE = "/tailrace.v1.Recommender/"
 _BATCH_BITS = (MAX_BATCH - 1).bit_length()
 _RANKED = {
@@ -177,9 +190,10 @@ class EdgePlan:
 
     `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each Ray node. Without
     `tls_dir` both doors use plaintext; with `client_ca_file` callers must present a certificate of that authority.
-    `has_keys`: the file `KEY_SHARES` exists. `node_patience_percent` is the part of a recommendation's deadline that a
-    Ray node gets before another node is asked; 0: all of it. `max_requests` is the number of requests that all gateways
-    together answer at once: fewer connections would leave some gateways idle.
+    `has_keys`: the file `KEY_SHARES` exists. `has_tenants`: so do `KEY_TENANTS` and `TENANT_WEIGHTS`.
+    `node_patience_percent` is the part of a recommendation's deadline that a Ray node gets before another node is
+    asked; 0: all of it. `max_requests` is the number of requests that all gateways together answer at once: fewer
+    connections would leave some gateways idle.
     """
 
     http_fd: int
@@ -189,6 +203,7 @@ class EdgePlan:
     tls_dir: Path | None = None
     client_ca_file: Path | None = None
     has_keys: bool = False
+    has_tenants: bool = False
     default_deadline_ms: int = 200
     node_patience_percent: int = 50
     max_requests: int = 0
@@ -223,15 +238,20 @@ class EdgePlan:
             one_reading=_ONE_READING,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
-            counters=1 + _BATCH_BITS,
+            counters=2 + _BATCH_BITS,
+            tenant_tables="".join(_TENANT_TABLE.format(door=door) for door in _RANKED) if self.has_tenants else "",
             entries=2 * (1 + _BATCH_BITS),
-            over_limit_rest=_OVER_LIMIT.format(door="rest"),
-            over_limit_grpc=_OVER_LIMIT.format(door="grpc"),
+            over_limit_rest=self._over_limit("rest"),
+            over_limit_grpc=self._over_limit("grpc"),
             count_rest=self._count(1, "rest"),
             count_grpc=self._count(2, "grpc"),
             mark=_MARK,
             overloaded=_OVERLOADED,
         )
+
+    def _over_limit(self, door: str) -> str:
+        above_share = _ABOVE_SHARE.format(door=door) if self.has_tenants else ""
+        return _OVER_LIMIT.format(door=door, above_share=above_share)
 
     def _count(self, door: int, name: str) -> str:
         """Return the rules that count the recommendations in flight at this door, scaled by the caller's priority.
@@ -274,6 +294,8 @@ class EdgePlan:
                 ),
                 "http-request set-var(txn.in_flight) var(txn.in_flight),mul(100),div(txn.share)",
             ]
+        if self.has_tenants:
+            rules += _tenant_rules(name)
         return "\n    ".join(rules)
 
     @property
@@ -367,6 +389,23 @@ if {{ var(txn.limit) -m int lt {self.default_deadline_ms} }}
         return "\n".join([*first, *lines, backup])
 
 
+def _tenant_rules(door: str) -> list[str]:
+    """Return the rules that count the recommendations in flight of the caller's tenant, and the active tenants."""
+    tenant, counter = f"sha2(256),hex,lower,map_str({KEY_TENANTS},{OPERATOR})", 1 + _BATCH_BITS
+    return [
+        f"http-request set-var(txn.tenant) str({OPERATOR})",
+        f"http-request set-var(txn.tenant) req.hdr(x-api-key),{tenant} if {{ req.hdr(x-api-key) -m found }}",
+        (
+            f"http-request set-var(txn.tenant) req.hdr(authorization),word(2,' '),{tenant} "
+            "if { req.hdr(authorization) -m found }"
+        ),
+        f"http-request track-sc{counter} var(txn.tenant) table tenants_{door} if is_ranked",
+        f"http-request set-var(txn.own) sc_conn_cur({counter}) if is_ranked",
+        f"http-request set-var(txn.tenants) table_cnt(tenants_{door})",
+        f"http-request set-var(txn.weight) var(txn.tenant),map_str_int({TENANT_WEIGHTS},100)",
+    ]
+
+
 def _quoted(path: Path) -> str:
     """Return a path as one word of HAProxy's language; single quotes disable special characters."""
     escaped = str(path.absolute()).replace("'", "'\\''")
@@ -414,7 +453,7 @@ defaults
 backend {in_flight}
     # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals
     stick-table type integer size {entries} store conn_cur,gpc0,http_req_rate(1s)
-
+{tenant_tables}
 frontend rest
     bind {bind_http}
 {named}{one_reading}    {count_rest}

@@ -25,6 +25,7 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.keys import KeysFile, write_keys
+from services.gateway.access.tenants import StoredTenant, TenantsFile, write_tenants
 from services.gateway.overload.monitor import DOORS
 from services.settings.settings import Settings
 from tailrace_client import Client, TailraceError, Tls
@@ -149,14 +150,22 @@ def doors() -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def running_edge(
-    folder: Path, ca: trustme.CA, doors: tuple[int, int], client_ca: trustme.CA | None = None
+    folder: Path,
+    ca: trustme.CA,
+    doors: tuple[int, int],
+    client_ca: trustme.CA | None = None,
+    keys: KeysFile = KEYS,
+    tenants: TenantsFile | None = None,
 ) -> Iterator[Edge]:
     """Run the edge in front of these ports, with TLS and keys."""
     folder.mkdir(parents=True, exist_ok=True)
     issue(ca, folder / "tls")
-    write_keys(folder / "keys.json", KEYS)
+    write_keys(folder / "keys.json", keys)
     given: dict[str, Any] = {"inner_http_port": doors[0], "inner_grpc_port": doors[1], "standby": False}
     given |= {"api_keys_file": folder / "keys.json", "tls_dir": folder / "tls"}
+    if tenants:
+        given["tenants_file"] = folder / "tenants.json"
+        write_tenants(given["tenants_file"], tenants)
     if client_ca:
         given["tls_client_ca_file"] = folder / "client ca.crt"
         client_ca.cert_pem.write_to_path(given["tls_client_ca_file"])
@@ -227,6 +236,37 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert [answer.result().status_code for answer in admitted] == [200, 200]
     assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
     assert [answer.status_code for answer in unlimited] == [200] * 6
+
+
+def test_a_tenant_above_its_share_is_refused_and_the_others_pass(
+    tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
+) -> None:
+    """At the limit only tenants with more than their share in flight are refused; weights count at once."""
+    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
+    tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
+    with (
+        running_edge(tmp_path / "edge", ca, doors, keys=keys, tenants=tenants) as edge,
+        httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http,
+        ThreadPoolExecutor(12) as pool,
+    ):
+
+        def ask(tenant: str) -> httpx.Response:
+            return http.post("/v1/recommendations", json=LONG, headers=bearer(tenant))
+
+        http.get("/limit/4")
+        wait_for(lambda: edge.announced() == "4", what="the limit")
+        flood = [pool.submit(ask, "acme") for _ in range(3)]
+        wait_for(lambda: edge.num_in_flight() == 3, what="a flood within the limit")
+        own = [pool.submit(ask, "bolt")]
+        wait_for(lambda: edge.num_in_flight() == 4, what="the limit in flight")
+        refused = ask("acme")
+        own += [pool.submit(ask, "bolt")]
+        wait_for(lambda: edge.num_in_flight() == 5, what="one more of the tenant within its share")
+        http.get("/limit/none")
+        answers = [one.result() for one in flood + own]
+
+    assert refused.status_code == 429
+    assert [answer.status_code for answer in answers] == [200] * 5
 
 
 @pytest.mark.parametrize("door", ["rest", "grpc"])
