@@ -1,0 +1,189 @@
+"""Two tenants on one stack: what a flood of one costs the other.
+
+    python -m benchmarks.tenants --json OUT [--rounds 3] [--seconds 10] [--flood 5] [--deadline-ms 200] [--up]
+                                 [--url ...] [--grpc ...]
+
+Tenants `a` and `b` have equal shares, keys of normal priority, and names that serve the default name's bundle. The
+capacity is the rate of answers in time, ranked in full, for closed-loop callers of both. `b` sends 0.4 of the capacity,
+within its share of 0.5, alone and while `a` sends `--flood` times its share; both open loop, in turn. Latency counts
+from the intended departure. The load generator runs on the same machine. Without `--up`, the running stack must have
+been started with the same tenants; `--up` starts it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.audience import Audience
+from benchmarks.load.clients import RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import Load, RequestOutcome, Send, percentile, run_load
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.table import show
+from models.registry.store import BundleStore
+from services.contracts.access import Scope
+from services.contracts.tenant import scoped_name
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from services.gateway.access.tenants import StoredTenant, TenantsFile, write_tenants
+from services.settings.settings import Settings, load_settings
+
+FLOODING, OTHER = "a", "b"
+NUM_CALLERS = 32
+SHARE, OTHERS_PART = 0.5, 0.4
+PAUSE_S = 5.0
+_PARTS = ("goodput", "full")
+_MEMORY_GIB, _START_S = 2.0, 120.0
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    options = _options(load_settings())
+    with tempfile.TemporaryDirectory() as folder:
+        keys = {tenant: make_key() for tenant in ("", FLOODING, OTHER)}
+        settings = _with_tenants(load_settings(), Path(folder), keys)
+        _promote(settings)
+        with stack_for(settings, is_started=options.up):
+            report = asyncio.run(_measure(options, keys))
+    write_report(options.json, report)
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = report_parser(__doc__)
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
+    parser.add_argument("--flood", type=above_zero, default=5.0, help="times its share that tenant a sends")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200)
+    add_stack_options(parser, settings)
+    return parser.parse_args()
+
+
+def _with_tenants(settings: Settings, folder: Path, keys: dict[str, str]) -> Settings:
+    """Write both files, and return settings with two tenants whose models share the replicas."""
+    stored = [
+        StoredKey(
+            id=f"key-{tenant or 'operator'}",
+            hashes=(StoredHash(sha256=hash_of(key)),),
+            scopes=frozenset(Scope),
+            tenant=tenant,
+        )
+        for tenant, key in keys.items()
+    ]
+    write_keys(folder / "keys.json", KeysFile(keys=tuple(stored)))
+    tenants = tuple(StoredTenant(id=tenant) for tenant in (FLOODING, OTHER))
+    write_tenants(folder / "tenants.json", TenantsFile(tenants=tenants))
+    names = ",".join(["default", *(scoped_name(one.id, "default") for one in tenants)])
+    files = {"api_keys_file": folder / "keys.json", "tenants_file": folder / "tenants.json"}
+    return settings.model_copy(update=files | {"names": names, "llm_memory_gib": _MEMORY_GIB})
+
+
+def _promote(settings: Settings) -> None:
+    """Let both tenants serve the default name's bundle."""
+    default = BundleStore.of(settings)
+    if (version := default.live_version()) is None:
+        sys.exit(f"error: {settings.bundle_root} has no bundle; run `tailrace up` there once")
+    for tenant in (FLOODING, OTHER):
+        own = default.named(scoped_name(tenant, "default"))
+        if own.live_version() != version:
+            own.promote(version)
+
+
+async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[str, Any]:
+    host, port = options.url
+    async with RestClient(host, port, keys[FLOODING]) as flooding, RestClient(host, port, keys[OTHER]) as other:
+        await require_ready(other)
+        senders = {FLOODING: await _sender(flooding, options), OTHER: await _sender(other, options)}
+        capacity_rps = await _capacity(senders, options)
+        print(f"capacity {capacity_rps:.0f}/s", flush=True)
+        rates = {FLOODING: options.flood * SHARE * capacity_rps, OTHER: OTHERS_PART * capacity_rps}
+        rows = []
+        for number in range(options.rounds):
+            for tenants in ((OTHER,), (OTHER, FLOODING)):
+                await asyncio.sleep(PAUSE_S)
+                loads = await asyncio.gather(*(_load(senders[one], rates[one], options) for one in tenants))
+                for tenant, load in zip(tenants, loads, strict=True):
+                    case = {"round": number, "is_flooded": len(tenants) > 1, "tenant": tenant}
+                    rows.append(case | _row(load, rates[tenant], options.deadline_ms))
+                    show(rows[-1], "round", "is_flooded", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
+    return {**about_run("tenants"), "capacity_rps": round(capacity_rps, 1), "summary": _summary(rows), "rows": rows}
+
+
+async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
+    """Return a sender of mixed requests once the tenant's bundle answers; its users are unknown, its visitors not."""
+    give_up_s = time.monotonic() + _START_S
+    while not (found := await client.recommend({"user_id": "nobody", "k": 10})).is_ok:
+        if time.monotonic() > give_up_s:
+            sys.exit(f"error: a tenant is not answered ({found.reason}); start the stack with --up")
+        await asyncio.sleep(0.5)
+    audience = Audience((), (), found.item_ids)
+
+    def send(number: int) -> Awaitable[RequestOutcome]:
+        return client.recommend({**audience.mixed(number), "deadline_ms": options.deadline_ms})
+
+    return send
+
+
+async def _capacity(senders: dict[str, Send], options: argparse.Namespace) -> float:
+    """Return the answers in time and not shed, per second, for closed-loop callers of both tenants."""
+    started_s, num_full = time.perf_counter(), 0
+
+    async def call_again_and_again(send: Send, first: int) -> None:
+        nonlocal num_full
+        while (departed_s := time.perf_counter()) < started_s + options.seconds:
+            outcome = await send(first)
+            is_in_time = 1_000 * (time.perf_counter() - departed_s) <= options.deadline_ms
+            num_full += outcome.is_ok and outcome.reason != "shed" and is_in_time
+            first += NUM_CALLERS
+
+    callers = [list(senders.values())[number % len(senders)] for number in range(NUM_CALLERS)]
+    await asyncio.gather(*(call_again_and_again(send, number) for number, send in enumerate(callers)))
+    return num_full / (time.perf_counter() - started_s)
+
+
+async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Load:
+    return await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
+
+
+def _row(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, Any]:
+    """Return a tenant's figures: `goodput` is the part answered in time, `full` the part that was also not shed."""
+    in_time = [shot for shot in load.shots if shot.is_in_time(deadline_ms)]
+    full = [shot for shot in in_time if shot.outcome.reason != "shed"]
+    return {
+        "rate_rps": round(rate_rps, 1),
+        "num_requests": len(load.shots),
+        "p50_ms": round(percentile([shot.latency_ms for shot in load.shots], 0.5), 2),
+        "p99_ms": round(percentile([shot.latency_ms for shot in load.shots], 0.99), 2),
+        "goodput": round(len(in_time) / len(load.shots), 4),
+        "full": round(len(full) / len(load.shots), 4),
+        "reasons": dict(Counter(shot.outcome.reason for shot in load.shots)),
+    }
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the other tenant's median p99 alone and flooded, their ratio, and its goodput under the flood."""
+    other = {
+        flag: [row for row in rows if row["tenant"] == OTHER and row["is_flooded"] is flag] for flag in (False, True)
+    }
+    alone_ms, flooded_ms = (percentile([row["p99_ms"] for row in other[flag]], 0.5) for flag in (False, True))
+    total = sum(row["num_requests"] for row in other[True])
+    found = {
+        "p99_ms_alone": alone_ms,
+        "p99_ms_flooded": flooded_ms,
+        "p99_ratio": round(flooded_ms / alone_ms, 3),
+        **{
+            part: round(sum(r[part] * r["num_requests"] for r in other[True]) / total, 4)
+            for part in ("goodput", "full")
+        },
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
