@@ -28,9 +28,9 @@ from enum import StrEnum
 from typing import Self
 
 from services.contracts.access import Priority, places_for
+from services.contracts.fairness import has_place
 from services.contracts.tenant import DEFAULT_TENANT
 from services.gateway.overload.tenant_loads import TenantLoads
-from services.router.fairness import has_place
 
 MAX_STRAIN = 5.0
 _WINDOW_S = 0.1

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from itertools import count
 
 from services.contracts.access import Priority
+from services.contracts.fairness import FairOrder
 from services.contracts.tenant import DEFAULT_TENANT
 from services.router.deadline import Deadline
-from services.router.fairness import FairOrder
 
 _LATE_SHARE = 0.5
 """Queued past this fraction of its deadline, a request begins late: too little time is left to rank."""
@@ -31,10 +31,10 @@ class BeginQueue:
         read ──▶ wait (until half of the deadline is over) ──┬─▶ in time: features, ranking, answer
                                                              └─▶ late: an answer from memory
 
-    The tenants take turns by weight (services/router/fairness.py). Of a tenant, higher priority begins first, then the
-    newest. Without the queue, all requests that were read at once would begin in
-    one turn, oldest first: under overload each of them is late, and gRPC, which accepts a call only every few turns,
-    waits for all of them. With an empty queue, a request begins at once.
+    The tenants take turns by weight (services/contracts/fairness.py). Of a tenant, higher priority begins first, then
+    the newest. Without the queue, all requests that were read at once would begin in one turn, oldest first: under
+    overload each of them is late, and gRPC, which accepts a call only every few turns, waits for all of them. With an
+    empty queue, a request begins at once.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

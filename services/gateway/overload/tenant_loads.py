@@ -1,8 +1,8 @@
 """What each tenant asks of this gateway, and which of its requests are above its share. Pure: time is an argument.
 
 The capacity is what the gateway served in full while its loop was late. Weighted max-min fairness
-(services/router/fairness.py) splits it by what the tenants ask for: their shares. A tenant's lower priorities are above
-its share first. With a single tenant nothing is above it.
+(services/contracts/fairness.py) splits it by what the tenants ask for: their shares. A tenant's lower priorities are
+above its share first. With a single tenant nothing is above it.
 
     capacity 100    A asks 250, B asks 40, equal weights    shares 60 and 40    190 requests of A are above its share
                     A asks 250, B asks 90                   50 and 50           200 of A, 40 of B
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.contracts.access import Priority
-from services.router.fairness import fair_level
+from services.contracts.fairness import fair_level
 
 _AVERAGED_S = 1.0
 """Time constant of the average of a tenant's requests (as in core-stateless fair queueing, Stoica et al., 1998)."""

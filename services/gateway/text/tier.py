@@ -16,6 +16,7 @@ from functools import partial
 import structlog
 
 from services.contracts.access import nearest_class, places_for
+from services.contracts.fairness import has_place
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated, TailraceError
 from services.gateway.overload.admission import AdmissionDecision
@@ -23,7 +24,6 @@ from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
 from services.router.breaker import Breaker, BreakerState
-from services.router.fairness import has_place
 
 log = structlog.get_logger()
 

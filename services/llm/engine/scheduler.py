@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 from models.decoder.window import Window
 from services.contracts.access import places_for
+from services.contracts.fairness import FairOrder, has_place
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.block_pool import BlockPool
 from services.llm.engine.kv.block_table import BlockNeed, BlockTables
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
-from services.router.fairness import FairOrder, has_place
 
 _RETRY_AFTER_S = 0.1
 _MIN_PROMPT_TOKENS = 16

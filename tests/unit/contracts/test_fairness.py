@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.fairness import FairOrder, fair_level, has_place
+from services.contracts.fairness import FairOrder, fair_level, has_place
 
 WANTED = st.dictionaries(st.sampled_from("abcde"), st.integers(0, 20), min_size=1)
 WEIGHTS = st.fixed_dictionaries({tenant: st.integers(1, 4) for tenant in "abcde"})
