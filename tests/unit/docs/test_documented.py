@@ -12,7 +12,6 @@ from services.settings.settings import Settings
 from tests.support.documented import complaints
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
 
-MOST_LINES_OF_A_DECISION = 15
 OTHER_SHELLS = {"bash", "shell", "console", "zsh", "shell-session"}
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in all_pages()}
 
@@ -81,36 +80,3 @@ def test_every_page_is_in_the_index(index: str) -> None:
     pages = [ROOT / name for name in TEXTS if name != index and (ROOT / name).is_relative_to(folder)]
 
     assert [page.name for page in pages if page not in listed and page.parent not in listed] == []
-
-
-def test_every_decision_is_dated_and_short() -> None:
-    """The first line begins with the date; a decision has at most 15 lines."""
-    pages = [text for name, text in TEXTS.items() if name.startswith("docs/adr/") and not name.endswith("README.md")]
-    decisions = [section for page in pages for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
-
-    assert len(decisions) > 20
-    for decision in decisions:
-        heading, _, text = decision.partition("\n")
-        assert re.match(r"20\d\d-\d\d-\d\d[.,]", text.strip()), heading
-        assert len(text.strip().splitlines()) <= MOST_LINES_OF_A_DECISION, heading
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("tailrace pipeline --events x.csv \\\n  --items=y.csv  # tailrace none", None),
-        ("A=1 tailrace pipeline --event x.csv", "tailrace pipeline has no --event"),
-        ("true && tailrace statu | cat", "tailrace has no statu"),
-        ("make PYTHON=python3.11 nothing", "no make target nothing"),
-        ("python -m benchmarks.nothing", "no module benchmarks.nothing"),
-        ("python -m benchmarks.quality warm-start --epoch 1 --json x.json", "benchmarks.quality has no --epoch"),
-        ("tailrace bench serve overload --seconds 1 --speed 2", "benchmarks.serve has no --speed"),
-        ("tailrace bench nothing", "tailrace bench has no nothing"),
-        ("tailrace chaos --fault x --faults y", "benchmarks.faults has no --faults"),
-        ("cat services/no-such-file.py", "no file services/no-such-file.py"),
-        ("curl -s localhost:8000/services/none http://services/none", None),
-    ],
-)
-def test_what_does_not_exist_is_reported(text: str, complaint: str | None) -> None:
-    """The complaint names the command and the wrong word, or the missing file."""
-    assert complaints(text) == ([complaint] if complaint else [])
