@@ -20,7 +20,7 @@ from models.documents import Finite, Schema, decode
 from models.similar import NONE, SimilarTable
 from models.wishes.clauses import Polarity
 from models.wishes.meaning import LoadEncoder, Meaning, load_meaning
-from models.wishes.reading import Exclusion, Reading, Understood
+from models.wishes.reading import Exclusion, Reading, ReadTerms
 from models.wishes.vocabulary import Term, Vocabulary, WishItem
 from models.wishes.wants import Wants, read_wants
 
@@ -59,7 +59,7 @@ class Weights:
 class Parts:
     """A reading before weights: scores (V,) float32 by the names of `Weights`, negative for dislikes."""
 
-    understood: Understood
+    understood: ReadTerms
     scores: Mapping[str, np.ndarray]
     excluded: np.ndarray | None
     exclusions: tuple[Exclusion, ...]
@@ -131,7 +131,7 @@ class Reader:
         reader = reader or ("keywords" if found.scores else "")
         has_mask = bool(found.exclusions) and not found.excluded_V.all()
         return Parts(
-            Understood(tuple(found.must), tuple(found.must_not), liked, reader),
+            ReadTerms(tuple(found.must), tuple(found.must_not), liked, reader),
             {name: scores_V for name, scores_V in found.scores.items() if scores_V.any()},
             found.excluded_V if has_mask else None,
             tuple(found.exclusions),

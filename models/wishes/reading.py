@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
+class ReadTerms:
     """What a wish asks for, in the catalogue's own words.
 
     Args:
@@ -49,7 +49,7 @@ class Reading:
         personal: Weight of the model's log-probabilities in the mix (mixing.py).
     """
 
-    understood: Understood
+    understood: ReadTerms
     scores: np.ndarray | None = None
     excluded: np.ndarray | None = None
     exclusions: tuple[Exclusion, ...] = ()

@@ -30,7 +30,7 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.outcome import EngineOutcome, SequenceStatus
 from services.llm.engine.ranks import LeadRank
 from services.llm.engine.sampling_parameters import SamplingParams
 
@@ -214,7 +214,7 @@ def test_nothing_waits_for_the_device_but_collecting() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
-    assert all(outcome.status in (Status.DONE, Status.LENGTH) for outcome in found.values())
+    assert all(outcome.status in (SequenceStatus.DONE, SequenceStatus.LENGTH) for outcome in found.values())
 
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:

@@ -33,7 +33,7 @@ from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.engine.outcome import EngineOutcome, NewToken, Status
+from services.llm.engine.outcome import EngineOutcome, NewToken, SequenceStatus
 from services.llm.engine.plan import StepPlan, StepSize
 from services.llm.engine.ranks import LeadRank
 from services.llm.engine.runner import Runner, RunningStep
@@ -206,7 +206,7 @@ class Engine:
             sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
         self._scheduler.add(sequence)
         if not num_allowed:
-            self._end(sequence, Status.DONE)
+            self._end(sequence, SequenceStatus.DONE)
 
     def add_text(
         self,
@@ -254,7 +254,7 @@ class Engine:
         sequence.leader = self._scheduler.find(after) if after is not None else None
         self._scheduler.add(sequence)
 
-    def cancel(self, request_id: str, status: Status = Status.CANCELLED) -> bool:
+    def cancel(self, request_id: str, status: SequenceStatus = SequenceStatus.CANCELLED) -> bool:
         """End a request now and free its blocks; the next step returns its outcome.
 
         Returns False if it is not in flight.
@@ -277,7 +277,7 @@ class Engine:
         running = self._started.size.num_rows if self._started is not None else 0
         self.expected_step_s = self._step_time.predicted_s(running + plan.size.num_rows)
         for sequence in plan.late:
-            self._end(sequence, Status.LATE)
+            self._end(sequence, SequenceStatus.LATE)
         with self.stream.entered():
             if self._is_asynchronous:
                 self._step_ahead(plan)
@@ -358,7 +358,7 @@ class Engine:
         result = started.running.collect()
         for sequence, items, scores in result.rankings:
             if not sequence.has_ended:
-                self._end(sequence, Status.DONE, items, scores)
+                self._end(sequence, SequenceStatus.DONE, items, scores)
         for sequence, sampled in result.tokens.items():
             for place, token in enumerate(self._drafter.verify(sequence, sampled)):
                 if sequence.has_ended:
@@ -373,16 +373,16 @@ class Engine:
         if work.mask is not None:
             work.mask.take(sampled.token_id)
             if work.mask.failure is not None:  # the token has no meaning
-                self._end(sequence, Status.FAILED)
+                self._end(sequence, SequenceStatus.FAILED)
                 return
         sequence.append_token(sampled)
         self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if sampled.token_id in work.stop_token_ids:
-            self._end(sequence, Status.DONE)
+            self._end(sequence, SequenceStatus.DONE)
         elif len(sequence.generated) == sequence.max_new_tokens:
-            self._end(sequence, Status.LENGTH)
+            self._end(sequence, SequenceStatus.LENGTH)
 
-    def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:
+    def _end(self, sequence: Sequence, status: SequenceStatus, *ranking: np.ndarray) -> None:
         """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a completed ranking."""
         with self.memory.lock:
             self._scheduler.finish(sequence)

@@ -15,7 +15,7 @@ from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.engine.ranks import READY, RankGroup, RankStart, shard_of
+from services.llm.engine.ranks import READY, EngineRanks, FollowerStart, shard_of
 from services.llm.engine.runner import Runner
 from services.llm.engine.sequence import BeamState
 
@@ -23,7 +23,7 @@ from services.llm.engine.sequence import BeamState
 def main() -> None:
     """Follow rank 0 until it ends."""
     source = sys.stdin.buffer
-    start: RankStart = pickle.load(source)  # noqa: S301 - rank 0 wrote it
+    start: FollowerStart = pickle.load(source)  # noqa: S301 - rank 0 wrote it
     runner = _runner_of(start)
     beams: dict[int, BeamState] = {}
     while True:
@@ -41,7 +41,7 @@ def main() -> None:
         beams |= {order: sequence.beams for order, sequence in rankings.items() if sequence.beams is not None}
 
 
-def _runner_of(start: RankStart) -> Runner:
+def _runner_of(start: FollowerStart) -> Runner:
     """Load the shard, tell rank 0, and meet the other ranks."""
     device, config = torch.device(start.device), start.config
     dtype = compute_dtype(start.dtype, config) if device.type == "cpu" else start.dtype
@@ -49,7 +49,7 @@ def _runner_of(start: RankStart) -> Runner:
     part = shard_of(load_decoder(start.folder, start.dtype, "cpu"), start.rank, number).to(device, dtype)
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
-    ranks = RankGroup(start.meeting, start.rank, number, config.rank_timeout_s, device)
+    ranks = EngineRanks(start.meeting, start.rank, number, config.rank_timeout_s, device)
     trie = Trie(start.items, device) if start.items is not None else None
     return Runner(part, config, trie, KvMemory(part, config).cache, ranks=ranks)
 

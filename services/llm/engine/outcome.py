@@ -12,7 +12,7 @@ _NO_ITEMS = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
-class Status(StrEnum):
+class SequenceStatus(StrEnum):
     """Reason for the end of a request. The values are the finish reasons in the metrics."""
 
     DONE = "stop"
@@ -43,7 +43,7 @@ class EngineOutcome:
     """
 
     request_id: str
-    status: Status
+    status: SequenceStatus
     item_indices: np.ndarray
     scores: np.ndarray
     tokens: tuple[SampledToken, ...]
@@ -62,7 +62,7 @@ class EngineOutcome:
 
     @classmethod
     def of(
-        cls, sequence: Sequence, status: Status, items: np.ndarray = _NO_ITEMS, scores: np.ndarray = _NO_SCORES
+        cls, sequence: Sequence, status: SequenceStatus, items: np.ndarray = _NO_ITEMS, scores: np.ndarray = _NO_SCORES
     ) -> "EngineOutcome":
         return cls(
             request_id=sequence.request_id,

@@ -128,7 +128,7 @@ def start_ranks(
     return LeadRank(folder, dtype, device, config, items) if config.tensor_parallel_size > 1 else None
 
 
-class RankGroup:
+class EngineRanks:
     """One rank's connection to the others: all-reduces, and their bytes."""
 
     def __init__(self, meeting: Path, rank: int, num_ranks: int, timeout_s: float, device: torch.device) -> None:
@@ -157,7 +157,7 @@ def all_reduce_bytes(num_bytes: float, num_ranks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStart:
+class FollowerStart:
     """What a follower needs to build its part of an engine."""
 
     folder: Path
@@ -169,7 +169,7 @@ class RankStart:
     items: ItemCodes | None
 
 
-class LeadRank(RankGroup):
+class LeadRank(EngineRanks):
     """Rank 0: starts the followers and sends them the plans."""
 
     def __init__(
@@ -178,7 +178,7 @@ class LeadRank(RankGroup):
         """Start the followers. Raises ConfigError if one ends or does not load the decoder in time."""
         number, own = config.tensor_parallel_size, torch.device(device)
         home = tempfile.TemporaryDirectory(prefix="tailrace-ranks-")
-        start = RankStart(
+        start = FollowerStart(
             folder=folder.resolve(),
             dtype=dtype,
             device=device,

@@ -20,13 +20,13 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
 from services.llm.engine.device import HostCopy, to_device
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
-from services.llm.engine.forward.weights import Weights, join_weights
+from services.llm.engine.forward.weights import DecoderWeights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts, StepGraphs
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.ranks import LeadRank, RankGroup
+from services.llm.engine.ranks import EngineRanks, LeadRank
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
@@ -83,7 +83,7 @@ class Runner:
         trie: Trie | None,
         cache: KvCache,
         graph_device: GraphDevice | None = None,
-        ranks: RankGroup | None = None,
+        ranks: EngineRanks | None = None,
     ) -> None:
         self._lead = ranks if isinstance(ranks, LeadRank) else None
         device = decoder.head_weight_VD.device
@@ -238,7 +238,7 @@ def _slots_of(chunk: Chunk, block_tokens: int) -> np.ndarray:
     return np.array(chunk.sequence.block_table)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _forward_for(weights: Weights, config: EngineConfig, cache: KvCache, ranks: RankGroup | None) -> Forward:
+def _forward_for(weights: DecoderWeights, config: EngineConfig, cache: KvCache, ranks: EngineRanks | None) -> Forward:
     reduce = ranks.reduce if ranks is not None else None
     if weights.head_VD.device.type != "cuda":
         return cpu_forward(weights, cache, config, reduce)

@@ -32,7 +32,7 @@ from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import Knowledge, LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.engine.outcome import Status
+from services.llm.engine.outcome import SequenceStatus
 from services.llm.ranking.engines import Engines, EngineSource, RunningBundle, bundle_bytes
 from services.llm.ranking.model import load_bundle
 from services.llm.serving.affinity_router import affinity
@@ -134,7 +134,7 @@ class LlmDeployment:
         await running.bundle.shown.compile(request.filters, deadline_s)
         ended = await self._run(engines, running, request, deadline_s)
         record_spans(ended)
-        if ended.outcome.status is not Status.DONE:
+        if ended.outcome.status is not SequenceStatus.DONE:
             raise DeadlineExceeded("llm")
         return replace(running.bundle.result_of(ended), replica=self._replica)
 

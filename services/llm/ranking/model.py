@@ -24,7 +24,7 @@ from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.outcome import EngineOutcome, SequenceStatus
 from services.llm.engine.ranks import load_part, start_ranks
 from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
@@ -167,6 +167,8 @@ def _warm_up(loaded: LoadedBundle) -> None:
 def _check_scores(loaded: LoadedBundle, outcomes: Sequence[EngineOutcome]) -> None:
     """Reject a decoder whose scores are NaN. Raises BundleCorrupt."""
     for outcome in outcomes:
-        is_ranked = outcome.status is not Status.DONE or (len(outcome.scores) and np.isfinite(outcome.scores).all())
+        is_ranked = outcome.status is not SequenceStatus.DONE or (
+            len(outcome.scores) and np.isfinite(outcome.scores).all()
+        )
         if not is_ranked:
             raise BundleCorrupt(f"{loaded.version}: the decoder computes scores that are not finite")

@@ -19,7 +19,7 @@ import torch
 from services.contracts.engine_load import EngineLoad
 from services.errors import DependencyUnavailable, TailraceError
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import NewToken, Status
+from services.llm.engine.outcome import NewToken, SequenceStatus
 from services.llm.serving.streams import EngineStream, FinishedRequest, OpenStreams
 
 _RETRY_AFTER_S = 1.0
@@ -114,7 +114,7 @@ class EngineThread:
 
     def finish(self, request_id: str) -> None:
         """End a request whose caller needs no more of it; its status is DONE. Does not wait."""
-        self._inbox.put(lambda: self._engine.cancel(request_id, Status.DONE))
+        self._inbox.put(lambda: self._engine.cancel(request_id, SequenceStatus.DONE))
 
     def stop(self) -> None:
         """End the thread after all requests in flight have finished. Does not wait."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TokenLogprob
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, SchemaViolated
-from services.llm.engine.outcome import NewToken, Status
+from services.llm.engine.outcome import NewToken, SequenceStatus
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import AddRequests, EngineThread
 from services.llm.serving.streams import FinishedRequest
@@ -22,7 +22,11 @@ from services.llm.text.tokenizer import TextTokenizer
 _RETRY_AFTER_S = 1.0
 _LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, as in OpenAI and vLLM."""
-_REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, Status.LATE: FinishReason.DEADLINE}
+_REASONS = {
+    SequenceStatus.DONE: FinishReason.STOP,
+    SequenceStatus.LENGTH: FinishReason.LENGTH,
+    SequenceStatus.LATE: FinishReason.DEADLINE,
+}
 
 Events = tuple[TextEvent, ...]
 
@@ -225,7 +229,7 @@ class _Generation:
             raise InvalidRequest("response_format", f"too complex ({mask.failure})", "send a simpler schema")
         if self._num_cached_tokens is None:
             raise DeadlineExceeded("text")
-        is_cut = choice.finish_reason is not None or ended.outcome.status is not Status.DONE
+        is_cut = choice.finish_reason is not None or ended.outcome.status is not SequenceStatus.DONE
         choice.end(_REASONS[ended.outcome.status])
         if mask is not None and mask.is_complete and not is_cut:
             violation = mask.violation_of(choice.text)

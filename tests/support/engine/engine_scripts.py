@@ -14,7 +14,7 @@ from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.outcome import EngineOutcome, SequenceStatus
 from services.llm.engine.plan import StepSize
 from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_items, drain
@@ -180,7 +180,7 @@ def assert_same_answers(found: dict[str, EngineOutcome], wanted: dict[str, Engin
 
 def assert_same_answer(found: EngineOutcome, wanted: EngineOutcome) -> None:
     """Compare everything that a caller sees of an outcome; for a truncated outcome, its beginning."""
-    if found.status in (Status.CANCELLED, Status.LATE):
+    if found.status in (SequenceStatus.CANCELLED, SequenceStatus.LATE):
         assert found.token_ids == wanted.token_ids[: len(found.token_ids)]
         assert not len(found.item_indices)
         return

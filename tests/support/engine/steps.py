@@ -13,7 +13,7 @@ from models.decoder.rope_config import Rope, RopeScaling
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import Forward, StepInputs
-from services.llm.engine.forward.weights import Weights
+from services.llm.engine.forward.weights import DecoderWeights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from tests.support.engine.attention_shapes import attention_shape
@@ -128,7 +128,7 @@ def prompt_of(rows: int) -> StepPlan:
     return StepPlan(chunks=[Chunk(sequence, 0, rows)])
 
 
-def run_step(build: Callable[[KvCache], Forward], weights: Weights, plan: StepPlan) -> list[Tensor]:
+def run_step(build: Callable[[KvCache], Forward], weights: DecoderWeights, plan: StepPlan) -> list[Tensor]:
     """Run a step through a forward pass over a filled cache; return hidden states, cache contents and tails."""
     cache = filled_cache(weights.config, weights.head_VD.dtype)
     forward = build(cache)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from models.mixer import Added
-from models.wishes.reading import Reading, Understood
+from models.wishes.reading import Reading, ReadTerms
 from models.wishes.vocabulary import WishItem
 from services.contracts.engine_load import EngineLoad
 from services.contracts.erasure import ErasureReceipt, ErasureStore
@@ -121,7 +121,7 @@ class FakeReader:
     """Reads every wish as `reading`; raises `error`, blocks until `gate` is set first, and lists what it was given."""
 
     def __init__(self) -> None:
-        self.reading = Reading(Understood(reader="fake"))
+        self.reading = Reading(ReadTerms(reader="fake"))
         self.error: BaseException | None = None
         self.gate = threading.Event()
         self.gate.set()

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from models.wishes.mixing import WishMix, wish_mix_of
-from models.wishes.reading import Reading, Understood
+from models.wishes.reading import Reading, ReadTerms
 
 
 def test_an_item_that_fits_a_wish_passes_items_that_a_tier_ranked() -> None:
     """The reader moves the best-fitting item up, although no tier ranked it; the tier decides between equal fits."""
     ranked = [(np.array([0, 1]), np.array([0.6, 0.4]))]
-    reading = Reading(Understood(), np.log(np.array([0.01, 0.01, 0.97, 0.01], dtype=np.float32)))
+    reading = Reading(ReadTerms(), np.log(np.array([0.01, 0.01, 0.97, 0.01], dtype=np.float32)))
 
     scores_V = WishMix(weight=2.0, floor=0.1).scores(ranked, reading, 4)
 
@@ -31,7 +31,7 @@ def test_lower_tiers_and_all_items_count_by_the_floor() -> None:
 
 def test_an_item_that_the_reader_does_not_know_fits_least() -> None:
     """Items beyond the reader's scores count as its least fitting item."""
-    scores_V = WishMix().scores([], Reading(Understood(), np.array([-1.0, -3.0], dtype=np.float32)), 3)
+    scores_V = WishMix().scores([], Reading(ReadTerms(), np.array([-1.0, -3.0], dtype=np.float32)), 3)
 
     assert scores_V[1] == scores_V[2]
 

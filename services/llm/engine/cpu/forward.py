@@ -25,7 +25,7 @@ from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.forward.torch_attention import TorchAttention
-from services.llm.engine.forward.weights import Weights
+from services.llm.engine.forward.weights import DecoderWeights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import StepPlan
 
@@ -38,7 +38,7 @@ _NO_WINDOW = -(2**30)
 
 
 def cpu_forward(
-    weights: Weights, cache: KvCache, config: EngineConfig, reduce: Callable[[Tensor], Tensor] | None = None
+    weights: DecoderWeights, cache: KvCache, config: EngineConfig, reduce: Callable[[Tensor], Tensor] | None = None
 ) -> Forward:
     """Return the fastest forward pass that this machine supports. Never raises.
 
@@ -57,7 +57,7 @@ def cpu_forward(
     return LayerLoop(weights, cache, TorchOps(), _torch_attention(weights, config))
 
 
-def _torch_attention(weights: Weights, config: EngineConfig) -> TorchAttention:
+def _torch_attention(weights: DecoderWeights, config: EngineConfig) -> TorchAttention:
     return TorchAttention(
         config.tile_queries, config.tile_tokens, config.block_tokens, weights.head_VD.device, weights.config.window
     )
@@ -106,7 +106,7 @@ def _load_library(cache: Path) -> Library:
 class CpuForward:
     """The compiled forward pass of one decoder over its KV cache."""
 
-    def __init__(self, library: Library, weights: Weights, cache: KvCache, weight_kind: WeightKind) -> None:
+    def __init__(self, library: Library, weights: DecoderWeights, cache: KvCache, weight_kind: WeightKind) -> None:
         config = weights.config
         self._library = library
         self._config = config

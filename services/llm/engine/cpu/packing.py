@@ -18,7 +18,7 @@ from models.decoder.rope import periods
 from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, WeightKind
 from services.llm.engine.cpu.library import LayerStruct, MatrixStruct, ModelStruct
 from services.llm.engine.cpu.quantise import check_shape, quantise
-from services.llm.engine.forward.weights import LayerWeights, Linear, Weights, num_bytes
+from services.llm.engine.forward.weights import DecoderWeights, LayerWeights, Linear, num_bytes
 
 _PAGE_BYTES = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
@@ -30,7 +30,7 @@ class PackedModel:
     Raises ConfigError naming the field if the decoder's shape does not fit that kind.
     """
 
-    def __init__(self, weights: Weights, weight_kind: WeightKind) -> None:
+    def __init__(self, weights: DecoderWeights, weight_kind: WeightKind) -> None:
         config = weights.config
         check_shape(config, weight_kind)
         self.tensors: list[Tensor] = []

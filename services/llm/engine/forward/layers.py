@@ -20,7 +20,7 @@ from models.decoder.rope import rotary_angles
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.attention import PagedAttention, TileBatch, UniformBatch
 from services.llm.engine.forward.ops import Ops
-from services.llm.engine.forward.weights import LayerWeights, Weights
+from services.llm.engine.forward.weights import DecoderWeights, LayerWeights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import StepPlan
 
@@ -62,7 +62,7 @@ class LayerLoop:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: DecoderWeights,
         cache: KvCache,
         ops: Ops,
         attention: PagedAttention[Any],

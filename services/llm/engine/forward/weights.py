@@ -54,7 +54,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Weights:
+class DecoderWeights:
     """All layers, the embedding, the final norm and the output matrix (which may be the embedding)."""
 
     config: DecoderConfig
@@ -79,9 +79,9 @@ def num_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 @torch.inference_mode(mode=False)
-def join_weights(decoder: Decoder) -> Weights:
+def join_weights(decoder: Decoder) -> DecoderWeights:
     """Join a decoder's matrices; reuse the matrices that an earlier engine has joined."""
-    return Weights(
+    return DecoderWeights(
         config=decoder.config,
         embedding_VD=decoder.embedding.weight.detach(),
         layers=tuple(_join_layer(layer) for layer in decoder.layers if isinstance(layer, DecoderLayer)),

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import LayerLoop
-from services.llm.engine.forward.weights import HeadNorms, Weights
+from services.llm.engine.forward.weights import DecoderWeights, HeadNorms
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.gpu.rope_kernel import rope_and_store
 from services.llm.engine.kv.cache import KvCache
@@ -27,7 +27,9 @@ _PIECE = 1_024
 """Numbers per program of SiLU times gate."""
 
 
-def triton_forward(weights: Weights, cache: KvCache, reduce: Callable[[Tensor], Tensor] | None = None) -> LayerLoop:
+def triton_forward(
+    weights: DecoderWeights, cache: KvCache, reduce: Callable[[Tensor], Tensor] | None = None
+) -> LayerLoop:
     """Build the forward pass on the device of the weights. `reduce` sums the parts of ranks."""
     shape = weights.config
     attention = TritonAttention(

@@ -16,7 +16,7 @@ from services.llm.engine.beam.search import RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.forward.layers import LayerLoop
-from services.llm.engine.forward.weights import Weights
+from services.llm.engine.forward.weights import DecoderWeights
 from services.llm.engine.gpu.beam_graph import BeamGraph, BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import (
@@ -53,7 +53,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: DecoderWeights,
         config: EngineConfig,
         forward: LayerLoop,
         trie: Trie | None,

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from models.registry.bundle import Bundle
-from models.wishes.reading import Exclusion, Reading, Understood
+from models.wishes.reading import Exclusion, Reading, ReadTerms
 from services.contracts.access import Priority
 from services.contracts.items import ItemState
 from services.contracts.recommend import MAX_WISH_CHARS, Filters, Recommendation, SearchFor, SimilarTo
@@ -27,7 +27,7 @@ def wanting(*indices: int, score: float = 20.0, excluded: tuple[Exclusion, ...] 
     scores = np.zeros(NUM_ITEMS, dtype=np.float32)
     scores[list(indices)] = score
     mask = np.arange(NUM_ITEMS) % 2 == 1 if excluded else None
-    return Reading(Understood(reader="fake", **understood), scores, mask, excluded)
+    return Reading(ReadTerms(reader="fake", **understood), scores, mask, excluded)
 
 
 def ids(answer: Recommendation) -> list[str]:
@@ -69,7 +69,7 @@ async def test_a_wish_moves_items_of_every_tier(
 async def test_an_excluded_item_is_in_no_list(world: World, user_id: str) -> None:
     """Exclusions hold in every tier and for every fill, and reach the LLM as filters."""
     world.reader.reading = Reading(
-        Understood(must_not=("odd",), reader="fake"), None, np.arange(NUM_ITEMS) % 2 == 1, (ODD,)
+        ReadTerms(must_not=("odd",), reader="fake"), None, np.arange(NUM_ITEMS) % 2 == 1, (ODD,)
     )
 
     answer = await world.recommend(user_id, k=10, wish="nothing odd")
@@ -83,7 +83,7 @@ async def test_an_excluded_item_is_in_no_list(world: World, user_id: str) -> Non
 async def test_exclusions_that_leave_no_item_are_relaxed_and_the_answer_says_so(world: World) -> None:
     """Seen items without an excluded term come back before the exclusions are dropped."""
     world.reader.reading = Reading(
-        Understood(must_not=("odd",), reader="fake"), None, np.arange(NUM_ITEMS) % 2 == 1, (ODD,)
+        ReadTerms(must_not=("odd",), reader="fake"), None, np.arange(NUM_ITEMS) % 2 == 1, (ODD,)
     )
     seen = await world.recommend("short", filters=Filters(allowed_item_ids=("i00", "i01")), wish="nothing odd")
     relaxed = await world.recommend("short", filters=Filters(allowed_item_ids=("i01", "i03")), wish="nothing odd")

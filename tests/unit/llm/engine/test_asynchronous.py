@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.decoder.window import Window
-from services.llm.engine.outcome import Status
+from services.llm.engine.outcome import SequenceStatus
 from services.llm.engine.runner import RunningStep
 from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engine_scripts import (
@@ -53,7 +53,7 @@ def test_no_token_is_computed_after_a_stop() -> None:
         for ahead in (True, False)
     ]
 
-    stopped = [play for play in plays if play.ended["0"].status is Status.DONE]
+    stopped = [play for play in plays if play.ended["0"].status is SequenceStatus.DONE]
     assert len(stopped) > 5
     assert [play.sizes for play in plays[::2]] == [play.sizes for play in plays[1::2]]
 
@@ -96,7 +96,7 @@ def test_a_text_that_stops_while_the_next_step_runs_ends_with_its_stop_token() -
         assert engine.load().kv_cache_usage == 0
 
     fed, plain = ([outcome for flag, outcome in outcomes if flag is ahead] for ahead in (True, False))
-    assert sum(outcome.status is Status.DONE for outcome in fed) > 10
+    assert sum(outcome.status is SequenceStatus.DONE for outcome in fed) > 10
     facts = [
         {one.request_id: (one.status, one.token_ids, one.num_cached_tokens) for one in found} for found in (fed, plain)
     ]
@@ -113,7 +113,7 @@ def test_a_call_starts_a_step_and_returns_the_results_of_the_one_before(depth: i
 
     assert outcomes == [[]] * depth
     assert engine.is_ahead
-    assert [outcome.status for outcome in engine.step(0.0)] == [Status.DONE]
+    assert [outcome.status for outcome in engine.step(0.0)] == [SequenceStatus.DONE]
     assert not engine.is_ahead
     assert not engine.has_work
 
@@ -128,4 +128,4 @@ def test_a_request_in_its_last_step_cannot_be_cancelled() -> None:
 
     assert not is_cancelled
     assert engine.load().kv_cache_usage == 0
-    assert [outcome.status for outcome in engine.step(0.0)] == [Status.LENGTH]
+    assert [outcome.status for outcome in engine.step(0.0)] == [SequenceStatus.LENGTH]

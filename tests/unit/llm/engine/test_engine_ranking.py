@@ -9,7 +9,7 @@ import torch
 
 from models.decoder.window import Window
 from services.errors import CheckpointError, InvalidRequest
-from services.llm.engine.outcome import Status
+from services.llm.engine.outcome import SequenceStatus
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain, exhaustive_ranking
 
 
@@ -112,7 +112,7 @@ def test_nothing_allowed_is_an_empty_answer() -> None:
     engine.add_rank("a", [0, 1], k=5, allowed=np.zeros(50, dtype=bool))
 
     outcome = drain(engine)["a"]
-    assert (outcome.status, outcome.item_indices.tolist()) == (Status.DONE, [])
+    assert (outcome.status, outcome.item_indices.tolist()) == (SequenceStatus.DONE, [])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from models.decoder.window import Window
 from services.errors import InvalidRequest
-from services.llm.engine.outcome import Status
+from services.llm.engine.outcome import SequenceStatus
 from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
@@ -43,8 +43,8 @@ def test_a_failing_grammar_ends_its_text_at_once(is_asynchronous: bool) -> None:
 
     outcomes = drain(engine)
 
-    assert (outcomes["guided"].status, len(outcomes["guided"].tokens)) == (Status.FAILED, 2)
-    assert (outcomes["plain"].status, len(outcomes["plain"].tokens)) == (Status.LENGTH, 6)
+    assert (outcomes["guided"].status, len(outcomes["guided"].tokens)) == (SequenceStatus.FAILED, 2)
+    assert (outcomes["plain"].status, len(outcomes["plain"].tokens)) == (SequenceStatus.LENGTH, 6)
 
 
 def test_a_conversation_goes_on_from_its_cache() -> None:
@@ -67,7 +67,7 @@ def test_a_leader_that_ends_early_does_not_block_its_followers() -> None:
     engine.cancel("0")
     outcomes = drain(engine)
 
-    assert (outcomes["0"].status, outcomes["1"].status) == (Status.CANCELLED, Status.LENGTH)
+    assert (outcomes["0"].status, outcomes["1"].status) == (SequenceStatus.CANCELLED, SequenceStatus.LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import NewToken, Status
+from services.llm.engine.outcome import NewToken, SequenceStatus
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.serving.streams import EngineStream, FinishedRequest
@@ -79,7 +79,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
     thread.stop()
     thread.join(5.0)
 
-    assert [end.outcome.status for end in hold.ended] == [Status.CANCELLED]
+    assert [end.outcome.status for end in hold.ended] == [SequenceStatus.CANCELLED]
 
 
 async def test_stopping_finishes_requests_in_flight(engine) -> None:
@@ -91,7 +91,7 @@ async def test_stopping_finishes_requests_in_flight(engine) -> None:
 
     thread.stop()
 
-    assert (await caller).outcome.status is Status.LENGTH
+    assert (await caller).outcome.status is SequenceStatus.LENGTH
     thread.join(5.0)
     assert not thread.is_alive
     with pytest.raises(DependencyUnavailable):
@@ -131,7 +131,7 @@ async def test_the_queue_time_includes_the_step_in_progress(engine) -> None:
     end = await second
 
     assert end.outcome.arrival_s <= sent_s
-    assert (await first).outcome.status is Status.DONE
+    assert (await first).outcome.status is SequenceStatus.DONE
     thread.stop()
     await asyncio.to_thread(thread.join, 5.0)
 

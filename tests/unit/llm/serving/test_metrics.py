@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.engine_load import EngineLoad
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
-from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.outcome import EngineOutcome, SequenceStatus
 from services.llm.serving.engine_thread import Stepped
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.streams import FinishedRequest
@@ -103,7 +103,7 @@ def ended(**changes: Any) -> FinishedRequest:
     now_s = time.monotonic()
     fields: dict[str, Any] = {
         "request_id": "r",
-        "status": Status.DONE,
+        "status": SequenceStatus.DONE,
         "item_indices": np.zeros(0, dtype=np.int64),
         "scores": np.zeros(0, dtype=np.float32),
         "tokens": (),
@@ -124,7 +124,7 @@ def ended(**changes: Any) -> FinishedRequest:
     [
         ({}, {"queue": 1.0, "prefill": 2.0, "decode": 3.0}),
         ({"decoding_s": None}, {"queue": 1.0, "prefill": 5.0}),
-        ({"started_s": None, "decoding_s": None, "status": Status.LATE}, {"queue": 6.0}),
+        ({"started_s": None, "decoding_s": None, "status": SequenceStatus.LATE}, {"queue": 6.0}),
     ],
 )
 def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dict[str, float]) -> None:

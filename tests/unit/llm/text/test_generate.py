@@ -25,7 +25,7 @@ from services.contracts.text import (
 )
 from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Overloaded, SchemaViolated
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.outcome import Status
+from services.llm.engine.outcome import SequenceStatus
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.text.generate import generate
 from services.llm.text.guided_decoding import JsonGrammar, JsonGuide
@@ -74,7 +74,7 @@ class Watched:
         for _ in range(4):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(10)
 
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> list[SequenceStatus]:
         return [end.outcome.status for step in self.steps for end in step.ended]
 
     async def events(self, **fields) -> AsyncIterator[TextEvent]:
@@ -183,7 +183,7 @@ async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
     assert text_of(events) == whole[: whole.index(stop)]
     assert reasons_of(events)[0] is FinishReason.STOP
     assert events[-1].num_completion_tokens < 60
-    assert engine.statuses() == [Status.LENGTH, Status.DONE]
+    assert engine.statuses() == [SequenceStatus.LENGTH, SequenceStatus.DONE]
 
 
 async def test_a_caller_that_leaves_cancels_within_a_step(engine) -> None:
@@ -197,7 +197,7 @@ async def test_a_caller_that_leaves_cancels_within_a_step(engine) -> None:
     engine.may_step.set()
     await until(lambda: len(engine.statuses()) == 2)
 
-    assert engine.statuses() == [Status.CANCELLED] * 2
+    assert engine.statuses() == [SequenceStatus.CANCELLED] * 2
     assert len([step for step in engine.steps[num_steps:] if step.new_tokens]) <= 2
     assert engine.steps[-1].load.kv_cache_usage == 0
 

@@ -20,7 +20,7 @@ from services.llm.engine.cpu.quantise import QuantisedRows, check_shape, dequant
 from services.llm.engine.forward.layers import LayerLoop
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.torch_attention import TorchAttention
-from services.llm.engine.forward.weights import Linear, Weights, join_weights
+from services.llm.engine.forward.weights import DecoderWeights, Linear, join_weights
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.engine.steps import BLOCK, CPU, ODD, decoder_of, decoders, plans, prompt_of, run_step
 
@@ -141,7 +141,7 @@ class RoundedOps(TorchOps):
         return super().linear(quantised_rows(x_TI).to(x_TI.dtype), weight_NI, bias_N)
 
 
-def rounded_weights(weights: Weights, matrix_bits: int) -> Weights:
+def rounded_weights(weights: DecoderWeights, matrix_bits: int) -> DecoderWeights:
     """Return the rounded weights of a kind: matrices of `matrix_bits`, embedding and head of 8 bits."""
     layers = tuple(
         replace(
