@@ -22,6 +22,9 @@ class Places:
     event_roles: EventRoles = DEFAULT_ROLES
     bundle_store: str = ""
     bundle_cache_gib: float = 20.0
+    text_url: str = ""
+    text_model: str = ""
+    text_key_file: Path | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Places":
@@ -37,6 +40,9 @@ class Places:
             event_roles=read_event_roles(settings.events_file),
             bundle_store=settings.bundle_store,
             bundle_cache_gib=settings.bundle_cache_gib,
+            text_url=settings.text_url,
+            text_model=settings.text_model,
+            text_key_file=settings.text_url_key_file,
         )
 
     @property

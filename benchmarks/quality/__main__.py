@@ -143,4 +143,4 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    run_named({"warm-start": "benchmarks.quality.warm_start"}, main)
+    run_named({"warm-start": "benchmarks.quality.warm_start", "cold-items": "benchmarks.quality.cold_items"}, main)

@@ -21,7 +21,7 @@ BENCHMARKS = {
     "faults": "answers that callers see while each part fails in turn, on a separate stack",
     "soak": "whether every promise holds for a long time under faults, on a separate stack",
     "engine": "the engine against transformers and vLLM; `engine curves`, `engine validity`",
-    "quality": "ranking quality of decoder, student and baselines; `quality warm-start`",
+    "quality": "ranking quality of decoder, student and baselines; `quality warm-start`, `quality cold-items`",
     "pipeline": "time of each offline stage as the data grows",
     "plan": "error of predicted training speeds against published runs; `plan capacity` measures the running stack",
     "scale": "growth of the serving cost with size; `scale item-states`",

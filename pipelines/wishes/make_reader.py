@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from models.catalogue import Catalogue, load_catalogue
-from models.similar import SIMILAR, SimilarTable, load_similar
+from models.similar import SIMILAR, load_similar
 from models.wishes.meaning import Meaning, load_meaning, measure, text_of
 from models.wishes.mixing import WISHES, WishMix
 from models.wishes.reader import ABOUT as READER
@@ -26,7 +26,7 @@ from pipelines.data.examples import Split, read_cases, sample_cases
 from pipelines.evaluation.gain import MIN_CASES
 from pipelines.runner.stage import Progress
 from pipelines.scoring.metrics import Scorer
-from pipelines.wishes.generate import Words, training_phrasings, write_wishes
+from pipelines.wishes.generate import Phrasings, Words, training_phrasings, write_wishes
 from pipelines.wishes.minilm import fetch_minilm, write_encoder
 from pipelines.wishes.options import NONE, WishOptions
 from pipelines.wishes.weights import choose_weights, read_cases_of
@@ -44,7 +44,13 @@ _NUM_MOODS, _MIN_CHARS, _ALIKE = 12, 4, 0.4
 
 
 def make_reader(
-    tokenized: Path, sources: Path, scorer: Scorer, wheel: Path | None, out: Path, progress: Progress
+    tokenized: Path,
+    sources: Path,
+    scorer: Scorer,
+    wheel: Path | None,
+    out: Path,
+    progress: Progress,
+    phrasings: Phrasings | None = None,
 ) -> None:
     """Write the reader for this data and its record.
 
@@ -55,6 +61,7 @@ def make_reader(
         wheel: The package with the encoder; None for a reader without an encoder.
         out: Folder to write.
         progress: Called after each step.
+        phrasings: Of the wishes by which weights are chosen; None for the shipped ones.
     """
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     similar = load_similar(sources / SIMILAR, len(catalogue.item_ids))
@@ -70,7 +77,8 @@ def make_reader(
         meaning.save(folder)
         words = common_words(encoder)
     reader = Reader(vocabulary, similar, None, meaning)
-    weights, about = _weights(tokenized, reader, similar, words, scorer, progress)
+    written_from = Words(reader.vocabulary, similar.neighbours_VN, _moods(reader, words))
+    weights, about = _weights(tokenized, reader, written_from, phrasings or training_phrasings(), scorer, progress)
     (folder / READER).write_text(json.dumps({"weights": weights_record(weights)}, indent=1))
     about |= {"weights": weights_record(weights), "encoder": wheel.name if wheel is not None else None}
     (out / ABOUT).write_text(json.dumps(about, indent=1))
@@ -134,23 +142,19 @@ def describe(about: Mapping[str, Any]) -> str:
 
 
 def _weights(
-    tokenized: Path,
-    reader: Reader,
-    similar: SimilarTable,
-    words: Sequence[str],
-    scorer: Scorer,
-    progress: Progress,
+    tokenized: Path, reader: Reader, words: Words, phrasings: Phrasings, scorer: Scorer, progress: Progress
 ) -> tuple[Weights, dict[str, Any]]:
     """Choose the weights on wishes of validation users; the defaults with too few users."""
     cases = read_cases(tokenized, Split.VALID)
     if len(cases) < MIN_CASES:
         return Weights(), {"num_wishes": 0}
     cases = sample_cases(cases, _NUM_CASES)
-    meaning = reader.meaning
-    moods = {} if meaning is None else moods_of(meaning, reader.vocabulary, words)
-    wishes = write_wishes(cases, Words(reader.vocabulary, similar.neighbours_VN, moods), training_phrasings())
-    read = read_cases_of(reader, wishes, cases, scorer, WishMix(), progress)
+    read = read_cases_of(reader, write_wishes(cases, words, phrasings), cases, scorer, WishMix(), progress)
     return choose_weights(read, progress)
+
+
+def _moods(reader: Reader, words: Sequence[str]) -> dict[str, list[str]]:
+    return {} if reader.meaning is None else moods_of(reader.meaning, reader.vocabulary, words)
 
 
 def common_words(encoder: Encoder) -> list[str]:

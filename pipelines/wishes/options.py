@@ -21,6 +21,16 @@ class WishOptions:
             choices=(MINILM, NONE),
         ),
     ] = MINILM
+    phrasings: Annotated[
+        int,
+        Option(
+            "Phrasings of each kind of wish that the text model at TAILRACE_TEXT_URL adds to the shipped ones, for "
+            "choosing the reader's weights.",
+            names=("--wish-phrasings",),
+            at_least=0,
+            at_most=200,
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         """Validate the options. Raises ConfigError naming the option."""
