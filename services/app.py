@@ -54,6 +54,7 @@ from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.request.names import NameResidency
 from services.gateway.request.pages import PageKey
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
@@ -422,6 +423,17 @@ def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
     )
 
 
+def _residency(settings: Settings) -> NameResidency | None:
+    """Return how a gateway loads names when they are asked for; None if it loads all at its start."""
+    if settings.llm_memory_gib is None:
+        return None
+    return NameResidency(
+        budget_bytes=None if settings.student_memory_gib is None else int(settings.student_memory_gib * 2**30),
+        min_stay_s=settings.llm_min_stay_s,
+        pinned=frozenset(settings.resident_names),
+    )
+
+
 def plane_config(settings: Settings) -> PlaneConfig:
     return PlaneConfig(
         deadlines=DeadlineLimits(
@@ -446,6 +458,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         * len(settings.served_names if settings.llm_memory_gib is None else settings.resident_names),
         llm_beam_width=settings.default_beam_width,
         llm_load_per_home=None if settings.llm_memory_gib is None else settings.llm_load_per_home,
+        residency=_residency(settings),
         surfaces_file=settings.surfaces_file,
         experiments_file=settings.experiments_file,
         shadow_share=settings.shadow_share,

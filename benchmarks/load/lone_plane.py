@@ -6,6 +6,7 @@ Its student ranks by made-up vectors of unit length, and no user is known.
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,40 +54,52 @@ async def lone_plane(
     catalogue: Catalogue, load_reader: LoadReader = lambda _bundle, _catalogue: None
 ) -> AsyncIterator[DataPlane]:
     """Yield a started data plane on a bundle of this catalogue, with this reader of wishes."""
-    nothing: Any = _Nothing()
     with tempfile.TemporaryDirectory() as folder:
-        _publish(catalogue, Path(folder))
-        ports = Ports(
-            bundles=BundleStore(Path(folder, "bundles")),
-            load_student=lambda _bundle, loaded: _Student(len(loaded.item_ids)),
-            load_reader=load_reader,
-            features=nothing,
-            llms={"default": nothing},
-            events=nothing,
-            impressions=nothing,
-            explanations=nothing,
-            receipts=nothing,
-            page_key=nothing,
-            user_data=lambda _user_id: {},
-            live_items=LiveItems(),
-            item_reader=nothing,
-            item_log=nothing,
-            registry=CollectorRegistry(),
-        )
-        plane = build_data_plane(ports, _CONFIG)
+        source, store = Path(folder, "source"), BundleStore(Path(folder, "bundles"))
+        write_bundle(catalogue, source)
+        store.publish(source, "v1", {"dataset": "made up"})
+        store.promote("v1")
+        plane = plane_over(store, ("default",), CollectorRegistry(), load_reader)
         await plane.start()
         yield plane
         await plane.stop()
 
 
-def _publish(catalogue: Catalogue, folder: Path) -> None:
-    source, num_items = folder / "source", len(catalogue.item_ids)
-    source.mkdir()
-    catalogue.save(source / "catalogue.parquet")
-    SimilarTable(np.zeros((num_items, 1), np.int32), np.ones((num_items, 1), np.float16)).save(source / SIMILAR)
-    store = BundleStore(folder / "bundles")
-    store.publish(source, "v1", {"dataset": "made up"})
-    store.promote("v1")
+def plane_over(
+    store: BundleStore,
+    names: Sequence[str],
+    registry: CollectorRegistry,
+    load_reader: LoadReader = lambda _bundle, _catalogue: None,
+    **config: Any,
+) -> DataPlane:
+    """Return a data plane that serves these names of a store, not started; `config` replaces fields."""
+    nothing: Any = _Nothing()
+    ports = Ports(
+        bundles=store,
+        load_student=lambda _bundle, loaded: _Student(len(loaded.item_ids)),
+        load_reader=load_reader,
+        features=nothing,
+        llms=dict.fromkeys(names, nothing),
+        events=nothing,
+        impressions=nothing,
+        explanations=nothing,
+        receipts=nothing,
+        page_key=nothing,
+        user_data=lambda _user_id: {},
+        live_items=LiveItems(),
+        item_reader=nothing,
+        item_log=nothing,
+        registry=registry,
+    )
+    return build_data_plane(ports, replace(_CONFIG, **config))
+
+
+def write_bundle(catalogue: Catalogue, folder: Path) -> None:
+    """Write the files of a bundle of this catalogue, apart from the models."""
+    num_items = len(catalogue.item_ids)
+    folder.mkdir()
+    catalogue.save(folder / "catalogue.parquet")
+    SimilarTable(np.zeros((num_items, 1), np.int32), np.ones((num_items, 1), np.float16)).save(folder / SIMILAR)
 
 
 class _Student:

@@ -78,7 +78,7 @@ class BundleFollower(Generic[Loaded]):
         self._clock = clock
         self._polled = polled
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
+        self._thread: threading.Thread | None = None  # made by `start`: it refers back to this object
         self.serving: Serving[Loaded] = Serving()
         """The serving versions that were handed over last."""
         self.is_record_corrupt = False
@@ -88,7 +88,7 @@ class BundleFollower(Generic[Loaded]):
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def failed(self) -> frozenset[str]:
@@ -98,6 +98,7 @@ class BundleFollower(Generic[Loaded]):
     def start(self) -> None:
         """Load the name's versions, if any, then follow the name in the background. Blocks during the first load."""
         self.refresh()
+        self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

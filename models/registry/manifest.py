@@ -156,6 +156,13 @@ class _Wishes(Schema):
     floor: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
 
+class _PopularItem(Schema):
+    item_id: str
+    title: str
+    categories: list[str]
+    popularity: Finite
+
+
 class Manifest(Schema):
     """The manifest fields that code reads. Only `files` is required: older bundles lack the other fields."""
 
@@ -177,6 +184,7 @@ class Manifest(Schema):
     llm_price_ndcg_per_ms: Finite | None = None
     mixer: Annotated[_Mixer, AfterValidator(_mixer)] | None = None
     wishes: _Wishes | None = None
+    popular: Annotated[list[_PopularItem], Field(max_length=1_000)] = Field(default_factory=list)
     lists: _Lists | None = None
     serving: _Serving = _Serving()
     lineage: _Lineage = _Lineage()

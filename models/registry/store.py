@@ -52,6 +52,7 @@ from models.registry.name_record import (
     check_name,
     decode_record,
 )
+from models.registry.popular import popular_items
 from models.registry.storage.folder import FolderStorage
 from models.registry.storage.port import Storage
 from models.registry.trainings import Lineage, Trainings
@@ -122,7 +123,7 @@ class BundleStore:
                 shutil.copytree(source, scratch)
                 for name, text in (pages or {}).items():
                     (scratch / name).write_text(text)
-                manifest = {"version": version, **about, "files": hashes(scratch)}
+                manifest = {"version": version, **about, "popular": popular_items(scratch), "files": hashes(scratch)}
                 text = json.dumps(manifest, indent=1, sort_keys=True)
                 decode_manifest(text, version, f"manifest of {version}")
                 (scratch / MANIFEST).write_text(text)

@@ -39,7 +39,7 @@ from services.gateway.records.sinks import Impressions, RecordSink, log_answer, 
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import Live, LiveBundle, Student, WishReader
 from services.gateway.request.masks import check_rules, clauses_of
-from services.gateway.request.names import Names
+from services.gateway.request.names import NameResidency, Names
 from services.gateway.request.pages import PageKey, Pages
 from services.gateway.shadow import CandidateRanker, Shadow, TeacherRanker
 from services.gateway.surfaces.experiments import RunningExperiments
@@ -59,7 +59,7 @@ from services.gateway.wishes.readers import WishReaders
 from services.gateway.wishes.search import TitleSearch
 from services.gateway.wishes.wishes import Wishes
 from services.items.live_items import LiveItems
-from services.observability.metrics import GatewayMetrics, TextMetrics
+from services.observability.metrics import GatewayMetrics, ResidencyMetrics, TextMetrics
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
@@ -120,6 +120,7 @@ class PlaneConfig:
     or None. `text_num_places`: completions that may be written at once. `num_llm_models`: models that the
     replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are
     ranked again. `llm_load_per_home`: see Placement; None where every replica holds every model.
+    `residency`: None loads the bundles of all names at the start.
     """
 
     deadlines: DeadlineLimits
@@ -141,6 +142,7 @@ class PlaneConfig:
     num_llm_models: int = 1
     llm_beam_width: int = 32
     llm_load_per_home: float | None = None
+    residency: NameResidency | None = None
     surfaces_file: Path | None = None
     experiments_file: Path | None = None
 
@@ -161,7 +163,10 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
                 ports.load_reader,
             )
             for name in ports.llms
-        ]
+        ],
+        ResidencyMetrics(ports.registry),
+        config.bundle_poll_s,
+        config.residency,
     )
     popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
     gated = {name: GatedLlm(one, _gate(name, config)) for name, one in ports.llms.items()}

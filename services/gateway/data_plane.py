@@ -156,7 +156,7 @@ class DataPlane:
     async def record(self, drafts: Sequence[EventBody], tenant: str, door: str, request_id: str) -> Recorded:
         """Record events of a tenant's users; see RecordEvents."""
         sent = await self._record(drafts, tenant)
-        events, known = once_each(sent), [live.items for live in self.names.loaded_for(tenant)]
+        events, known = once_each(sent), [live.items for live in self.names.all_loaded_for(tenant)]
         item_ids = [event.item_id for event in events]
         unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
         self._metrics.recorded(
@@ -188,14 +188,14 @@ class DataPlane:
         Raises InvalidRequest for an unknown name, DependencyUnavailable before the first bundle is loaded.
         """
         bundles = self.names.of(name)
-        live, canary = bundles.current(), bundles.canary
+        live, canary = self.names.current(name), bundles.canary
         share = 0.0 if canary is None else canary.share_at(self._wall_clock() * 1_000)
         return BundleInfo(
             name=bundles.name,
             version=live.version,
             num_items=len(live.catalogue.item_ids),
             code_depth=live.catalogue.depth,
-            manifest={key: value for key, value in live.manifest.items() if key not in {"version", "files"}},
+            manifest={key: value for key, value in live.manifest.items() if key not in {"version", "files", "popular"}},
             canary=None if canary is None else CanaryInfo(version=canary.version, share=share),
         )
 

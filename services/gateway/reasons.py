@@ -106,6 +106,7 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.MODEL_LOADING: ReasonText(
         "The model was not in memory, so its load was started; a tier that needs no load answered.",
+        planned="This gateway had not loaded the bundle yet, and knew only its popular items.",
         ended="The LLM was called, and its replica had not loaded this model yet.",
     ),
     Reason.FEATURES_UNAVAILABLE: ReasonText(

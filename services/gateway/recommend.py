@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from opentelemetry.trace import SpanKind
@@ -24,7 +25,7 @@ from services.contracts.recommend import (
     Tier,
 )
 from services.contracts.tenant import DEFAULT_TENANT
-from services.errors import as_tailrace_error
+from services.errors import DependencyUnavailable, as_tailrace_error
 from services.gateway.overload.admission import AdmissionDecision
 from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import LoadMonitor
@@ -59,6 +60,7 @@ from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
 _WISH_SHARE = 0.5
+_LOADING_SHARE = 0.3
 _NUM_SPARE = 50
 """Items that are ranked beyond an answer, for items hidden meanwhile."""
 
@@ -82,6 +84,10 @@ class BundleFinder(Protocol):
 
         Raises InvalidRequest or DependencyUnavailable.
         """
+        ...
+
+    async def find_soon(self, name: str | None, unit_id: str | None, now_ms: float, timeout_s: float) -> Live:
+        """Return the bundle as `find` does, waiting this long for its load."""
         ...
 
 
@@ -170,7 +176,7 @@ class Recommend:
         """
         assert request.tenant == caller.tenant, "a door's requests go through the tenant's plane"
         surface = self._surfaces.find(request.surface, request.unit_id, request.tenant)
-        live = self._live_for(request, surface)
+        live = await self._live_soon(request, surface, arrival)
         try:
             return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
         except BaseException as error:  # the assignment is recorded however the request ends
@@ -189,10 +195,12 @@ class Recommend:
         live: Live,
     ) -> Recommendation:
         """Answer a request with the bundle assigned to its user."""
-        check_items(request, live.items, live.expressions, budget)
+        if not live.is_partial:  # the whole catalogue may have what the request names
+            check_items(request, live.items, live.expressions, budget)
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
-        deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits, self._load.tail_delay_s)
+        deadline_ms = surface.deadline_ms if request.deadline_ms is None else request.deadline_ms
+        deadline = deadline_from(arrival.at_s, deadline_ms, self._limits, self._load.tail_delay_s)
         budget_s = deadline.budget_s(self._clock())
         request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline, caller.tenant, caller.weight)
@@ -248,6 +256,14 @@ class Recommend:
         return self._live_for(
             request, self._surfaces.find(request.surface, request.unit_id, request.tenant)
         ).lists_version
+
+    async def _live_soon(self, request: RecommendRequest, surface: Surface, arrival: Arrival) -> Live:
+        """Return the bundle of a request, waiting for its load within this stage's fraction of the deadline."""
+        with suppress(DependencyUnavailable):
+            return self._live_for(request, surface)
+        deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits, self._load.tail_delay_s)
+        wait_s = max(0.0, _LOADING_SHARE * deadline.budget_s(self._clock()))
+        return await self._names.find_soon(surface.model, request.unit_id, self._wall_clock() * 1_000, wait_s)
 
     def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
         """Return the bundle assigned to this user or visitor now."""

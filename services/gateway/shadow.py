@@ -140,7 +140,9 @@ class TeacherRanker:
     by: str = "teacher"
 
     def bundle_for(self, record: AnswerRecord, routing: RoutingRecord) -> Live | None:
-        return None if record.answer.tier is Tier.LLM else routing.context.live
+        """Return the bundle of the answer, unless the LLM gave it or only the popular items were known."""
+        is_comparable = record.answer.tier is not Tier.LLM and not routing.context.live.is_partial
+        return routing.context.live if is_comparable else None
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
         """Return the path on a surface with the LLM as first tier."""
@@ -239,6 +241,9 @@ class _One:
     live: Live
 
     def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
+        return self.live
+
+    async def find_soon(self, name: str | None, unit_id: str | None, now_ms: float, timeout_s: float) -> Live:
         return self.live
 
 

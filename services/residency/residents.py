@@ -71,7 +71,10 @@ class Residents(Generic[Model]):
         metrics: ResidencyMetrics,
         poll_s: float,
         clock: Callable[[], float] = time.monotonic,
+        settled: Callable[[str], object] = lambda name: None,
     ) -> None:
+        """`settled` is called with each name that was loaded or has failed. It must not block."""
+        self._settled = settled
         self._table = table
         self._source = source
         self._metrics = metrics
@@ -118,6 +121,13 @@ class Residents(Generic[Model]):
                 return self._models[name]
             self._ask_for(name)
             return None
+
+    def touch(self, name: str) -> Model | None:
+        """Return a resident model as `acquire` does, without a reference: for models that count their users."""
+        with self._changed:
+            if (model := self.acquire(name)) is not None:
+                self.release(name)
+            return model
 
     def release(self, name: str) -> None:
         """Give a model back."""
@@ -200,6 +210,7 @@ class Residents(Generic[Model]):
             self._metrics.loads.labels(name).inc()
             self._metrics.load_seconds.observe(self._clock() - began_s)
             self._changed.notify_all()
+            self._settled(name)
             self._act()
 
     def _unload(self, name: str) -> None:
@@ -231,6 +242,7 @@ class Residents(Generic[Model]):
         self._failures[name] = LoadFailure(str(error), pause_s, self._clock() + pause_s)
         self._metrics.load_failed.labels(name).set(1)
         self._changed.notify_all()
+        self._settled(name)
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))
 
     def _poll(self) -> None:

@@ -10,8 +10,9 @@ A name is absent, loading, resident or draining:
 Loading, resident and draining names occupy bytes, and their sum never exceeds the budget: a load starts only after the
 names that it displaces are unloaded. Displaced is the name that was used least recently, names in use last; pinned
 names and names that became resident less than the minimum stay ago are never displaced. A draining name takes no new
-references, and is unloaded when the last one is released. Waiting names load in the order in which they were wanted; a
-name that nobody wants any more is forgotten.
+references, and is unloaded when the last one is released. Of the waiting names, the most wanted loads first, and
+`max_loading` names load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is
+forgotten.
 
 Time is an argument, in seconds. `next_actions` is called after each event and from time to time.
 """
@@ -66,6 +67,7 @@ class _Model:
 class _Wanted:
     num_bytes: int
     wanted_s: float
+    num_requests: int = 1
 
 
 class TooLarge(ValueError):
@@ -81,6 +83,7 @@ class ResidencyTable:
         min_stay_s: float = 0.0,
         pinned: Collection[str] = (),
         idle_s: float | None = None,
+        max_loading: int | None = None,
     ) -> None:
         """Create an empty table.
 
@@ -89,7 +92,9 @@ class ResidencyTable:
             min_stay_s: A resident model is not unloaded for room before it has been resident this long.
             pinned: Names that are never unloaded.
             idle_s: A model that was not used for this long is unloaded; None for never.
+            max_loading: Most names that load at once; None for no limit.
         """
+        self._max_loading = max_loading
         self._budget_bytes = budget_bytes
         self._min_stay_s = min_stay_s
         self.pinned = frozenset(pinned)
@@ -130,6 +135,7 @@ class ResidencyTable:
         """Record that a request wanted a name, so that it is not forgotten while it waits."""
         if name in self._wanted:
             self._wanted[name].wanted_s = now_s
+            self._wanted[name].num_requests += 1
 
     def acquire(self, name: str, now_s: float | None) -> bool:
         """Reference a resident name, so that it is not unloaded until `release`. Return whether it is resident.
@@ -189,8 +195,11 @@ class ResidencyTable:
             is_forgotten = name not in self.pinned and now_s - one.wanted_s > _FORGET_S
             if is_forgotten or not self._can_fit(one.num_bytes):
                 del self._wanted[name]
-        for name, one in list(self._wanted.items()):
-            if not self._make_room(one.num_bytes, now_s):
+        by_demand = sorted(self._wanted.items(), key=lambda one: (one[0] not in self.pinned, -one[1].num_requests))
+        num_loading = len(self.names(Residency.LOADING))
+        for num_started, (name, one) in enumerate(by_demand):
+            is_full = self._max_loading is not None and num_loading + num_started >= self._max_loading
+            if is_full or not self._make_room(one.num_bytes, now_s):
                 return
             del self._wanted[name]
             self._models[name] = _Model(Residency.LOADING, one.num_bytes, now_s, now_s)

@@ -32,6 +32,9 @@ class Placement:
         self._grown_s = self._needed_s = -math.inf
         self._loading_until_s: dict[str, float] = {}
         self._holders: set[str] = set()
+        self._known: tuple[str, ...] = ()
+        self._by_name: list[str] = []
+        """`_known` in the name's order, which is computed when replicas change."""
         self.num_homes = 1
 
     def observe(self, num_in_flight: int, num_replicas: int, now_s: float) -> None:
@@ -51,10 +54,11 @@ class Placement:
 
     def order(self, session: str, replicas: Sequence[str], answering: Collection[str], now_s: float) -> list[str]:
         """Return the replicas for a session in the order of attempts; `answering` neither hang nor fail."""
-        self._holders &= set(replicas)
+        if self._known != (known := tuple(replicas)):
+            self._known, self._by_name = known, sorted(known, key=lambda replica: _weight(self._name, replica))
+            self._holders &= set(known)
         self._loading_until_s = {name: until_s for name, until_s in self._loading_until_s.items() if until_s > now_s}
-        by_name = sorted(replicas, key=lambda replica: _weight(self._name, replica))
-        able = [replica for replica in by_name if replica in answering] or by_name
+        able = [replica for replica in self._by_name if replica in answering] or self._by_name
         homes = able[: self.num_homes]
         ready = [replica for replica in homes if replica not in self._loading_until_s]
         chosen = ready or [replica for replica in able if replica in self._holders] or homes

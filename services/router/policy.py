@@ -72,8 +72,9 @@ class Facts:
 
     `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a
     history the bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it.
-    `llm_allowed`, `student_allowed`: the surface has this tier. `is_trained`: the bundle has models, and they know an
-    item that may be shown. `num_allowed` counts items that may be shown, `num_allowed_if_seen` the same with seen items
+    `is_loading`: the bundle is not in memory yet, only its popular items are known. `llm_allowed`, `student_allowed`:
+    the surface has this tier. `is_trained`: the bundle has models, and they know an item that may be shown.
+    `num_allowed` counts items that may be shown, `num_allowed_if_seen` the same with seen items
     allowed again. `list_covers`: the stored list is fresh and covers this request. `is_shed`: admission keeps this
     request from the features and the tiers that need them. `budget_s` is the time left for ranking. `asked` is set for
     a list that is about items, popularity or words, and not the user.
@@ -90,6 +91,7 @@ class Facts:
     min_history_for_llm: int
     llm_allowed: bool
     student_allowed: bool
+    is_loading: bool = False
     is_trained: bool
     llm_pays: bool
     breaker_allows: bool
@@ -109,6 +111,8 @@ def plan(facts: Facts) -> RoutingDecision:
         return RoutingDecision(ASKED[facts.asked], facts.asked)
     if facts.is_shed:
         return RoutingDecision(Tier.POPULAR, Reason.SHED)
+    if facts.is_loading:
+        return RoutingDecision(Tier.POPULAR, Reason.MODEL_LOADING)
     if not facts.is_trained:
         return RoutingDecision(Tier.POPULAR, Reason.NOT_TRAINED)
     if facts.list_covers:

@@ -229,6 +229,9 @@ class Settings(BaseSettings):
     must have the bundle's ids. Empty: our own engine."""
     llm_url_key_file: Path | None = None
     """File of the API key that llm_url asks for."""
+    student_memory_gib: float | None = Field(None, gt=0)
+    """With llm_memory_gib: GiB of one gateway for the students and catalogues of names, which it loads when they are
+    first asked for. None: no limit."""
     llm_load_per_home: float = Field(4.0, gt=0)
     """With llm_memory_gib: requests of a model in flight at one replica, from one gateway, above which another replica
     loads it too."""

@@ -4,16 +4,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from types import FrameType
 from typing import Any
 
 import structlog
 from prometheus_client import REGISTRY
 
+from models.registry.bundle import Bundle
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.store import BundleStore
 from services.contracts.erasure import ErasureStore
@@ -53,6 +55,8 @@ _IMPRESSION_WAITS = FetchWaits(busy_ms=200, quiet_ms=500, untouched_ms=1_000)
 """Gateways send impressions five times a second, and no caller waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
+_LEAST_PAUSE_S = 0.02
+"""Least time between two polls of names: of many names, each is polled less often than `bundle_poll_s`."""
 
 
 def main() -> None:
@@ -93,15 +97,7 @@ def run_worker(
     items = ListedItems()
     counted = _Counted(items)
     pace = pace or DEFAULT_PACE
-    followers = [
-        BundleFollower(
-            BundleStore.of(settings, name),
-            settings.bundle_poll_s,
-            lambda bundle: bundle.item_ids(),
-            partial(counted.replace, name),
-        )
-        for name in settings.served_names
-    ]
+    listing = _Listing(settings, counted)
     item_follower = _item_follower(settings, counted, item_metrics or ItemsMetrics(REGISTRY))
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
@@ -123,18 +119,53 @@ def run_worker(
     landing = _impression_worker(settings, features, impressions, metrics, pace)
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    for follower in followers:
-        follower.start()
+    listing.start()
     shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
     shown.start()
     item_follower.start()
     worker.run(stop)
     _log.info("stopping")
     shown.join()
-    for follower in followers:
-        follower.stop()
+    listing.stop()
     item_follower.stop()
     tracing.stop()
+
+
+class _Listing:
+    """Follows the records of all served names in one thread, and lists the items of their bundles.
+
+    With many names, only the first and the resident names are listed when `start` returns.
+    """
+
+    def __init__(self, settings: Settings, counted: "_Counted") -> None:
+        store, poll_s = BundleStore.of(settings), settings.bundle_poll_s
+        self._followers = {
+            name: BundleFollower(store.named(name), poll_s, Bundle.item_ids, partial(counted.replace, name))
+            for name in settings.served_names
+        }
+        is_many = settings.llm_memory_gib is not None
+        self._listed_first = {settings.first_name, *settings.resident_names} if is_many else set(self._followers)
+        self._counted = counted
+        self._pause_s = max(poll_s / len(self._followers), _LEAST_PAUSE_S)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="listing", daemon=True)
+
+    def start(self) -> None:
+        """List the first names, then follow all names in the background."""
+        for name in self._listed_first & self._followers.keys():
+            self._followers[name].refresh()
+        self._counted.list_replaced()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _follow(self) -> None:
+        for follower in cycle(self._followers.values()):
+            if self._stopped.wait(self._pause_s):
+                return
+            follower.refresh()
+            self._counted.list_replaced()
 
 
 class _Counted:
@@ -147,13 +178,26 @@ class _Counted:
         self._by_name: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._num_stated = 0
         self._due = Timer(_LIST_EVERY_S)
+        self._is_replaced = False
+        self._next_s = 0.0
 
     def replace(self, name: str, serving: Serving[tuple[str, ...]]) -> None:
-        """List the items of the bundles that a name serves now."""
+        """Set the bundles that a name serves now; `list_replaced` lists their items."""
         if self._by_name.get(name, {}).keys() != serving.loaded.keys():
             with self._lock:
                 self._by_name[name] = serving.loaded
-                self._list()
+                self._is_replaced = True
+
+    def list_replaced(self) -> None:
+        """List the items of replaced bundles, spending at most a tenth of the time: a listing covers all names."""
+        began_s = time.monotonic()
+        if not self._is_replaced or began_s < self._next_s:
+            return
+        with self._lock:
+            self._is_replaced = False
+            self._list()
+        now_s = time.monotonic()
+        self._next_s = now_s + 9 * (now_s - began_s)
 
     def look(self) -> None:
         """List the items that only the live catalogue has. Rate limited: with a million items it takes a second."""

@@ -6,31 +6,41 @@ The function that reads a student from a bundle is a parameter.
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import structlog
+from pyarrow import parquet
+from pyarrow.lib import ArrowInvalid
 
 from models.catalogue import Catalogue
 from models.mixer import Added, Mixer
 from models.registry.bundle import Bundle, learned_repeats, lists_version, llm_pays
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
+from models.registry.popular import popular_catalogue
 from models.registry.store import BundleStore
-from models.similar import SimilarTable
+from models.similar import SimilarTable, empty_table
 from models.wishes.reading import Reading
 from models.wishes.vocabulary import WishItem
 from services.contracts.experiments import place_of
 from services.contracts.tenant import local_name, tenant_of_name
-from services.errors import DependencyUnavailable
+from services.errors import BundleIncomplete, DependencyUnavailable, EnvironmentFault, TailraceError
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics
 
 log = structlog.get_logger()
+
+_BUNDLE_BYTES, _ITEM_BYTES = 2 * 2**20, 1_500
+"""Memory of a loaded bundle apart from its files: in all, and by item for texts, index, masks and marks."""
+_NOT_LOADED = ("decoder/", "teacher/", "judged/", "report.")
+_UNLOAD_S, _LOOK_S = 10.0, 0.002
 
 
 class Student(Protocol):
@@ -71,7 +81,8 @@ class Live:
     """A bundle loaded to serve under a name, with everything a request needs from it.
 
     `student` is None for an untrained bundle. Caches derived from it are keyed by this object: a version may be loaded
-    under several names, with separate item layouts. `reader` is None for a bundle that reads no wishes.
+    under several names, with separate item layouts. `reader` is None for a bundle that reads no wishes. `is_partial`:
+    the bundle is not loaded yet, and `catalogue` holds only its popular items.
     """
 
     name: str
@@ -84,6 +95,7 @@ class Live:
     similar: SimilarTable
     mixer: Mixer | None = None
     reader: WishReader | None = None
+    is_partial: bool = False
 
     @property
     def tenant(self) -> str:
@@ -145,11 +157,21 @@ class LiveBundle:
         self._catalogue_state = items or LiveItems()
         self._serving: Serving[Live] = Serving()
         self._prepare: list[Callable[[Live], object]] = []
-        self._follower = BundleFollower(store, poll_s, self._load, self._swap, polled=lambda: self._report(store))
+        self._store = store
+        self._bytes_by_version: dict[str, int] = {}
+        self._last_version: str | None = None
+        self.reserve: Callable[[int], bool] | None = None
+        """Returns whether this many bytes of memory may be used for all versions of the name; None without a limit."""
+        self._follower = self._follow()
 
     @property
     def is_loaded(self) -> bool:
         return self._serving.live is not None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a version that serves under the name could not be loaded at the last attempt."""
+        return bool(self._follower.failed)
 
     @property
     def canary(self) -> Canary | None:
@@ -192,26 +214,88 @@ class LiveBundle:
         """
         self._prepare.append(prepare)
 
-    async def start(self) -> None:
-        """Load the bundles of the name, if any, then follow it in the background."""
-        await asyncio.to_thread(self._follower.start)
-
-    async def stop(self) -> None:
-        """Stop following; loaded bundles stay."""
-        self._follower.stop()
-
     async def refresh(self) -> None:
         """Poll the name now, and load its new versions except recently rejected ones."""
-        await asyncio.to_thread(self._follower.refresh)
+        await asyncio.to_thread(self.poll)
+
+    def poll(self) -> None:
+        """Refresh in this thread. Never raises."""
+        self._follower.refresh()
+
+    def fetch(self) -> int:
+        """Bring the files of the serving versions to this machine, and return the bytes of memory that they will take.
+
+        Raises StoreUnavailable, BundleError or OSError.
+        """
+        return sum(memory_of(self._store.open(version)) for version in self._store.record().serving)
+
+    def unload(self) -> None:
+        """Unload all versions, and wait until no request uses them."""
+        lives = [weakref.ref(live) for live in self.loaded]
+        self._follower = self._follow()
+        self._swap(Serving())
+        self._bytes_by_version.clear()
+        give_up_s = time.monotonic() + _UNLOAD_S
+        while any(live() is not None for live in lives) and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_S)
+
+    def learn(self) -> None:
+        """Read the name's record and its live version's manifest, for `partial`. Raises as `fetch` does."""
+        version = self._store.record().live
+        if version is not None:
+            self._store.described(version)
+        self._last_version = version
+
+    def partial(self) -> Live:
+        """Return the popular items of the last known live version as a bundle without models. Blocks for milliseconds.
+
+        Raises DependencyUnavailable if they are not known.
+        """
+        self._check_items()
+        try:
+            if self._last_version is None:
+                self.learn()
+            manifest = self._store.described(self._last_version or "").manifest
+        except (TailraceError, OSError) as error:
+            raise self._missing() from error
+        if (catalogue := popular_catalogue(manifest)) is None:
+            raise self._missing()
+        items = self._catalogue_state.lay(catalogue)
+        return Live(
+            name=self.name,
+            version=self._last_version or "",
+            catalogue=catalogue,
+            student=None,
+            manifest=manifest,
+            items=items,
+            expressions=Expressions(items, lock=threading.Lock()),
+            similar=empty_table(len(catalogue.item_ids)),
+            is_partial=True,
+        )
 
     def _live_of(self, serving: Serving[Live]) -> Live:
-        if self._catalogue_state.knowledge is Knowledge.NONE:  # otherwise hidden items would be shown
-            raise DependencyUnavailable("states of items", retry_after_s=1.0)
+        self._check_items()
         if serving.live is None:
-            raise DependencyUnavailable(f"bundle of {local_name(self.name)}", retry_after_s=max(1.0, self._poll_s))
+            raise self._missing()
         return serving.loaded[serving.live]
 
+    def _check_items(self) -> None:
+        if self._catalogue_state.knowledge is Knowledge.NONE:  # otherwise hidden items would be shown
+            raise DependencyUnavailable("states of items", retry_after_s=1.0)
+
+    def _missing(self) -> DependencyUnavailable:
+        return DependencyUnavailable(f"bundle of {local_name(self.name)}", retry_after_s=max(1.0, self._poll_s))
+
+    def _follow(self) -> BundleFollower[Live]:
+        store = self._store
+        return BundleFollower(store, self._poll_s, self._load, self._swap, polled=lambda: self._report(store))
+
     def _load(self, bundle: Bundle) -> Live:
+        if self.reserve is not None:
+            self._bytes_by_version[bundle.version] = memory_of(bundle)
+            versions = {*self._serving.loaded, bundle.version}
+            if not self.reserve(sum(self._bytes_by_version[version] for version in versions)):
+                raise EnvironmentFault(f"TAILRACE_STUDENT_MEMORY_GIB: no room for {bundle.version} yet")
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
@@ -239,6 +323,10 @@ class LiveBundle:
 
     def _swap(self, serving: Serving[Live]) -> None:
         before, self._serving = self._serving, serving
+        self._last_version = serving.live or before.live or self._last_version
+        if self.reserve is not None and serving.loaded and before.loaded.keys() - serving.loaded.keys():
+            self._bytes_by_version = {version: self._bytes_by_version[version] for version in serving.loaded}
+            self.reserve(sum(self._bytes_by_version.values()))
         for roles, value in ((_roles(before), 0), (_roles(serving), 1)):
             for role, version in roles:
                 self._metrics.bundle_info.labels(version, self.name, role).set(value)
@@ -254,6 +342,17 @@ def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
     """Return the role (live or canary) and version of each serving bundle."""
     canary = None if serving.canary is None else serving.canary.version
     return [(role, version) for role, version in (("live", serving.live), ("canary", canary)) if version is not None]
+
+
+def memory_of(bundle: Bundle) -> int:
+    """Return the bytes of memory that a bundle takes in a gateway, without its decoder. Reads sizes of files only."""
+    files = (bundle.path / name for name in bundle.manifest["files"] if not name.startswith(_NOT_LOADED))
+    try:
+        num_rows: int = parquet.read_metadata(bundle.path / "catalogue.parquet").num_rows
+        file_bytes = sum(path.stat().st_size for path in files)
+    except (OSError, ArrowInvalid) as error:
+        raise BundleIncomplete(f"{bundle.path}: catalogue.parquet is not readable ({error})") from error
+    return int(_BUNDLE_BYTES + num_rows * _ITEM_BYTES + file_bytes)
 
 
 def _warm(live: Live) -> None:

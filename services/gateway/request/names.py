@@ -1,28 +1,106 @@
-"""The names that a gateway serves, and the bundle that answers a request."""
+"""The names that a gateway serves, and the bundle that answers a request.
+
+Without a `NameResidency` all names are loaded at the start. With one, a name's bundle is loaded when it is first asked
+for: requests wait for it within a part of their deadline, and are then answered with the popular items that its
+manifest lists. Until then the manifests of all names are read in the background, so that they are on this machine when
+the store is unavailable.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
 
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.tenant import local_name, scoped_name, tenant_of_name
-from services.errors import InvalidRequest
+from services.errors import DependencyUnavailable, InvalidRequest, TailraceError
 from services.gateway.request.live_bundle import Live, LiveBundle
+from services.observability.metrics import ResidencyMetrics
+from services.residency.residents import Residents
+from services.residency.state import Residency, ResidencyTable
+
+log = structlog.get_logger()
+
+_NUM_READING = 4
+_MAX_PARTIAL = 100
+_LEARN_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameResidency:
+    """Loads names when they are asked for. `budget_bytes` None: no limit; `pinned` are loaded at the start and stay."""
+
+    budget_bytes: int | None
+    min_stay_s: float
+    pinned: frozenset[str]
 
 
 class Names:
-    """The bundles of each served name. Names follow their records independently of each other."""
+    """The bundles of each served name. Names follow their records independently of each other. Call in one loop."""
 
-    def __init__(self, bundles: Sequence[LiveBundle]) -> None:
+    def __init__(
+        self,
+        bundles: Sequence[LiveBundle],
+        metrics: ResidencyMetrics,
+        poll_s: float,
+        residency: NameResidency | None = None,
+    ) -> None:
         """`bundles` must not be empty; the first serves requests without a name."""
         self._bundles = {bundle.name: bundle for bundle in bundles}
         self.first = bundles[0]
+        self._is_lazy = residency is not None
+        if residency is None:
+            table = ResidencyTable(pinned=self._bundles, max_loading=1)
+        else:
+            pinned = {self.first.name, *residency.pinned} & self._bundles.keys()
+            table = ResidencyTable(residency.budget_bytes, residency.min_stay_s, pinned, max_loading=1)
+        self._source = _BundleSource(self._bundles, is_lazy=self._is_lazy)
+        self._residents = Residents(table, self._source, metrics, poll_s, settled=self._settled)
+        if residency is not None and residency.budget_bytes is not None:
+            for bundle in bundles:
+                bundle.reserve = lambda num_bytes, name=bundle.name: self._residents.resize(name, num_bytes)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._partial: dict[str, asyncio.Future[Live]] = {}
+        self._reading = ThreadPoolExecutor(_NUM_READING, "manifests")
+        self._learning: asyncio.Task[None] | None = None
+        self.has_read_manifests = False
+        """Whether the manifests of all names were read once, or could not be read."""
 
     def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
-        """Return the bundle assigned to this user, or visitor session, at this time (Unix ms).
+        """Return the loaded bundle assigned to this user, or visitor session, at this time (Unix ms).
 
-        Raises as `of` does, and DependencyUnavailable if no bundle is live.
+        Starts the load of an absent name. Raises as `of` does, and DependencyUnavailable if no bundle is live.
         """
-        return self.of(name).of_unit(unit_id, now_ms)
+        bundle = self.of(name)
+        self._residents.touch(bundle.name)
+        return bundle.of_unit(unit_id, now_ms)
+
+    async def find_soon(self, name: str | None, unit_id: str | None, now_ms: float, timeout_s: float) -> Live:
+        """Return the bundle as `find` does, waiting for its load for `timeout_s`; then only its popular items.
+
+        These may take twice as long, if they are not on this machine yet.
+        """
+        with suppress(DependencyUnavailable):
+            return self.find(name, unit_id, now_ms)
+        bundle = self.of(name)
+        if not self._is_lazy:
+            return bundle.of_unit(unit_id, now_ms)
+        partial = self._partial_of(bundle)
+        await self._wait(bundle.name, timeout_s)
+        if bundle.is_loaded:
+            return bundle.of_unit(unit_id, now_ms)
+        try:
+            return await asyncio.wait_for(asyncio.shield(partial), 2 * timeout_s)
+        except TimeoutError:
+            return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
+
+    def current(self, name: str | None) -> Live:
+        """Return a name's live bundle; starts the load of an absent name. Raises as `find` does."""
+        return self.find(name, None, 0.0)
 
     def of(self, name: str | None) -> LiveBundle:
         """Return the bundles of a name, or of the first name for None.
@@ -45,31 +123,117 @@ class Names:
 
     @property
     def is_loaded(self) -> bool:
-        return any(bundle.is_loaded for bundle in self._bundles.values())
+        """Whether at least one name has a live bundle, or bundles are loaded when they are asked for."""
+        return self._is_lazy or any(bundle.is_loaded for bundle in self._bundles.values())
 
     @property
     def loaded(self) -> list[Live]:
-        return [live for bundle in self._bundles.values() for live in bundle.loaded]
+        """All bundles that serve now."""
+        return [live for bundle in self._residents.models() for live in bundle.loaded]
 
-    def loaded_for(self, tenant: str) -> list[Live]:
-        """All bundles that serve now under this tenant's names."""
-        return [live for live in self.loaded if live.tenant == tenant]
+    def all_loaded_for(self, tenant: str) -> list[Live]:
+        """All bundles of this tenant's names that serve now; none if names with a bundle are not loaded."""
+        own = [bundle for bundle in self._bundles.values() if tenant_of_name(bundle.name) == tenant]
+        if self._is_lazy and not all(bundle.is_loaded for bundle in own):
+            return []
+        return [live for bundle in own for live in bundle.loaded]
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
+        """Call `prepare` with each bundle; see LiveBundle."""
         for bundle in self._bundles.values():
             bundle.before_swap(prepare)
 
     def _unknown(self, name: str, tenant: str) -> InvalidRequest:
         own = [local_name(one) for one in self._bundles if tenant_of_name(one) == tenant]
         return InvalidRequest(
-            "name", f"unknown name {name!r:.100}", f"this stack serves {', '.join(own) or 'none yet'}"
+            "name", f"unknown name {name!r:.100}", f"this stack serves {', '.join(own[:20]) or 'none yet'}"
         )
 
     async def start(self) -> None:
-        """Load the bundles of the names one after another, then follow the names in the background."""
-        for bundle in self._bundles.values():
-            await bundle.start()
+        """Load the pinned names one after another, then follow the loaded names in the background."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._residents.start)
+        if self._is_lazy:
+            self._learning = asyncio.create_task(self._learn())
 
     async def stop(self) -> None:
         """Stop following; loaded bundles stay."""
-        await asyncio.gather(*(bundle.stop() for bundle in self._bundles.values()))
+        if self._learning is not None:
+            self._learning.cancel()
+        self._reading.shutdown(wait=False, cancel_futures=True)
+        self._source.is_stopped = True
+        await asyncio.to_thread(self._residents.stop)
+
+    async def _wait(self, name: str, timeout_s: float) -> None:
+        """Wait until a name was loaded or has failed."""
+        if self._residents.state(name) not in (Residency.LOADING, Residency.WAITING):
+            return
+        event = self._awaited.setdefault(name, asyncio.Event())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+
+    def _settled(self, name: str) -> None:
+        """Wake the requests that wait for a name. Called from the loading threads."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, name)
+
+    def _wake(self, name: str) -> None:
+        self._partial.pop(name, None)
+        if (event := self._awaited.pop(name, None)) is not None:
+            event.set()
+
+    def _partial_of(self, bundle: LiveBundle) -> "asyncio.Future[Live]":
+        """Return the popular items of a bundle, read once for all requests that arrive meanwhile."""
+        found = self._partial.get(bundle.name)
+        if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
+            if len(self._partial) >= _MAX_PARTIAL:
+                self._partial.pop(next(iter(self._partial)))
+            found = asyncio.get_running_loop().run_in_executor(self._reading, bundle.partial)
+            found.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
+            self._partial[bundle.name] = found
+        return found
+
+    async def _learn(self) -> None:
+        """Read the manifests of all names, one after another."""
+        loop, num_failed = asyncio.get_running_loop(), 0
+        for bundle in self._bundles.values():
+            if not bundle.is_loaded:
+                try:
+                    await loop.run_in_executor(self._reading, bundle.learn)
+                except (TailraceError, OSError):
+                    num_failed += 1
+                await asyncio.sleep(_LEARN_PAUSE_S)
+        self.has_read_manifests = True
+        log.info("manifests_read", num_names=len(self._bundles), num_failed=num_failed)
+
+
+class _BundleSource:
+    """Loads the bundles of names for `Residents`; `is_lazy`: the files are brought here before the load."""
+
+    def __init__(self, bundles: dict[str, LiveBundle], *, is_lazy: bool) -> None:
+        self._bundles = bundles
+        self._is_lazy = is_lazy
+        self.is_stopped = False
+
+    def fetch(self, name: str) -> int:
+        """Download the versions that serve under a name. Raises StoreUnavailable, BundleError or OSError."""
+        return self._bundles[name].fetch() if self._is_lazy else 0
+
+    def load(self, name: str) -> LiveBundle:
+        """Load the versions that serve under a name."""
+        self._bundles[name].poll()
+        return self._bundles[name]
+
+    def refresh(self, name: str, model: LiveBundle) -> None:
+        """Follow the name's record."""
+        model.poll()
+
+    def is_broken(self, model: LiveBundle) -> bool:
+        """Whether a version of the name could not be loaded."""
+        return model.is_broken
+
+    def unload(self, name: str, model: LiveBundle) -> None:
+        """Unload the versions of a name; at the end of the process they stay."""
+        if not self.is_stopped:
+            model.unload()

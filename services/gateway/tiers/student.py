@@ -37,6 +37,7 @@ class StudentTier:
         known = context.masks.allowed[: context.live.items.num_known]
         return {
             "student_allowed": self.tier in context.surface.tiers,
+            "is_loading": context.live.is_partial,
             "is_trained": context.live.student is not None and bool(known.any()),
         }
 

@@ -231,3 +231,18 @@ def test_a_waiting_name_that_nobody_wants_any_more_is_forgotten() -> None:
 
     assert table.state("b") is Residency.ABSENT
     assert table.state("c") is Residency.WAITING
+
+
+def test_of_the_waiting_names_the_most_wanted_loads_first() -> None:
+    """With one load at a time, a name that more requests wait for overtakes names that were wanted before it."""
+    table = ResidencyTable(5, max_loading=1)
+    order: list[str] = []
+    for place, name in enumerate(("first", "rare", "hot", "hot", "hot", "rare")):
+        table.want(name, 1, float(place))
+        table.still_wanted(name, float(place))
+        order += table.next_actions(float(place)).load
+    for _ in range(2):
+        table.loaded(order[-1], 6.0)
+        order += table.next_actions(6.0).load
+
+    assert order == ["first", "hot", "rare"]

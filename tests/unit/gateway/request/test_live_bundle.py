@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from services.gateway.request.live_bundle import LiveBundle
 from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.training.bundles import point_to
-from tests.support.wait import until
 from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 
@@ -31,9 +29,9 @@ class Follower:
         self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, metrics)
 
     async def follow_to(self, version: str, num_items: int = 5) -> None:
-        """Publish a version and wait until it is live."""
+        """Publish a version, and poll the name."""
         publish(self.root, version, catalogue_of(num_items))
-        await until(lambda: self.live.current().version == version)
+        await self.live.refresh()
 
     def info(self, version: str, role: str = "live") -> float | None:
         """Return 1 if the metric gives this version the role, else 0; None if absent."""
@@ -42,13 +40,11 @@ class Follower:
 
 
 @pytest.fixture
-async def started(tmp_path: Path) -> AsyncIterator[Follower]:
+async def started(tmp_path: Path) -> Follower:
     """A follower that started with v1."""
     follower = Follower(tmp_path / "bundles")
-    publish(follower.root, "v1", catalogue_of())
-    await follower.live.start()
-    yield follower
-    await follower.live.stop()
+    await follower.follow_to("v1", 20)
+    return follower
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
         live.current()
 
 
-async def test_a_promotion_is_followed_in_the_background(started: Follower) -> None:
+async def test_a_promotion_is_followed(started: Follower) -> None:
     """The old version stays live until the new version and its lookup tables are loaded."""
     before = started.live.current().version
     await started.follow_to("v2")

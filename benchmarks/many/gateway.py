@@ -1,0 +1,244 @@
+"""The rows of one gateway with many names over an object store."""
+
+import asyncio
+import gc
+import logging
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import structlog
+from prometheus_client import CollectorRegistry
+
+from benchmarks.load.lone_plane import plane_over
+from benchmarks.many.store import Wire, damaged_file, publish_many, wire_to_store
+from models.registry.storage.objects import ObjectStorage
+from models.registry.store import BundleStore
+from services.contracts.access import ANYONE
+from services.contracts.recommend import Reason, RecommendRequest
+from services.errors import TailraceError
+from services.gateway.data_plane import DataPlane
+from services.gateway.request.live_bundle import memory_of
+from services.gateway.request.names import NameResidency
+from services.router.deadline import Arrival
+
+DEADLINE_MS = 200
+_POLL_S = 5.0
+_NUM_AT_ONCE = 2
+_NUM_FIRST_CALLS = 100
+_NUM_FAULT_CALLS = 100
+_MAX_LOOKS, _LOOK_S = 1_000, 0.1
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a request: latency, whether its bundle was in memory, and whether it was answered at all."""
+
+    ms: float
+    is_warm: bool
+    is_answered: bool
+
+
+class Gateway:
+    """A started data plane and its registry."""
+
+    def __init__(self, plane: DataPlane, registry: CollectorRegistry, start_s: float) -> None:
+        self.plane, self.registry, self.start_s = plane, registry, start_s
+
+    async def ask(self, name: str) -> Answer:
+        """Request ten items of a name, for a visitor with one known item: the student answers if it is loaded."""
+        began_s = time.monotonic()
+        request = RecommendRequest(
+            request_id="r", k=10, deadline_ms=DEADLINE_MS, surface=name, recent_item_ids=("item-0000001",)
+        )
+        try:
+            answer = await self.plane.recommend(request, Arrival(began_s), "rest", ANYONE)
+        except TailraceError:
+            return Answer(1_000 * (time.monotonic() - began_s), is_warm=False, is_answered=False)
+        ms = 1_000 * (time.monotonic() - began_s)
+        return Answer(ms, is_warm=answer.reason is not Reason.MODEL_LOADING, is_answered=len(answer.items) == 10)
+
+    async def ask_all(self, names: Sequence[str]) -> list[Answer]:
+        """Request these names, two at a time."""
+        waiting = iter(names)
+
+        async def caller() -> list[Answer]:
+            return [await self.ask(name) for name in waiting]
+
+        return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
+
+    def value(self, metric: str, **labels: str) -> float:
+        """Return the value of a metric."""
+        return self.registry.get_sample_value(metric, labels) or 0.0
+
+    def total(self, metric: str) -> float:
+        """Return the sum of a metric over all labels."""
+        samples = (sample for family in self.registry.collect() for sample in family.samples)
+        return sum(sample.value for sample in samples if sample.name == metric)
+
+    async def until_read(self) -> None:
+        """Wait until the manifests of all names were read."""
+        for _ in range(_MAX_LOOKS):
+            if self.plane.names.has_read_manifests:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+@asynccontextmanager
+async def gateway(url: str, cache: Path, names: Sequence[str], room: int | None) -> AsyncIterator[Gateway]:
+    """Yield a started gateway with memory for `room` names, besides the first; None loads all at the start."""
+    store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
+    surfaces = cache.with_suffix(".toml")
+    surfaces.write_text("".join(f'[{name}]\nmodel = "{name}"\n' for name in names))
+    residency = None
+    if room is not None:
+        budget = (room + 1) * memory_of(store.named(names[0]).live())
+        residency = NameResidency(budget_bytes=budget, min_stay_s=0.0, pinned=frozenset())
+    plane = plane_over(store, names, registry, residency=residency, surfaces_file=surfaces, bundle_poll_s=_POLL_S)
+    began_s = time.monotonic()
+    await plane.start()
+    try:
+        yield Gateway(plane, registry, time.monotonic() - began_s)
+    finally:
+        await plane.stop()
+
+
+async def measure(
+    url: str, folder: Path, num_names: int, room: int, num_requests: int, num_cycles: int
+) -> list[dict[str, Any]]:
+    """Return the rows."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    names = [f"name-{number}" for number in range(num_names)]
+    publish_many(url, names, folder)
+    rows: list[dict[str, Any]] = []
+    async with gateway(url, folder / "one", names[:1], None) as one:
+        alone = await one.ask_all(names[:1] * num_requests)
+        rows.append({"row": "one name", "start_s": one.start_s, **latency(alone)})
+    with wire_to_store() as wire:
+        async with gateway(url, folder / "many", names, room) as many:
+            rows.append(
+                {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": rows[0]["start_s"]}
+            )
+            rows.append(await by_zipf(many, names, num_requests, rows[0]["p99_ms"]))
+            rows.append(await first_calls(many, names[-1]))
+            await many.until_read()
+            rows += await faults(many, url, folder, names, wire)
+            rows.append(await cycles(many, names[1 : 4 * room], num_cycles))
+    return rows
+
+
+def latency(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return the number of requests, and p50 and p99 in milliseconds."""
+    p50, p99 = np.percentile([answer.ms for answer in answers], (50, 99)) if answers else (0.0, 0.0)
+    return {"requests": len(answers), "p50_ms": float(p50), "p99_ms": float(p99)}
+
+
+def outcome(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return the fractions of requests that were answered, and answered in their deadline."""
+    in_time = [answer.is_answered and answer.ms <= DEADLINE_MS for answer in answers]
+    return {
+        "answered": float(np.mean([answer.is_answered for answer in answers])) if answers else 1.0,
+        "in_time": float(np.mean(in_time)) if answers else 1.0,
+    }
+
+
+async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int, alone_p99_ms: float) -> dict[str, Any]:
+    """Request names by Zipf's law with exponent 1."""
+    weights = 1 / np.arange(1, len(names) + 1)
+    drawn = np.random.default_rng(0).choice(len(names), num_requests, p=weights / weights.sum())
+    answers = await many.ask_all([names[index] for index in drawn])
+    warm, cold = ([answer for answer in answers if answer.is_warm is is_warm] for is_warm in (True, False))
+    waited = [answer for answer in warm if answer.ms < 0.2 * DEADLINE_MS]
+    p99 = latency(waited)["p99_ms"]
+    return {
+        "row": "zipf",
+        **{f"warm_{name}": value for name, value in latency(waited).items()},
+        "warm_p99_to_one": p99 / alone_p99_ms,
+        "waited": len(warm) - len(waited),
+        "cold": len(cold),
+        **outcome(answers),
+        "loads": many.total("tailrace_model_loads_total"),
+        "evictions": many.total("tailrace_model_evictions_total"),
+    }
+
+
+async def first_calls(many: Gateway, name: str) -> dict[str, Any]:
+    """Request an absent name many times at once."""
+    answers = await asyncio.gather(*(many.ask(name) for _ in range(_NUM_FIRST_CALLS)))
+    await until_loaded(many, name)
+    loads = many.value("tailrace_model_loads_total", name=name)
+    return {"row": "first calls", "calls": len(answers), "loads": loads, **outcome(answers)}
+
+
+async def until_loaded(many: Gateway, name: str) -> bool:
+    """Request a name until its bundle answers; return whether it did."""
+    for _ in range(_MAX_LOOKS):
+        if (await many.ask(name)).is_warm and many.plane.names.of(name).is_loaded:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
+
+
+async def faults(many: Gateway, url: str, folder: Path, names: Sequence[str], wire: Wire) -> list[dict[str, Any]]:
+    """Request names that were never loaded during each fault, and one of them after it."""
+    unused = [name for name in reversed(names) if not many.value("tailrace_model_loads_total", name=name)]
+    rows = []
+    for place, fault in enumerate(("away", "slow", "lying", "full disk")):
+        asked = unused[place * _NUM_FAULT_CALLS : (place + 1) * _NUM_FAULT_CALLS]
+        if asked:
+            with fault_of(fault, url, wire, folder / "many"):
+                answers = await many.ask_all(asked)
+            is_back = await until_loaded(many, asked[0])
+            rows.append({"row": f"store {fault}", "cold": len(answers), **outcome(answers), "loads_after": is_back})
+    return rows
+
+
+@contextmanager
+def fault_of(fault: str, url: str, wire: Wire, cache: Path) -> Iterator[None]:
+    """Let a fault happen. A full disk is a limit of one byte on the size of written files."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if fault in ("lying", "full disk"):  # shared files are downloaded again
+        for path in (*(cache / "files").iterdir(), *(cache / "versions").glob("*/*")):
+            if path.is_file() and path.name != "manifest.json":
+                path.unlink()
+    try:
+        wire.cut(is_cut=fault == "away")
+        wire.delay_s = 1.0 if fault == "slow" else 0.0
+        if fault == "full disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        if fault == "lying":
+            with damaged_file(url):
+                yield
+        else:
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        wire.cut(is_cut=False)
+        wire.delay_s = 0.0
+
+
+async def cycles(many: Gateway, names: Sequence[str], num_cycles: int) -> dict[str, Any]:
+    """Load names in turn, each displacing another, and compare the memory of the process."""
+    memory, began = [], many.total("tailrace_model_evictions_total")
+    while (done := many.total("tailrace_model_evictions_total") - began) < num_cycles:
+        for name in names:
+            await many.ask(name)
+        gc.collect()
+        memory.append((int(many.total("tailrace_model_evictions_total") - began), psutil.Process().memory_info().rss))
+        if done and len(memory) > num_cycles:
+            break
+    first = next(rss for evictions, rss in memory if evictions >= num_cycles / 4)
+    return {
+        "row": "cycles",
+        "evictions": memory[-1][0],
+        "rss_after_quarter_mib": first / _MIB,
+        "rss_mib": memory[-1][1] / _MIB,
+        "growth": memory[-1][1] / first - 1,
+    }

@@ -1,0 +1,142 @@
+"""Names that a gateway loads when they are asked for: answers meanwhile, memory, and a store that is unavailable."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from models.registry.bundle import Bundle
+from models.registry.store import BundleStore
+from services.contracts.recommend import Filters, Reason, Tier
+from services.errors import DependencyUnavailable
+from services.gateway.request.live_bundle import memory_of
+from services.gateway.request.names import NameResidency
+from tests.support.gateway.fakes import FakeLlm
+from tests.support.wait import until
+from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish
+
+NAMES = ("mail", "news", "home")
+
+
+@dataclass
+class Scene:
+    """A started world of four names with room for two of them; `gate` holds loads back."""
+
+    world: World
+    root: Path
+    gate: Event
+    num_loads: dict[str, int]
+
+    async def ask(self, name: str, **fields: Any) -> tuple[str, Tier, Reason, int]:
+        """Return version, tier, reason and number of items of an answer for a name."""
+        answer = await self.world.recommend("long", surface=name, **{"deadline_ms": 3_000, **fields})
+        return answer.bundle_version, answer.tier, answer.reason, len(answer.items)
+
+    def loaded(self) -> set[str]:
+        """Return the loaded names."""
+        return {live.name for live in self.world.plane.names.loaded}
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A scene whose gate is open."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    for name in NAMES:
+        add_version(root, name, catalogue_of())
+        BundleStore(root, name).promote(name)
+    budget = int(2.5 * memory_of(BundleStore(root).open("v1")))
+    (tmp_path / "surfaces.toml").write_text("".join(f'[{name}]\nmodel = "{name}"\n' for name in NAMES))
+    gate, num_loads = Event(), dict.fromkeys(("default", *NAMES), 0)
+    gate.set()
+
+    def load_reader(bundle: Bundle, catalogue: object) -> None:
+        """Count a load, and wait for the gate."""
+        num_loads["default" if bundle.version == "v1" else bundle.version] += 1
+        gate.wait(30.0)
+
+    world = make_world(
+        root,
+        others={name: FakeLlm(["i04"], name) for name in NAMES},
+        load_reader=load_reader,
+        surfaces_file=tmp_path / "surfaces.toml",
+        bundle_poll_s=0.02,
+        residency=NameResidency(budget_bytes=budget, min_stay_s=0.0, pinned=frozenset()),
+    )
+    await world.plane.start()
+    yield Scene(world, root, gate, num_loads)
+    gate.set()
+    await world.plane.stop()
+
+
+async def test_only_the_first_name_is_loaded_at_the_start(scene: Scene) -> None:
+    """Other names are loaded by their first request, which waits for them within its deadline."""
+    before = scene.loaded()
+    version, tier, _, _ = await scene.ask("mail")
+
+    assert before == {"default"}
+    assert (version, tier) == ("mail", Tier.LLM)
+    assert scene.loaded() == {"default", "mail"}
+
+
+async def test_while_a_name_loads_its_popular_items_answer(scene: Scene) -> None:
+    """A hundred first calls of one name start one load, and each is answered with allowed popular items in time."""
+    scene.gate.clear()
+    calls = [scene.ask("mail", k=5, filters=Filters(categories=("even",))) for _ in range(100)]
+    answers = await asyncio.gather(*calls)
+    scene.gate.set()
+    await until(lambda: "mail" in scene.loaded())
+
+    assert {reason for _, _, reason, _ in answers} <= {Reason.MODEL_LOADING, Reason.SHED}  # all begin at once
+    assert {(version, tier, number) for version, tier, _, number in answers} == {("mail", Tier.POPULAR, 5)}
+    assert scene.num_loads["mail"] == 1
+    assert (await scene.ask("mail"))[1] is Tier.LLM
+
+
+async def test_the_name_that_was_used_longest_ago_is_unloaded(scene: Scene) -> None:
+    """A third name displaces another, and a displaced name is loaded again; the first name stays."""
+    for name in ("mail", "news", "home", "mail"):
+        await scene.ask(name)
+        await until(lambda name=name: scene.loaded() == {"default", name})  # type: ignore[misc]
+
+    assert scene.num_loads == {"default": 1, "mail": 2, "news": 1, "home": 1}
+
+
+async def test_a_bundle_in_use_stays_in_memory_until_its_request_ends(scene: Scene) -> None:
+    """A name whose bundle is referenced occupies its memory, so the next name waits."""
+    await scene.ask("mail")
+    held = scene.world.plane.names.of("mail").current()
+    _, _, reason, _ = await scene.ask("news")
+    loaded = scene.loaded()
+    del held
+    await until(lambda: "news" in scene.loaded())
+
+    assert reason is Reason.MODEL_LOADING
+    assert "news" not in loaded
+
+
+async def test_a_name_whose_bundle_is_damaged_answers_with_its_popular_items(scene: Scene) -> None:
+    """The other files of a damaged version are not served, and no other name is affected."""
+    path = scene.root / "mail" / "catalogue.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    assert await scene.ask("mail") == ("mail", Tier.POPULAR, Reason.MODEL_LOADING, 3)
+    assert (await scene.ask("news"))[1] is Tier.LLM
+
+
+async def test_a_name_without_a_bundle_is_refused_until_one_is_promoted(scene: Scene) -> None:
+    """A name without a record is unavailable, and follows its first promotion."""
+    shutil.rmtree(scene.root / "names" / "home.json", ignore_errors=True)
+    (scene.root / "names" / "home.json").unlink(missing_ok=True)
+    scene.world.plane.names.of("home")._last_version = None
+    with pytest.raises(DependencyUnavailable):
+        await scene.ask("home")
+    BundleStore(scene.root, "home").promote("home")
+    await until(lambda: "home" in scene.loaded())
+
+    assert (await scene.ask("home"))[0] == "home"
