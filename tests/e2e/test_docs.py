@@ -44,7 +44,6 @@ SAMPLED = {RUNBOOKS / f"{name}.md" for name in ("TailraceAgreementBurn", "Tailra
 
 
 def is_of_grid(page: Path) -> bool:
-    """Return whether a page runs only in `make test-grids`."""
     return page in TRAINS or (page.parent == RUNBOOKS and page not in SAMPLED)
 
 

@@ -38,7 +38,6 @@ class Caller:
 
     @property
     def failed(self) -> list[str]:
-        """Return the errors of the requests without an answer."""
         return [error for error in self.results if error.startswith("failed")]
 
 

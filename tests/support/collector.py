@@ -29,7 +29,6 @@ class Collector(api.TraceServiceServicer):
 
     @property
     def endpoint(self) -> str:
-        """The value for TAILRACE_OTLP_ENDPOINT."""
         return f"http://{HOST}:{self._port}"
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:

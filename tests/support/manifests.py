@@ -43,7 +43,6 @@ def rendered_text(folder: Path) -> str:
 
 
 def render(overlay: str) -> list[Thing]:
-    """Return an overlay's objects, fresh at each call."""
     return parse(rendered_text(KUBERNETES / "overlays" / overlay))
 
 

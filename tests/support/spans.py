@@ -49,5 +49,4 @@ def trace_id_of(span: ReadableSpan) -> int:
 
 
 def traceparent(trace_id: int = 0xA1, parent_id: int = 0xB2, *, sampled: bool = True) -> str:
-    """Write a W3C header."""
     return f"00-{trace_id:032x}-{parent_id:016x}-{int(sampled):02x}"

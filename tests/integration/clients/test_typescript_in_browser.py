@@ -39,7 +39,6 @@ class Shop(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The page's origin."""
         return f"http://{HOST}:{self.server_address[1]}"
 
 
@@ -58,7 +57,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, "text/html", b"<!doctype html><title>shop</title>")
 
     def do_POST(self) -> None:
-        """Send the gateway's answer."""
         self._pass_on()
 
     def _pass_on(self) -> None:

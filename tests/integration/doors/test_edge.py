@@ -65,7 +65,6 @@ class Edge:
         return context
 
     def call_rest(self, context: ssl.SSLContext, path: str = "/healthz") -> httpx.Response:
-        """Make one call over a new connection."""
         with httpx.Client(verify=context, timeout=10) as http:
             return http.get(self.rest + path)
 

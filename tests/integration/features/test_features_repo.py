@@ -21,7 +21,6 @@ NAMES = {view.name for view in VIEWS}
 
 @pytest.fixture
 def address(tmp_path: Path, valkey: Server) -> RepoAddress:
-    """The address of a repository that does not exist yet."""
     return RepoAddress(tmp_path / "state" / "features", RedisAddress(host=HOST, port=valkey.port))
 
 

@@ -60,7 +60,6 @@ class Server:
             return False
 
     def stop(self) -> None:
-        """End the server and its child processes."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

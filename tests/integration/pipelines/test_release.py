@@ -25,7 +25,6 @@ from tests.support.training.synthetic import raw_items
 
 @pytest.fixture
 def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:
-    """A folder after one pipeline run."""
     return copied_state(tmp_path / "state")
 
 

@@ -68,7 +68,6 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
 
 
 def log_address(address: KafkaAddress) -> LogAddress:
-    """Return the address for the worker's consumer."""
     return LogAddress(kafka=address, topic=TOPIC, dead_letter_topic="dlq", group="g", num_partitions=1)
 
 

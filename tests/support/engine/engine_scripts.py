@@ -75,7 +75,6 @@ class EvenAndOdd:
         self._num_taken = 0
 
     def allowed(self) -> np.ndarray:
-        """Return the bits of one half of the tokens."""
         return np.full(3, 0x55555555 if self._num_taken % 2 else 0xAAAAAAAA, dtype=np.uint32).view(np.int32)
 
     def take(self, token_id: int) -> None:
@@ -84,7 +83,6 @@ class EvenAndOdd:
         self._num_taken += 1
 
     def fork(self) -> "EvenAndOdd":
-        """Return a mask at the same position."""
         return copy.copy(self)
 
 

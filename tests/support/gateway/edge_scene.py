@@ -36,7 +36,6 @@ class EdgeScene:
 
     @property
     def url(self) -> str:
-        """The edge's REST address."""
         return f"http://{HOST}:{self.settings.http_port}"
 
     @property

@@ -205,7 +205,6 @@ class ComposeStack(Stack):
         return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
     def container(self, service: str) -> str:
-        """Return the id of a service's container, running or not."""
         return self._processes.container(service)
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
@@ -254,7 +253,6 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercep
         return continuation(self._with_key(details), request)
 
     def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        """Add the key to a stream, such as reflection's."""
         return continuation(self._with_key(details), requests)
 
     def _with_key(self, details: Any) -> Any:

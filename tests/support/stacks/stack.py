@@ -125,7 +125,6 @@ class Stack:
 
     @property
     def is_running(self) -> bool:
-        """Whether the supervisor was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def reap(self) -> int:
@@ -150,7 +149,6 @@ class Stack:
     # calls
 
     def standby(self) -> httpx.Client:
-        """Return a client of the standby's REST port, bypassing the edge."""
         return httpx.Client(base_url=f"http://{HOST}:{self.settings.standby_http_port}", timeout=20.0)
 
     def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:

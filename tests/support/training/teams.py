@@ -19,7 +19,6 @@ Undisturbed = Callable[..., tuple[Path, dict[str, float]]]
 
 
 def saved_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
-    """The checkpoints of a fit, next to its results."""
     return Checkpoints(folder / "saved", "train", every_s)
 
 

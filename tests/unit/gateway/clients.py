@@ -68,7 +68,6 @@ class RestClient:
         return await self._post("/v1/recommendations", body, headers)
 
     async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
-        """Request recommendations for several users."""
         return await self._post("/v1/recommendations:batch", body, headers)
 
     async def similar(self, item_ids: list[str], body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
@@ -84,7 +83,6 @@ class RestClient:
         return _reply(await self.http.get("/v1/search", params=query, headers=headers))
 
     async def assignment(self, **unit: str) -> Reply:
-        """Request the assignment of a user or session."""
         return _reply(await self.http.get("/v1/assignment", params=unit))
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:

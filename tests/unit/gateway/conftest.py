@@ -23,7 +23,6 @@ def clock() -> Clock:
 
 @pytest.fixture
 def parrot() -> Parrot:
-    """The fake text model."""
     return Parrot()
 
 
@@ -36,7 +35,6 @@ async def world(tmp_path: Path, parrot: Parrot) -> AsyncIterator[World]:
 
 @pytest.fixture
 def access() -> Access | None:
-    """The doors' access control; None admits everyone."""
     return None
 
 
@@ -71,7 +69,6 @@ async def rest(world: World, access: Access | None, tracing: Tracing | None) -> 
 
 @pytest.fixture
 async def rpc(world: World, access: Access | None, tracing: Tracing | None) -> AsyncIterator[RpcClient]:
-    """The gRPC door, on a free port."""
     async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access, tracing)) as channel:
         yield RpcClient(channel)
 

@@ -19,7 +19,6 @@ from tests.support.servers import free_port
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Default settings with a temporary state folder."""
     return Settings(state_dir=tmp_path)
 
 

@@ -211,7 +211,6 @@ class FollowedName(RuleBasedStateMachine):
 
     @rule(version=st.sampled_from(VERSIONS))
     def promote(self, version: str) -> None:
-        """Promote a version, which ends another version's release."""
         self.store.promote(version, force=True)
 
     @rule(version=st.sampled_from(VERSIONS))

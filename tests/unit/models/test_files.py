@@ -10,7 +10,6 @@ from tests.support.disk import noted
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fsync and rename calls, in order."""
     return noted(monkeypatch)
 
 

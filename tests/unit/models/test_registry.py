@@ -46,7 +46,6 @@ def source_with(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The store's folder."""
     return tmp_path / "bundles"
 
 

@@ -22,7 +22,6 @@ def size_of(session: str = "s", tokens: int = 100) -> RankSize:
 
 
 def new_gate(first_s: float = 0.0) -> LlmGate:
-    """Return a gate with eight slots whose breakers open at the second failure."""
     return LlmGate(lambda: Replica(Breaker(2, open_s=10), LatencyPredictor(first_s)), max_in_flight=8)
 
 

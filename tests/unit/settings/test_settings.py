@@ -51,7 +51,6 @@ REFUSED = [
 
 
 def load_with(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
-    """Load with these variables, named without their prefix, and unset them."""
     with monkeypatch.context() as patched:
         for name, value in variables.items():
             patched.setenv(f"TAILRACE_{name}", value)

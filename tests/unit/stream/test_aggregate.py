@@ -171,7 +171,6 @@ class Repetitions(RuleBasedStateMachine):
 
     @rule(ages=st.lists(st.integers(0, 3 * LIMITS.max_event_ids), max_size=LIMITS.max_event_ids))
     def repeat(self, ages: list[int]) -> None:
-        """Repeat some of the latest events, in any order and with duplicates."""
         self.send([self.log[-1 - age].event_id for age in ages if age < len(self.log)])
 
     @rule(num=st.integers(0, 3 * LIMITS.max_event_ids))

@@ -66,7 +66,6 @@ class FakeConsumer:
     commit = dead_letter = reroute = assign = close = check_topic = do_nothing
 
     def lag(self) -> dict[int, int]:
-        """Report a lag of five records."""
         return {0: 5}
 
 

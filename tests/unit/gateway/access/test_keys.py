@@ -56,7 +56,6 @@ GOOD: dict[str, Any] = {"id": "a", "hashes": [{"sha256": "0" * 64}], "scopes": [
 
 
 def with_one(**changed: Any) -> dict[str, Any]:
-    """Return a file with one valid key, with fields changed."""
     return {"keys": [{**GOOD, **changed}]}
 
 

@@ -12,7 +12,6 @@ RELEASED = {"stages": [{"share": share, "hold_s": 60} for share in SHARES], "by_
 
 
 async def move(console: Console, path: str, **body: Any) -> Any:
-    """Return the default name after a change."""
     return (await console.send("POST", path, **body))["names"][0]
 
 

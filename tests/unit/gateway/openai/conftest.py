@@ -47,7 +47,6 @@ async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def live_url(app: ASGIApp) -> AsyncIterator[str]:
-    """The door on a free port of this machine."""
     async for url in serve(app):
         yield url
 

@@ -26,7 +26,6 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def chunks(text: str) -> list[dict[str, Any]]:
-    """Return the chunks of a stream without `[DONE]`."""
     return [json.loads(part[6:]) for part in text.split("\n\n") if part.startswith("data: {")]
 
 

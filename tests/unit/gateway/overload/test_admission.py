@@ -27,7 +27,6 @@ def watch(admission: Admission, delay_s: float, window: int) -> None:
 
 
 def verdicts(admission: Admission, priority: Priority, num: int = 20) -> set[AdmissionDecision]:
-    """Return the verdicts on this many consecutive requests."""
     return {admission.judge(priority, 0) for _ in range(num)}
 
 

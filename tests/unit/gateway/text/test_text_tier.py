@@ -16,7 +16,6 @@ from tests.unit.gateway.world import World, let_write
 
 @pytest.fixture
 def tier(parrot: Parrot, world: World, clock: Clock) -> TextTier:
-    """The tier around the fake text model."""
     return let_write(world, parrot, TextLimits(), clock)
 
 

@@ -23,7 +23,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tailrace(*arguments: str) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(app, arguments)
 
 

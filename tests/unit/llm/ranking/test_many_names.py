@@ -26,7 +26,6 @@ limits_measured_once = cache(limits_of)
 
 
 def build_request(name: str, version: str) -> RankRequest:
-    """Build a request for a name with a deadline in half a minute."""
     return RankRequest(
         request_id="r",
         user_id="u",

@@ -20,7 +20,6 @@ def published(built: Built, root: Path) -> Bundle:
 
 
 def held_out(built: Built, folder: Path) -> HeldOut:
-    """Return the test labels of the trained models."""
     return HeldOut(built.trained.tokenized, folder, "tailrace pipeline")
 
 

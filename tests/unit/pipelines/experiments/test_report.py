@@ -17,7 +17,6 @@ from tests.support.joined_table import write_table
 
 @pytest.fixture(scope="module")
 def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose fresh variant has 40 % fewer clicks."""
     return write_table(tmp_path_factory.mktemp("worse") / "table", click_factor=0.6)
 
 

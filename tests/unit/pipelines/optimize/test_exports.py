@@ -25,7 +25,6 @@ def decoder(request) -> Decoder:
 
 
 def scores_of(decoder: Decoder, tokens: torch.Tensor) -> np.ndarray:
-    """Score the token after a prompt with the reference."""
     with torch.no_grad():
         return (hidden_states(decoder, tokens)[-1] @ decoder.head_weight_VD.T).numpy()
 

@@ -24,7 +24,6 @@ def framework() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def model(framework: torch.nn.Module) -> MiniLM:
-    """Our model with the same weights."""
     return MiniLM({name: one for name, one in framework.state_dict().items() if one.is_floating_point()}).eval()
 
 

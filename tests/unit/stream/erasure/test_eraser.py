@@ -53,7 +53,6 @@ class Store:
         self.done |= {str(store) for store in stores}
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
-        """Report no missing receipt."""
         return set()
 
     def close(self) -> None:

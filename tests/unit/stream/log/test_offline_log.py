@@ -242,7 +242,6 @@ class LogUnderCompaction(RuleBasedStateMachine):
 
     @rule()
     def next_day(self) -> None:
-        """Later files are in another folder."""
         self.days += 1
 
     @rule()

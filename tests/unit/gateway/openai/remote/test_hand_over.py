@@ -52,7 +52,6 @@ async def caller(live_url: str, tmp_path: Path) -> AsyncIterator[Caller]:
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """Build a request for the words a, b and c in turn."""
     return {"model": MODEL, "prompt": "a b c", "max_tokens": 6, **fields}
 
 

@@ -30,7 +30,6 @@ def chunk(text: str, reason: str | None = None, **more: Any) -> bytes:
 
 
 def event(data: object) -> bytes:
-    """Build a server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 

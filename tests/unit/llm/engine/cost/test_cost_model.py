@@ -20,7 +20,6 @@ MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
 
 
 def text(num_tokens: int, **fields: Any) -> Sequence:
-    """Build a text request with this many tokens."""
     return sequence_of(num_tokens, max_new_tokens=5, **fields)
 
 

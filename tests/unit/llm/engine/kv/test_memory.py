@@ -30,7 +30,6 @@ def build(version: int, memory: KvMemory | None = None) -> Engine:
 
 
 def add(engine: Engine, name: str, kind: str, size: int) -> None:
-    """Add a ranking or a text whose prompt shares its prefix with other prompts."""
     if kind == "rank":
         engine.add_rank(name, [*PROMPT[:size], size], k=4, beam_width=6)
     else:
@@ -105,7 +104,6 @@ class OrderedStream:
     entered = lambda self: torch.inference_mode()  # noqa: E731
 
     def mark(self) -> None:
-        """Log the end of the started work."""
         self.log.append(("mark", self))
 
     def follow(self, others: list[object]) -> None:
