@@ -140,7 +140,6 @@ def test_keys_are_needed_made_and_revoked(composed: ComposeStack) -> None:
     """In containers every call needs a key; a key made by the job `keys` works until it is revoked."""
 
     def status(key: str) -> int:
-        """Return the status of a call with this key."""
         headers = {"authorization": f"Bearer {key}"}
         return composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers=headers).status_code
 

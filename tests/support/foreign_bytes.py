@@ -33,7 +33,6 @@ def mutations_of(*documents: bytes) -> Maker:
     """Return a maker of bytes that differ from a well-formed document in some positions; sometimes pure noise."""
 
     def make(random: Random) -> bytes:
-        """Change one document."""
         if random.random() < 0.05:
             return random.randbytes(random.randrange(64))
         body = bytearray(random.choice(documents))

@@ -468,7 +468,6 @@ def of_templates(_: Path) -> Maker:
     configs = json_of(["chat_template", "eos_token", "bos_token"], {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
 
     def make(random: Random) -> bytes:
-        """Build a config."""
         if random.random() < 0.2:
             return configs(random)
         return json.dumps({"chat_template": sources(random).decode(errors="replace"), "eos_token": "</s>"}).encode()
@@ -522,7 +521,6 @@ def of_schemas(_: Path) -> Maker:
     names = sorted({name for schema in SCHEMAS for name in schema} | {"exclusiveMinimum", "$ref", "definitions", "not"})
 
     def make(random: Random) -> bytes:
-        """Build a schema."""
         schema = json.loads(json.dumps(random.choice(SCHEMAS)))
         for _ in range(random.choice((0, 1, 2, 4))):
             inner = random.choice((random.choice(SCHEMAS), {random.choice(names): random.choice(ODD_VALUES)}))

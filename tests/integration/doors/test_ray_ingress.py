@@ -122,7 +122,6 @@ async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway
         health = health_pb2_grpc.HealthStub(channel)
 
         def check() -> "asyncio.Future[health_pb2.HealthCheckResponse]":
-            """Start a call of the health service."""
             return asyncio.ensure_future(health.Check(health_pb2.HealthCheckRequest(), timeout=20))
 
         held = asyncio.ensure_future(http.post("/v1/recommendations", json={"user_id": "u"})), check()

@@ -30,7 +30,6 @@ def test_a_message_over_the_bound_is_refused_before_it_is_read(kind: str, tmp_pa
             call = channel.unary_unary("/tailrace.v1.Recommender/Recommend", None, None)
 
             def refusal(num_bytes: int, compression: grpc.Compression) -> tuple[grpc.StatusCode, str]:
-                """Send this number of bytes; return the status."""
                 with pytest.raises(grpc.RpcError) as refused:
                     call(bytes(num_bytes), compression=compression, wait_for_ready=True, timeout=120)
                 return refused.value.code(), refused.value.details()

@@ -82,7 +82,6 @@ async def callers(scene: EdgeScene) -> AsyncIterator[Callers]:
         health = health_pb2_grpc.HealthStub(await closing.enter_async_context(channel))
 
         async def over_rpc() -> str:
-            """Call over gRPC."""
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=4, wait_for_ready=True)
             return RAY if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
 

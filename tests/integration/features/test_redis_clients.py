@@ -113,7 +113,6 @@ async def clients(pair: Pair, folder: Path) -> AsyncIterator[dict[str, Call]]:
     ask = Ask(cost=1, batch=1, spent=0, unspent=0, taken_on="")
 
     def blocking(function: Callable[..., Any], *arguments: Any) -> Call:
-        """Return a call in a thread."""
         return lambda: asyncio.to_thread(function, *arguments)
 
     calls: dict[str, Call] = {

@@ -172,14 +172,12 @@ def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Pa
         """A storage that lets the other process run for up to two seconds before each step for v2."""
 
         def hide(self, version: str) -> None:
-            """Mark a version."""
             if step == "hide" and version == "v2":
                 others.start()
                 others.join(2.0)
             super().hide(version)
 
         def _delete(self, paths: list[str]) -> None:
-            """Remove objects."""
             if step == "_delete" and "versions/v2.json" in paths:
                 others.start()
                 others.join(2.0)

@@ -143,7 +143,6 @@ def writers(run, tmp_path: Path) -> Callable[..., Any]:
     from services.llm.text.deployment import build_text
 
     def start(**fields):
-        """Run it."""
         folder = write_checkpoint(tmp_path / "tiny", max_positions=32_000)
         settings = Settings(state_dir=tmp_path, text_path=str(folder), text_max_tokens=30_000, **fields)
         return TextHandle(run(build_text(settings)), default_deadline_s=120.0)
@@ -241,7 +240,6 @@ async def test_of_two_replicas_one_may_die(writers) -> None:
     prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
 
     async def cached_of(prompt: str) -> int:
-        """Generate; return the number of cached prompt tokens."""
         done = (await written(handle, prompt=prompt))[-1]
         assert isinstance(done, TextDone)
         await asyncio.sleep(0.05)  # the router records an answer's end a moment later

@@ -279,7 +279,6 @@ async def test_a_producer_on_this_machine_wakes_the_consumer(address: LogAddress
     values: list[bytes | None] = []
 
     def read_two() -> None:
-        """Poll until two values arrived."""
         while len(values) < 2:
             values.extend(record.value for record in consumer.poll(100))
 

@@ -101,7 +101,6 @@ async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> No
     num_attempts = 0
 
     async def accepted() -> bool:
-        """Send a record."""
         nonlocal num_attempts
         num_attempts += 1
         await producer.record([(b"u", b"new")])

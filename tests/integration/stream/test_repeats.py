@@ -85,7 +85,6 @@ async def test_a_request_of_500_events_counts_once_however_often_it_is_sent(
     await asyncio.to_thread(producer.stop)
 
     def is_applied() -> bool:
-        """Return whether the last event is in the row."""
         return "u" in rig.rows("u") and rig.rows("u")["u"].item_ids[-1] == "last"
 
     await asyncio.to_thread(wait_for, is_applied, 60.0, "the last event")

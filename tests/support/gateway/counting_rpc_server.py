@@ -41,7 +41,6 @@ async def serve(kind: str, port: int, max_bytes: int) -> None:
     from ray.serve.config import gRPCOptions
 
     def handler_of(**_: object) -> Callable[[bytes, Any], Awaitable[None]]:
-        """Return the same answer for each method."""
         return answer
 
     options = gRPCOptions(port=port, grpc_servicer_functions=list(GRPC_SERVICERS))

@@ -66,7 +66,6 @@ async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost:
     batch = SentEvents([tailrace_client.Event("u", "i") for _ in range(3)])
 
     async def num_events(_user_id: str) -> int:
-        """Return the number of events in the store."""
         return len(count(door.stored))
 
     probe = BatchProbe([door], "i", num_events)

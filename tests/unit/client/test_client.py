@@ -403,7 +403,6 @@ async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes
     """Any response of a proxy or a wrong address becomes a TailraceError."""
 
     async def answer(_: Request) -> Response:
-        """Answer as another server."""
         return Response(body, status, {"retry-after": retry_after})
 
     options = CallOptions(retry_reserve=1)

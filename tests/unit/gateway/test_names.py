@@ -202,7 +202,6 @@ async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: Wo
     everybody = [f"u{one}" for one in range(300)]
 
     def candidates() -> set[str]:
-        """Return the users that get v2 now."""
         return {one for one in everybody if names.find(None, one, NOW_MS).version == "v2"}
 
     half = candidates()

@@ -50,7 +50,6 @@ async def test_work_that_waits_for_an_event_runs_once_for_each() -> None:
     wanted, num_runs = asyncio.Event(), 0
 
     async def work() -> None:
-        """Count."""
         nonlocal num_runs
         num_runs += 1
 
@@ -72,7 +71,6 @@ async def test_an_unexpected_error_is_logged_once_and_counted_and_the_task_goes_
     read: list[str] = []
 
     async def work() -> None:
-        """Read the file."""
         read.append(path.read_text(encoding="utf-8"))
 
     before = num_failures("numbers")

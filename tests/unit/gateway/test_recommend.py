@@ -88,7 +88,6 @@ async def test_long_expressions_are_compiled_beside_the_event_loop(
     compute = type(expressions)._compute
 
     def slow(self: Any, columns: Any, clause: Any, rows: Any) -> Any:
-        """Record the thread, and wait."""
         threads.append(threading.current_thread().name)
         assert may_go_on.wait(10)
         return compute(self, columns, clause, rows)
@@ -115,7 +114,6 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
     timeouts_s: list[float] = []
 
     async def read(user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Record the timeout."""
         timeouts_s.append(timeout_s)
         return UserFeatures()
 

@@ -72,7 +72,6 @@ async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[
     """Wait until this many samples have an outcome; return the counts by outcome."""
 
     def by_outcome() -> dict[str, float]:
-        """Read the counter."""
         metrics = [one for one in world.registry.collect() if one.name == SAMPLES.removesuffix("_total")]
         samples = [one for metric in metrics for one in metric.samples if one.name == SAMPLES]
         return {one.labels["outcome"]: one.value for one in samples if one.labels["by"] == by}

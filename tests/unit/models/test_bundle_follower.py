@@ -83,7 +83,6 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
     clock, tried = Clock(), []
 
     def load(bundle: Bundle) -> Bundle:
-        """Read the catalogue."""
         tried.append(bundle.version)
         bundle.catalogue()
         return bundle

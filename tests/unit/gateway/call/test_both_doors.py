@@ -350,7 +350,6 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     """Errors have the schema's fields through all three doors, and over gRPC the details named in recommend.proto."""
 
     async def fail(*_: object) -> NoReturn:
-        """Fail with the given error."""
         raise error
 
     world.plane.recommend = fail  # type: ignore[assignment]

@@ -71,11 +71,9 @@ async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
     }
 
     async def receive() -> Message:
-        """Return an empty body."""
         return {"type": "http.request"}
 
     async def send(message: Message) -> None:
-        """Keep the sent message."""
         sent.append(message)
 
     await app(scope, receive, send)

@@ -27,7 +27,6 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
         queue = BeginQueue(clock)
 
         async def ask(number: int, priority: Priority, stamp: int, *, is_short: bool) -> None:
-            """Wait for one request's turn."""
             if await queue.begin(priority, deadline(clock.now_s + stamp / 1e9, 0.1 if is_short else 60.0)):
                 began.append(number)
             else:
@@ -58,7 +57,6 @@ async def test_a_request_whose_caller_left_takes_no_turn() -> None:
     queue, began = BeginQueue(Clock()), list[int]()
 
     async def ask(number: int) -> None:
-        """Wait for one request's turn."""
         await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0))
         began.append(number)
 
@@ -77,7 +75,6 @@ async def test_tenants_take_turns_by_weight() -> None:
     queue, began = BeginQueue(Clock()), list[str]()
 
     async def ask(tenant: str, number: int, weight: float) -> None:
-        """Wait for one request's turn."""
         await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0), tenant, weight)
         began.append(tenant)
 

@@ -157,7 +157,6 @@ async def test_many_new_items_are_marked_beside_the_event_loop(tmp_path: Path, m
     threads: set[str] = set()
 
     def marked(item_id: str) -> int:
-        """Record the calling thread."""
         threads.add(threading.current_thread().name)
         return mark_of(item_id)
 

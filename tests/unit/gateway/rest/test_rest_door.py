@@ -220,7 +220,6 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
     num_sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:
-        """Send a megabyte in chunks."""
         nonlocal num_sent
         for _ in range(1_000):
             num_sent += 1

@@ -148,7 +148,6 @@ async def test_words_of_new_items_are_read_soon(tmp_path: Path) -> None:
         world.items.live_items.apply([("new", state)])
 
         async def first(**fields: Any) -> str:
-            """Return the first item of an answer."""
             return ids(await world.recommend("short", **fields))[0]
 
         await until_answer(lambda: first(wish="a safari"), lambda found: found == "new")

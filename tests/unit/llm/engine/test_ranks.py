@@ -104,7 +104,6 @@ async def test_a_lost_rank_fails_its_replica(two_ranks: tuple[Engine, LeadRank],
     thread = EngineThread(engine, 1, lambda stepped: None)
 
     def add(engine: Engine, request_id: str, now_s: float) -> None:
-        """Add a text."""
         engine.add_text(request_id, [1, 2, 3], max_new_tokens=20)
 
     await asyncio.wait_for(thread.run_request(add), 60)

@@ -43,7 +43,6 @@ def test_texts_and_rankings_are_counted() -> None:
         costs[cost.kind.value] = [sums[0] + STEP_S, sums[1] + cost.num_bytes, sums[2] + cost.flops]
 
     def value(name: str, **labels: str) -> float | None:
-        """Return a sample of this model."""
         return registry.get_sample_value(name, {"model_name": "tiny", **labels})
 
     assert value("vllm:generation_tokens_total") == 5
@@ -77,7 +76,6 @@ def test_two_engines_of_a_replica_add_up() -> None:
             engine.add_text(f"text {place}", list(range(9)), max_new_tokens=4)
 
     def running() -> float | None:
-        """Return the gauge."""
         return registry.get_sample_value("vllm:num_requests_running", {"model_name": "tiny"})
 
     seen = []

@@ -19,7 +19,6 @@ def converted(monkeypatch) -> list[Path]:
     files: list[Path] = []
 
     def convert(path: Path, folder: Path, progress) -> None:
-        """Record the file and write a config."""
         files.append(path)
         if path.read_bytes() == b"broken":
             raise CheckpointError("broken")

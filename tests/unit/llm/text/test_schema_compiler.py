@@ -109,7 +109,6 @@ async def test_a_fault_of_the_compiler_is_no_result(guide: SlowGuide) -> None:
     """An internal error is raised, frees the slot and is not cached, so the schema is retried."""
 
     def fail(_: str) -> JsonGrammar:
-        """Fail at any schema."""
         raise RuntimeError("no schema's fault")
 
     compiler = SchemaCompiler(fail, num_slots=1)

@@ -37,7 +37,6 @@ async def events_of(*parts: bytes, request: TextRequest = REQUEST) -> list[TextE
     """Read a stream that arrives in these parts."""
 
     async def body() -> AsyncIterator[bytes]:
-        """Yield the parts."""
         for part in parts:
             yield part
 

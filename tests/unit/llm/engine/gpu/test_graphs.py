@@ -44,7 +44,6 @@ def test_token_masks_are_computed_while_the_device_runs() -> None:
         """Records the number of replays so far."""
 
         def allowed(self) -> np.ndarray:
-            """Return the bits of one half of the tokens."""
             replays_at_call.append(device.num_replays)
             return super().allowed()
 
