@@ -109,7 +109,8 @@ def warm_start() -> Iterator[str]:
 
 def engines() -> Iterator[str]:
     """One row per case: each engine's value, and the ratio to the best peer."""
-    cases = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
+    measured = (row for run in ("engine", "engine-foreign") for row in result(run)["cases"])
+    cases = {(row["name"], row["engine"]): row for row in measured}
     rows = []
     for name in dict.fromkeys(name for name, _ in cases):
         values = (f"{cases[name, engine]['value']:,.4g}" for engine in _ENGINES)

@@ -42,7 +42,9 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_checkpoint(folder: Path, *, max_positions: int = 256, seed: int = 5, scale: float = 0.5) -> Path:
+def write_checkpoint(
+    folder: Path, *, max_positions: int = 256, seed: int = 5, scale: float = 0.5, head_dim: int = 8
+) -> Path:
     """Write a folder in Hugging Face layout; a larger `scale` makes the distribution over tokens sharper."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
@@ -54,7 +56,7 @@ def write_checkpoint(folder: Path, *, max_positions: int = 256, seed: int = 5, s
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=8,
+            head_dim=head_dim,
             max_position_embeddings=max_positions,
         )
     ).eval()

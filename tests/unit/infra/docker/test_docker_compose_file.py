@@ -55,7 +55,7 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     """Services have pinned images, an unprivileged user, a read-only root, resource limits and health checks."""
     service = SERVICES[name]
 
-    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+(\.\d+)?(-\w+)?", default_of(service["image"]))
+    assert re.fullmatch(r"[\w/-]+:v?\d+\.\d+(\.\d+)?(-\w+)?", default_of(service["image"]))
     assert re.fullmatch(r"\$\{[A-Z\d]+_IMAGE:-[^}]+\}", service["image"]), "it can be given by digest"
     assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
     assert service["cap_drop"] == ["ALL"]
@@ -132,6 +132,14 @@ def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> Non
             assert environment[variable] == SERVICES["s3"]["environment"][variable]
         assert "data" in SERVICES[name]["networks"]
         assert {"state:/state", "state:/state:${STATE_MODE:-ro}"} & set(SERVICES[name]["volumes"]), name
+
+
+def test_gateways_reach_the_optional_text_server() -> None:
+    """vLLM is off by default; with it, every process that writes text shares a network with it and has its address."""
+    assert SERVICES["vllm"]["profiles"] == ["vllm"]
+    for name in ("serve", "serve-gpu", "standby"):
+        assert "front" in set(SERVICES[name]["networks"]) & set(SERVICES["vllm"]["networks"])
+        assert SERVICES[name]["environment"]["TAILRACE_TEXT_URL"] == "${TEXT_URL:-}"
 
 
 def test_git_and_the_image_hold_no_secret() -> None:

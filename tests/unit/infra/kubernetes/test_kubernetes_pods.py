@@ -34,9 +34,9 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
 @pytest.mark.parametrize(
     ("upon", "component"),
     [
-        *(("dev", one) for one in ("text", "train-workers")),
+        *(("dev", one) for one in ("text", "train-workers", "vllm")),
         ("prod", "object-store"),
-        *(("prod", one) for one in ("text", "train-workers")),
+        *(("prod", one) for one in ("text", "train-workers", "vllm")),
         *(("gpu", one) for one in ("text", "text-gpu", "train-workers")),
     ],
 )
