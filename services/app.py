@@ -37,6 +37,7 @@ from services.features.schema import USER_HISTORY
 from services.features.user_data import UserStore
 from services.gateway.access.authorize import KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
+from services.gateway.access.oidc import Issuer, IssuerKeys, TokenVerifier
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.access.tenants import FollowedTenants
 from services.gateway.autoscale import LATE_SHARE
@@ -281,7 +282,19 @@ def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
     tenants = FollowedTenants(settings.tenants_file, on_state=metrics.tenants_state.set)
     counts = RedisRateCounts(settings.redis_address, is_peer=is_peer)
     rates = SharedRates(counts, num_processes, on_unavailable=metrics.rate_counts_unavailable.set)
-    return KeyedAccess(keys, tenants, rates)
+    return KeyedAccess(keys, tenants, rates, tokens=_token_verifier(settings))
+
+
+def _token_verifier(settings: Settings) -> TokenVerifier | None:
+    if not settings.oidc_issuer:
+        return None
+    issuer = Issuer(
+        url=settings.oidc_issuer,
+        audience=settings.oidc_audience,
+        tenant_claim=settings.oidc_tenant_claim,
+        scope_claim=settings.oidc_scope_claim,
+    )
+    return TokenVerifier(issuer, settings.max_k, IssuerKeys(issuer.url), time.monotonic)
 
 
 def open_features(settings: Settings) -> FeatureReader:

@@ -78,6 +78,7 @@ __all__ = [
     "EnvironmentFault",
     "ErrorKind",
     "InvalidRequest",
+    "InvalidToken",
     "ModelLoading",
     "NotAllowed",
     "NotFound",
@@ -138,6 +139,14 @@ class Unauthenticated(TailraceError):
 
     def __init__(self) -> None:
         super().__init__(self.problem)
+
+
+class InvalidToken(Unauthenticated):
+    """A token of the OIDC issuer that is not accepted: names the claim."""
+
+    def __init__(self, claim: str, problem: str, fix: str) -> None:
+        self.problem = f"{claim}: {problem}; {fix}"
+        TailraceError.__init__(self, self.problem)
 
 
 class NotAllowed(TailraceError):

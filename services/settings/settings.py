@@ -72,6 +72,14 @@ class Settings(BaseSettings):
     """
     tenants_file: Path | None = None
     """File of tenants, reloaded when it changes; `tailrace tenants` writes it. A tenant's callers need API keys."""
+    oidc_issuer: str = Field("", pattern=r"^(https://.+|http://(localhost|127\.0\.0\.1)(:\d+)?(/.*)?)?$")
+    """URL of an OpenID Connect provider whose tokens are accepted as well as API keys, for oidc_audience."""
+    oidc_audience: str = ""
+    """The audience (`aud`) of tokens for this stack."""
+    oidc_tenant_claim: str = Field("tenant", min_length=1)
+    """The claim with the tenant's id; `operator` for the default tenant."""
+    oidc_scope_claim: str = Field("scope", min_length=1)
+    """The claim with the scopes, as a list or separated by blanks."""
     allow_anonymous: bool = False
     """Allow addresses other than loopback without API keys."""
     allowed_hosts: str = Field("", pattern=r"^[^:/]*$")
@@ -509,6 +517,8 @@ def _check_security(settings: Settings) -> None:
         ("redis_username", settings.redis_username, "redis_password_file"),
         ("kafka_username", settings.kafka_username, "kafka_password_file"),
         ("kafka_password_file", settings.kafka_password_file, "kafka_username"),
+        ("oidc_issuer", settings.oidc_issuer, "oidc_audience"),
+        ("oidc_issuer", settings.oidc_issuer, "api_keys_file"),
     ):
         if given and not getattr(settings, needed):
             raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} too")

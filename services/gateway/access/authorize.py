@@ -16,6 +16,7 @@ from services.contracts.access import ANYONE, Allowance, Caller, Scope
 from services.contracts.tenant import Tenant, TenantState
 from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, TenantNotAllowed, Unauthenticated
 from services.gateway.access.keyring import Holder, KeysState
+from services.gateway.access.oidc import TokenVerifier, is_token
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.gateway.call.headers import Call
 from services.gateway.call.operation import Operation
@@ -152,22 +153,37 @@ class KeyedAccess:
     """Checks the key, its tenant and scope, and the rates of both, in this order. A refused call uses no quota."""
 
     def __init__(
-        self, keys: Keys, tenants: Tenants, rates: SharedRates, wall_clock: Callable[[], float] = time.time
+        self,
+        keys: Keys,
+        tenants: Tenants,
+        rates: SharedRates,
+        wall_clock: Callable[[], float] = time.time,
+        tokens: TokenVerifier | None = None,
     ) -> None:
-        """Takes ownership of `keys`, `tenants` and `rates`: starts and stops them."""
+        """Takes ownership of `keys`, `tenants`, `rates` and `tokens`: starts and stops them."""
         self._keys = keys
         self._tenants = tenants
         self._rates = rates
         self._wall_clock = wall_clock
+        self._tokens = tokens
 
     async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
         """Authorize a call; see Access."""
-        holder = self._keys.find(key_from(headers), self._wall_clock())
+        sent, now_unix_s = key_from(headers), self._wall_clock()
+        if self._tokens is not None and is_token(sent):
+            holder: Holder | None = await self._tokens.holder_of(sent, now_unix_s)
+        else:
+            holder = self._keys.find(sent, now_unix_s)
         if holder is None:
             raise Unauthenticated
         caller, limits = holder.caller, [(holder.caller.key_id, holder.allowance)]
         if caller.tenant:
-            tenant = self._tenant_of(caller, operation)
+            try:
+                tenant = self._tenant_of(caller, operation)
+            except Unauthenticated:
+                if self._tokens is None or not is_token(sent):
+                    raise
+                raise self._tokens.unknown_tenant() from None
             max_k = min(caller.max_k, tenant.max_k or caller.max_k)
             caller = replace(caller, max_k=max_k, weight=tenant.share)
             limits.append((f"{tenant.id}/", tenant.allowance))  # no key has an id with a slash
@@ -196,6 +212,7 @@ class KeyedAccess:
             "API keys outdated": self._keys.state is KeysState.OUTDATED,
             "API keys missing": self._keys.state is KeysState.GONE,
             "tenants outdated": self._tenants.is_outdated,
+            "issuer keys outdated": self._tokens is not None and self._tokens.is_outdated,
             "rate limits counted per gateway": self._rates.is_unavailable,
         }
         return tuple(mode for mode, is_on in modes.items() if is_on)
@@ -205,12 +222,16 @@ class KeyedAccess:
         await self._keys.start()
         await self._tenants.start()
         await self._rates.start()
+        if self._tokens is not None:
+            await self._tokens.start()
 
     async def stop(self) -> None:
         """Stop; see Access."""
         await self._keys.stop()
         await self._tenants.stop()
         await self._rates.stop()
+        if self._tokens is not None:
+            await self._tokens.stop()
 
 
 class _Meter:
