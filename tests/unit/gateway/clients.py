@@ -79,6 +79,7 @@ class RestClient:
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
     async def search(self, q: str | None, headers: dict[str, str] | None = None, **sent: Any) -> Reply:
+        """Search."""
         query = {} if q is None else {"q": q, **sent}
         return _reply(await self.http.get("/v1/search", params=query, headers=headers))
 
@@ -138,6 +139,7 @@ class RpcClient:
         return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
 
     async def search(self, q: str | None, headers: dict[str, str] | None = None, **sent: Any) -> Reply:
+        """Search."""
         request = recommend_pb2.RecommendRequest(**sent)
         return await self.call(self._stub.Search, recommend_pb2.SearchRequest(q=q, request=request), headers)
 
