@@ -74,9 +74,9 @@ class Gateway:
 
         return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
 
-    def value(self, metric: str, **labels: str) -> float:
-        """Return the value of a metric."""
-        return self.registry.get_sample_value(metric, labels) or 0.0
+    def num_loads(self, name: str) -> int:
+        labels = {"part": "gateway", "name": name}
+        return int(self.registry.get_sample_value("tailrace_model_loads_total", labels) or 0)
 
     def total(self, metric: str) -> float:
         """Return the sum of a metric over all labels."""
@@ -173,8 +173,7 @@ async def first_calls(many: Gateway, name: str) -> dict[str, Any]:
     """Request an absent name many times at once."""
     answers = await asyncio.gather(*(many.ask(name) for _ in range(_NUM_FIRST_CALLS)))
     await until_loaded(many, name)
-    loads = many.value("tailrace_model_loads_total", name=name)
-    return {"row": "first calls", "calls": len(answers), "loads": loads, **outcome(answers)}
+    return {"row": "first calls", "calls": len(answers), "loads": many.num_loads(name), **outcome(answers)}
 
 
 async def until_loaded(many: Gateway, name: str) -> bool:
@@ -188,7 +187,7 @@ async def until_loaded(many: Gateway, name: str) -> bool:
 
 async def faults(many: Gateway, url: str, folder: Path, names: Sequence[str], wire: Wire) -> list[dict[str, Any]]:
     """Request names that were never loaded during each fault, and one of them after it."""
-    unused = [name for name in reversed(names) if not many.value("tailrace_model_loads_total", name=name)]
+    unused = [name for name in reversed(names) if not many.num_loads(name)]
     rows = []
     for place, fault in enumerate(("away", "slow", "lying", "full disk")):
         asked = unused[place * _NUM_FAULT_CALLS : (place + 1) * _NUM_FAULT_CALLS]

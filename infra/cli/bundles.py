@@ -11,7 +11,13 @@ from infra.cli.session import audited, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
     from models.registry.store import BundleStore
+
+RESIDENT_COLUMNS = ("part", "process", "name", "MiB", "loads", "unloaded for room", "idle", "")
 
 bundles_app = typer.Typer(
     help="List, inspect and compare published bundles, and promote, withdraw or roll back versions."
@@ -32,10 +38,16 @@ def bundles(context: typer.Context) -> None:
 
 
 @bundles_app.command("list")
-def list_bundles(name: Name = "default") -> None:
+def list_bundles(
+    name: Name = "default",
+    resident: Annotated[bool, typer.Option(help="List the models in memory of this machine's processes.")] = False,
+) -> None:
     """List published bundles with their metrics and their role under a name."""
     from rich.table import Column, Table
 
+    if resident:
+        _list_resident()
+        return
     store, _ = _store(name)
     record = store.record()
     withdrawals, live, canary = record.withdrawn, record.live, record.canary
@@ -195,6 +207,41 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
         str(report.get("dataset") or "-"),
         *("-" if (ndcg := metrics.get("ndcg@10")) is None else f"{ndcg:.4f}" for metrics in measured),
     ]
+
+
+def _list_resident() -> None:
+    """Print which process holds which model, with loads and evictions of this machine since their start."""
+    from rich.table import Table
+
+    from services.observability.node_metrics import node_registry
+    from services.settings.settings import load_settings
+
+    folder = load_settings().metrics_dir
+    table = Table(*RESIDENT_COLUMNS, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in resident_rows(node_registry(folder).collect()) if folder.exists() else ():
+        table.add_row(*row)
+    out.print(table if table.row_count else "no model is in memory; `tailrace up` starts the stack")
+
+
+def resident_rows(metrics: "Iterable[Metric]") -> list[tuple[str, ...]]:
+    """Return a row for each model in memory or with a failed load: see RESIDENT_COLUMNS."""
+    samples = [sample for metric in metrics for sample in metric.samples]
+
+    def total(metric: str, part: str, name: str, **labels: str) -> int:
+        """Return the sum of a metric's samples with these labels."""
+        wanted = {"part": part, "name": name, **labels}.items()
+        return int(sum(one.value for one in samples if one.name == metric and wanted <= one.labels.items()))
+
+    rows = []
+    for sample in samples:
+        part, name, pid = (sample.labels.get(label, "") for label in ("part", "name", "pid"))
+        has_failed = bool(total("tailrace_model_load_failed", part, name))
+        if sample.name == "tailrace_model_resident_bytes" and (sample.value or has_failed):
+            counts = [total("tailrace_model_loads_total", part, name)]
+            counts += [total("tailrace_model_evictions_total", part, name, reason=one) for one in ("room", "idle")]
+            state = "cannot be loaded" if has_failed else ""
+            rows.append((part, pid, name, f"{sample.value / 2**20:,.1f}", *map(str, counts), state))
+    return sorted(rows)
 
 
 def _live_as(store: "BundleStore") -> str:

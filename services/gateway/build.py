@@ -164,7 +164,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             )
             for name in ports.llms
         ],
-        ResidencyMetrics(ports.registry),
+        ResidencyMetrics(ports.registry, "gateway"),
         config.bundle_poll_s,
         config.residency,
     )

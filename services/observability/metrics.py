@@ -55,7 +55,7 @@ def _counter(name: str, text: str, labels: str = "") -> _Declared[Counter]:
 
 
 def _gauge(name: str, text: str, labels: str = "", of_node: str = "max") -> _Declared[Gauge]:
-    """Declare a gauge whose value for the node is the max, the sum or the mostrecent of its processes' values."""
+    """Declare a gauge whose value for the node is the max, sum or mostrecent of its processes' values, or all."""
     mode: Any = f"live{of_node}"
     return _Declared(lambda registry: Gauge(name, text, labels.split(), multiprocess_mode=mode, registry=registry))
 
@@ -354,22 +354,26 @@ class ReleaseMetrics(_Metrics):
 
 
 class ResidencyMetrics(_Metrics):
-    """Metrics of the models in a process's memory: an LLM replica or a gateway."""
+    """Metrics of the models in a process's memory; `part` is llm or gateway."""
 
     resident_bytes = _gauge(
         "tailrace_model_resident_bytes",
-        "Bytes of a model that is loading, resident or draining, by model name; summed over a node's processes",
-        "name",
-        of_node="sum",
+        "Bytes of a model that is loading, resident or draining, by part, model name and process",
+        "part name",
+        of_node="all",
     )
-    load_failed = _gauge("tailrace_model_load_failed", "1 while a model cannot be loaded, by model name", "name")
-    loads = _counter("tailrace_model_loads_total", "Loads of a model into memory, by model name", "name")
+    load_failed = _gauge("tailrace_model_load_failed", "1 while a model cannot be loaded, by model name", "part name")
+    loads = _counter("tailrace_model_loads_total", "Loads of a model into memory, by model name", "part name")
     load_seconds = _histogram(
         "tailrace_model_load_seconds", "Time to load a model whose files are on this machine", LOAD_BUCKETS_S
     )
     evictions = _counter(
-        "tailrace_model_evictions_total", "Models unloaded, by model name and reason: room or idle", "name reason"
+        "tailrace_model_evictions_total", "Models unloaded, by model name and reason: room or idle", "part name reason"
     )
+
+    def __init__(self, registry: CollectorRegistry, part: str) -> None:
+        super().__init__(registry)
+        self.part = part
 
 
 class EngineMetrics(_Metrics):

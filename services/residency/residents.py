@@ -160,7 +160,7 @@ class Residents(Generic[Model]):
         """Change the bytes of a name that is loading or resident; return whether they fit. See ResidencyTable."""
         with self._changed:
             fits = self._table.resize(name, num_bytes, self._clock())
-            self._metrics.resident_bytes.labels(name).set(self._table.bytes_by_name().get(name, 0))
+            self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name().get(name, 0))
             self._act()
             return fits
 
@@ -198,7 +198,7 @@ class Residents(Generic[Model]):
         except Exception as error:  # noqa: BLE001 - the other names must keep serving
             with self._changed:
                 self._table.failed(name)
-                self._metrics.resident_bytes.labels(name).set(0)
+                self._metrics.resident_bytes.labels(self._metrics.part, name).set(0)
                 self._record_failure(name, error)
                 self._act()
             return
@@ -206,8 +206,8 @@ class Residents(Generic[Model]):
             self._models[name] = model
             self._failures.pop(name, None)
             self._table.loaded(name, self._clock())
-            self._metrics.load_failed.labels(name).set(self._source.is_broken(model))
-            self._metrics.loads.labels(name).inc()
+            self._metrics.load_failed.labels(self._metrics.part, name).set(self._source.is_broken(model))
+            self._metrics.loads.labels(self._metrics.part, name).inc()
             self._metrics.load_seconds.observe(self._clock() - began_s)
             self._changed.notify_all()
             self._settled(name)
@@ -220,8 +220,8 @@ class Residents(Generic[Model]):
         del model
         with self._changed:
             reason = self._table.unloaded(name)
-            self._metrics.evictions.labels(name, reason).inc()
-            self._metrics.resident_bytes.labels(name).set(0)
+            self._metrics.evictions.labels(self._metrics.part, name, reason).inc()
+            self._metrics.resident_bytes.labels(self._metrics.part, name).set(0)
             log.info("model_unloaded", name=name, reason=reason.value)
             self._act()
 
@@ -229,7 +229,7 @@ class Residents(Generic[Model]):
         """Start the loads and unloads that the table allows now."""
         actions = Actions() if self._stopped.is_set() else self._table.next_actions(self._clock())
         for name in actions.load:
-            self._metrics.resident_bytes.labels(name).set(self._table.bytes_by_name()[name])
+            self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name()[name])
             self._loader.submit(self._load, name)
         for name in actions.unload:
             self._loader.submit(self._unload, name)
@@ -240,7 +240,7 @@ class Residents(Generic[Model]):
         if isinstance(error, TooLarge):
             pause_s = _MAX_PAUSE_S
         self._failures[name] = LoadFailure(str(error), pause_s, self._clock() + pause_s)
-        self._metrics.load_failed.labels(name).set(1)
+        self._metrics.load_failed.labels(self._metrics.part, name).set(1)
         self._changed.notify_all()
         self._settled(name)
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))
@@ -259,7 +259,7 @@ class Residents(Generic[Model]):
     def _refresh(self, name: str, model: Model) -> None:
         try:
             self._source.refresh(name, model)
-            self._metrics.load_failed.labels(name).set(self._source.is_broken(model))
+            self._metrics.load_failed.labels(self._metrics.part, name).set(self._source.is_broken(model))
         finally:
             with self._changed:
                 self._refreshing.discard(name)

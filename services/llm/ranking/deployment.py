@@ -74,7 +74,7 @@ class LlmDeployment:
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
-        self._models = self._open_models(ResidencyMetrics(registry))
+        self._models = self._open_models(ResidencyMetrics(registry, "llm"))
         gc.collect()
         gc.freeze()
         self._models.start()

@@ -60,14 +60,14 @@ class Scene:
         self.now_s = 0.0
         self.registry = CollectorRegistry()
         table = ResidencyTable(8, **options)  # type: ignore[arg-type]
-        metrics = ResidencyMetrics(self.registry)
+        metrics = ResidencyMetrics(self.registry, "llm")
         self.models = Residents(table, self.files, metrics, poll_s=0.01, clock=lambda: self.now_s)
 
     def wait_for(self, name: str, state: Residency) -> None:
         wait_for(lambda: self.models.state(name) is state)
 
     def value(self, metric: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(metric, labels)
+        return self.registry.get_sample_value(metric, {"part": "llm", **labels})
 
 
 @pytest.fixture
