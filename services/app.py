@@ -52,6 +52,7 @@ from services.gateway.console.service import ConsoleService, build_console
 from services.gateway.data_plane import DataPlane
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
+from services.gateway.grpc.acceptance import accept_many_calls
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.overload.admission import AdmissionLimits
@@ -101,6 +102,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, llms: Mapping[str, Any], text: Any | None = None) -> None:
         configure_logging(settings.log_level, "gateway", settings.log_file)
+        accept_many_calls(lambda: self._plane.edge.news() if self._plane else None)
         self._settings = settings
         self._llms = llms_of(settings, llms)
         self._writer = text_writer(settings, text)
@@ -455,7 +457,9 @@ def plane_config(settings: Settings) -> PlaneConfig:
             max_ms=settings.max_deadline_ms,
             reserve_ms=settings.deadline_reserve_ms,
         ),
-        admission=AdmissionLimits.for_deadline(settings.gateway_max_ongoing, settings.default_deadline_ms / 1_000),
+        admission=AdmissionLimits.for_deadline(
+            settings.gateway_max_ongoing, settings.default_deadline_ms / 1_000, settings.gateway_replicas
+        ),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         llm_rule=LlmRule(min_history=settings.min_history_for_llm, needs_gain=settings.llm_routing == "gain"),
         max_llm_in_flight=settings.max_llm_in_flight,

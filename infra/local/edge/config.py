@@ -58,6 +58,11 @@ _LEAST_DEADLINE_MS = 100
 """A shorter deadline leaves no time for a second node."""
 
 
+def share_of(priority: Priority) -> int:
+    """Return the percentage of the limit that this priority may use."""
+    return places_for(priority, 100)
+
+
 def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
     """Return the envelope of HAProxy's own errors, in its log format, which inserts the request's id."""
     error = {"code": code, "message": message, "field": field, "fix": fix, "request_id": "ID"}
@@ -96,11 +101,13 @@ _ONE_READING = _refusal(
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
-_OVER_LIMIT = (
-    "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} "
-    "{{ var(txn.others) -m int gt 0 }}{above_share}"
-)
-"""Matches if more recommendations are in flight through this door than the gateways answer in time.
+_IS_OVER_LIMIT = "{ var(txn.is_over_limit) -m bool }"
+_COUNT_REFUSAL = f"""http-request set-var(txn.is_over_limit) bool(true) if \
+{{{{ var(proc.limit_{{door}}) -m int gt 0 }}}} {{{{ var(txn.in_flight),sub(proc.limit_{{door}}) gt 0 }}}} \
+{{{{ var(txn.others) -m int gt 0 }}}}{{above_share}}
+    http-request sc-inc-gpc0(0) if {{{_IS_OVER_LIMIT}}}
+    http-request sc-inc-gpc1(0) if {{{_IS_OVER_LIMIT}}} !{{{{ var(txn.share) -m int le {share_of(Priority.LOW)} }}}}"""
+"""Counts a request if more recommendations are in flight through this door than the gateways answer in time.
 
 A limit that is not a number reads as 0, which disables it. A batch with no other call in flight passes: otherwise
 nothing would show that the limit may rise.
@@ -115,6 +122,12 @@ backend tenants_{door}
     stick-table type string len 40 size 4096 expire 10s store conn_cur
 """
 """The count of a door, by tenant."""
+_LEARN_LIMIT = """# a gateway announces the limit in flight of each door; callers do not see it
+    http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) \
+if { res.hdr(x-edge-limit) -m found }
+    http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) \
+if { res.hdr(x-edge-limit) -m found }
+    http-response del-header x-edge-limit"""
 _SERVICE = "/tailrace.v1.Recommender/"
 _BATCH_BITS = (MAX_BATCH - 1).bit_length()
 _RANKED = {
@@ -134,7 +147,11 @@ _RANKED = {
 """Paths of the ranking calls, by door, and of the batch calls."""
 _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
     http-request set-header x-edge-in-flight %[var(txn.in_flight)]
-    http-request set-header x-edge-name %[hostname]"""
+    http-request set-header x-edge-name %[hostname]
+    # while the edge refuses requests of a priority, the gateways answer that priority from memory
+    http-request del-header x-edge-refused
+    http-request set-header x-edge-refused low if { sc0_gpc0_rate gt 0 }
+    http-request set-header x-edge-refused normal if { sc0_gpc1_rate gt 0 }"""
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
@@ -146,11 +163,6 @@ def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
     ):
         if path is not None and not path.is_file():
             raise ConfigError(f"TAILRACE_{key}: no file {path}")
-
-
-def share_of(priority: Priority) -> int:
-    """Return the percentage of the limit that this priority may use."""
-    return places_for(priority, 100)
 
 
 def edge_folder(state_dir: Path) -> Path:
@@ -220,6 +232,7 @@ class EdgePlan:
     def render(self) -> str:
         return _TEMPLATE.format(
             max_connections=max(_MIN_CONNECTIONS, self.max_requests),
+            max_streams=_MAX_STREAMS,
             socket=ADMIN_SOCKET,
             bind_http=f"fd@{self.http_fd}{self._tls('h2,http/1.1')}",
             bind_grpc=f"fd@{self.grpc_fd}{self._tls('h2') or ' proto h2'}",
@@ -241,17 +254,19 @@ class EdgePlan:
             counters=2 + _BATCH_BITS,
             tenant_tables="".join(_TENANT_TABLE.format(door=door) for door in _RANKED) if self.has_tenants else "",
             entries=2 * (1 + _BATCH_BITS),
-            over_limit_rest=self._over_limit("rest"),
-            over_limit_grpc=self._over_limit("grpc"),
+            count_refusal_rest=self._count_refusal("rest"),
+            count_refusal_grpc=self._count_refusal("grpc"),
+            is_over_limit=_IS_OVER_LIMIT,
+            learn_limit=_LEARN_LIMIT,
             count_rest=self._count(1, "rest"),
             count_grpc=self._count(2, "grpc"),
             mark=_MARK,
             overloaded=_OVERLOADED,
         )
 
-    def _over_limit(self, door: str) -> str:
+    def _count_refusal(self, door: str) -> str:
         above_share = _ABOVE_SHARE.format(door=door) if self.has_tenants else ""
-        return _OVER_LIMIT.format(door=door, above_share=above_share)
+        return _COUNT_REFUSAL.format(door=door, above_share=above_share)
 
     def _count(self, door: int, name: str) -> str:
         """Return the rules that count the recommendations in flight at this door, scaled by the caller's priority.
@@ -413,11 +428,14 @@ def _quoted(path: Path) -> str:
 
 
 _MIN_CONNECTIONS = 4_096
+_MAX_STREAMS = 1_000
 _TEMPLATE = """\
 global
     maxconn {max_connections}
     nbthread 2
     tune.stick-counters {counters}
+    # beyond HAProxy's 100, calls of one connection would wait in their client, where nothing refuses them
+    tune.h2.fe.max-concurrent-streams {max_streams}
     # no log: HAProxy writes to standard error when a server goes up or down
     stats socket unix@{socket} mode 600 level admin
     ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets
@@ -451,36 +469,34 @@ defaults
     http-error status 504 content-type application/json lf-string '{late}'
 
 backend {in_flight}
-    # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals
-    stick-table type integer size {entries} store conn_cur,gpc0,http_req_rate(1s)
+    # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals: all,
+    # and those of more than low priority
+    stick-table type integer size {entries} \
+store conn_cur,gpc0,gpc0_rate(1s),gpc1,gpc1_rate(1s),http_req_rate(1s)
 {tenant_tables}
 frontend rest
     bind {bind_http}
 {named}{one_reading}    {count_rest}
-    http-request sc-inc-gpc0(0) if {over_limit_rest}
+    {count_refusal_rest}
     http-request return status 429 content-type application/json hdr retry-after 1 \
-lf-string '{overloaded}' if {over_limit_rest}
+lf-string '{overloaded}' if {is_over_limit}
     {mark}
     # the caller's address replaces its headers' claims, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
-    # a gateway announces the limit in flight of each door; callers do not see it
-    http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) \
-if {{ res.hdr(x-edge-limit) -m found }}
-    http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) \
-if {{ res.hdr(x-edge-limit) -m found }}
-    http-response del-header x-edge-limit
+    {learn_limit}
 {readable_id}    default_backend rest
 
 frontend grpc
     bind {bind_grpc}
     {count_grpc}
-    http-request sc-inc-gpc0(0) if {over_limit_grpc}
+    {count_refusal_grpc}
     http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 \
-hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit_grpc}
+hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {is_over_limit}
     {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
+    {learn_limit}
     http-after-response set-status 200 if {{ status 504 }}
     default_backend grpc
 

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp
 
 from services.errors import ConfigError
+from services.gateway.grpc.acceptance import accept_many_calls
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
@@ -44,6 +45,7 @@ def rest_server(app: ASGIApp, host: str, port: int) -> RestServer:
 
 def rpc_server(door: RpcDoor, host: str, port: int, max_rpc_bytes: int) -> grpc.aio.Server:
     """Return the gRPC server, not started. It refuses larger messages unread, as Ray Serve's does."""
+    accept_many_calls(lambda: None)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_rpc_bytes)])
     add_recommender_to_server(door, server)
     server.add_generic_rpc_handlers((_health(door),))

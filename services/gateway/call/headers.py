@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.contracts.access import Caller
+from services.contracts.access import Caller, Priority
 from services.contracts.message import check_id
 from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import InvalidRequest
@@ -15,6 +15,7 @@ from services.gateway.overload.edge_limit import EdgeMark
 REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
 EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
+EDGE_REFUSED = "x-edge-refused"
 BATCH_SIZE = "x-batch-size"
 """Number of requests in a call, for the edge's count; without it the edge assumes the maximum."""
 EDGE_LIMIT = "x-edge-limit"
@@ -132,7 +133,8 @@ def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
     stamp_ms, num_in_flight = headers.get(EDGE_ARRIVED_MS, ""), headers.get(EDGE_IN_FLIGHT, "")
     if not (_is_count(stamp_ms) and _is_count(num_in_flight)):
         return None
-    return EdgeMark(int(stamp_ms), int(num_in_flight), headers.get(EDGE_NAME, "")[:_MAX_NAME_LEN])
+    refused = Priority.__members__.get(headers.get(EDGE_REFUSED, "").upper())
+    return EdgeMark(int(stamp_ms), int(num_in_flight), headers.get(EDGE_NAME, "")[:_MAX_NAME_LEN], refused)
 
 
 def _is_count(text: str) -> bool:

@@ -8,7 +8,8 @@ The strain of the gateway ranges from 0 (none) to 5; each priority degrades over
     high                              shed    refused
 
 Within its unit a priority degrades proportionally (strain 0.3: three of ten low requests are shed), so that the
-capacity is used. A priority degrades only after all lower ones have degraded fully.
+capacity is used. A priority degrades only after all lower ones have degraded fully. While the edge refuses requests of
+a priority, that priority is shed: an answer from memory is worth more than a refusal.
 
 The strain rises fast and falls slowly, one step per window, on two signals: every sample in the window found the event
 loop late (a standing queue, not a single stall), or the process used more CPU time than its limit (other processes on
@@ -60,18 +61,24 @@ class AdmissionLimits:
 
     `max_in_flight` is the number of requests served in full at once. Low priority degrades above `max_delay_s`, the
     delay of the event loop, and `max_busy`, the fraction of time that the process is busy. Waits are judged relative to
-    `deadline_s`, a request's usual deadline.
+    `deadline_s`, a request's usual deadline. `num_gateways` share the requests of an edge.
     """
 
     max_in_flight: int
     max_delay_s: float = 0.02
     max_busy: float = 0.4
     deadline_s: float = 0.2
+    num_gateways: int = 1
 
     @classmethod
-    def for_deadline(cls, max_in_flight: int, deadline_s: float) -> Self:
+    def for_deadline(cls, max_in_flight: int, deadline_s: float, num_gateways: int = 1) -> Self:
         """Return limits whose delays are fractions of a request's usual deadline."""
-        return cls(max_in_flight=max_in_flight, max_delay_s=_DELAY_SHARE * deadline_s, deadline_s=deadline_s)
+        return cls(
+            max_in_flight=max_in_flight,
+            max_delay_s=_DELAY_SHARE * deadline_s,
+            deadline_s=deadline_s,
+            num_gateways=num_gateways,
+        )
 
 
 _CUT_FROM = {
@@ -89,23 +96,24 @@ class Admission:
         self._owed: dict[tuple[AdmissionDecision, Priority, str], float] = {}
         self._tenants = TenantLoads()
         self._above_share: Mapping[tuple[str, Priority], float] = {}
-        self._strain = 0.0
+        self._strain = self._least_strain = 0.0
         self._window_began_s = float("-inf")
         self._busy_before_s = 0.0
         self._num_looks = 0
         self._least_delay_s = float("inf")
 
     @property
-    def deadline_s(self) -> float:
-        return self._limits.deadline_s
+    def limits(self) -> AdmissionLimits:
+        return self._limits
 
     @property
     def strain(self) -> float:
         """The strain, 0 to 5."""
-        return self._strain
+        return max(self._strain, self._least_strain)
 
-    def looked(self, now_s: float, loop_delay_s: float, busy_s: float) -> None:
-        """Record a sample: the delay of the event loop, and the total CPU seconds of the process."""
+    def looked(self, now_s: float, loop_delay_s: float, busy_s: float, least_strain: float = 0.0) -> None:
+        """Record a sample: the delay of the event loop, the total CPU seconds of the process, and the least strain."""
+        self._least_strain = least_strain
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
         lasted_s = now_s - self._window_began_s
@@ -115,7 +123,7 @@ class Admission:
         busy = (busy_s - self._busy_before_s) / lasted_s / self._limits.max_busy
         self._strain = strain_after(self._strain, max(late, min(busy, _LATE[1])))
         self._tenants.passed(lasted_s, is_late=late > _LATE[0])
-        self._above_share = self._tenants.above_share() if self._strain else {}
+        self._above_share = self._tenants.above_share() if self.strain else {}
         self._window_began_s, self._busy_before_s = now_s, busy_s
         self._num_looks, self._least_delay_s = 0, float("inf")
 
@@ -134,35 +142,46 @@ class Admission:
         tenant: str = DEFAULT_TENANT,
         weight: float = 1.0,
         num_own: int = 0,
+        queue_s: float = 0.0,
     ) -> AdmissionDecision:
-        """Decide on an arriving request, while `num_in_flight` others are served in full, `num_own` of its tenant."""
-        if self._strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant):
+        """Decide on an arriving request, while `num_in_flight` others are served in full, `num_own` of its tenant.
+
+        A queue that takes `queue_s` to begin sheds at once what it would shed after a few windows.
+        """
+        queued = queue_s / self._limits.max_delay_s
+        strain = max(self.strain, float(sum(queued > late for late in _LATE[:2])))
+        if strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant, strain):
             return AdmissionDecision.REFUSE
         if num_in_flight >= (places := self._places[priority]) and not has_place(
             num_in_flight, places, num_own, self.share_of(tenant, weight)
         ):
             return AdmissionDecision.SHED
-        if self._strain and self._is_due(AdmissionDecision.SHED, priority, tenant):
+        if strain and self._is_due(AdmissionDecision.SHED, priority, tenant, strain):
             return AdmissionDecision.SHED
         self._tenants.served()
         return AdmissionDecision.ADMIT
 
-    def _is_due(self, verdict: AdmissionDecision, priority: Priority, tenant: str) -> bool:
+    def _is_due(self, verdict: AdmissionDecision, priority: Priority, tenant: str, strain: float) -> bool:
         """Spread the fraction to cut evenly over a tenant's requests: 0.25 selects every fourth.
 
         A tenant that has just come is within its share.
         """
         if self._above_share:
             above = self._above_share.get((tenant, priority), 0.0)
-            share = above * _cut_of(verdict, self._strain, Priority.LOW)
-            share += (1 - above) * _cut_of(verdict, self._strain - 1, priority)
+            share = above * _cut_of(verdict, strain, Priority.LOW)
+            share += (1 - above) * _cut_of(verdict, strain - 1, priority)
         else:
-            share = _cut_of(verdict, self._strain, priority)
+            share = _cut_of(verdict, strain, priority)
         if not 0 < share < 1:
             return share >= 1
         owed = self._owed.get((verdict, priority, tenant), 0.0) + share
         self._owed[verdict, priority, tenant] = owed % 1
         return owed >= 1
+
+
+def strain_that_sheds(priority: Priority) -> float:
+    """Return the least strain at which all requests of this priority are answered from memory."""
+    return _CUT_FROM[AdmissionDecision.SHED][priority] + 1.0
 
 
 def _cut_of(verdict: AdmissionDecision, strain: float, priority: Priority) -> float:

@@ -3,13 +3,17 @@
 Pure: time is an argument. The signal is the standing queue: the least wait of a window's requests between the edge and
 this process, plus the wait in this process's queue. Above the target, the limit falls to between half and four fifths
 of the requests in flight, and only requests that arrived afterwards can lower it again. Far below the target, the limit
-rises, and after about ten calm seconds it no longer limits. Latency itself is not a signal: a request may wait for the
-LLM at no cost.
+rises, from the requests in flight if more were admitted by another gateway's limit, to at most the requests in flight
+plus the headroom: the further requests that the gateways can work off within the target. A burst beyond it would wait
+unread for most of its deadline before the first window shows a wait. A quarter of the headroom is always admitted: if
+so few wait, other processes have the cores. Latency itself is not a signal: a request may wait for the LLM at no cost.
 
 `EdgeClock` measures the wait without synchronized clocks.
 """
 
 from dataclasses import dataclass
+
+from services.contracts.access import Priority
 
 _WINDOW_S = 0.1
 _MIN_OBSERVED = 6
@@ -19,17 +23,21 @@ _TARGET_SHARE = 0.3
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
-_MIN_LIMIT = 8
+_MIN_LIMIT, _MIN_SHARE_OF_HEADROOM = 8, 0.25
 _MAX_LIMIT = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeMark:
-    """The edge's mark on a request: clock in ms, recommendations in flight there, and its name (may be empty)."""
+    """The edge's mark on a request: clock in ms, recommendations in flight there, and its name (may be empty).
+
+    `refused` is the highest priority of a request that it refused in the last second.
+    """
 
     stamp_ms: int
     num_in_flight: int
     edge: str = ""
+    refused: Priority | None = None
 
 
 class EdgeLimit:
@@ -39,7 +47,7 @@ class EdgeLimit:
     """
 
     def __init__(self, deadline_s: float = 0.2) -> None:
-        self._target_s = _TARGET_SHARE * deadline_s
+        self.target_s = _TARGET_SHARE * deadline_s
         self.limit = _MAX_LIMIT
         """Maximum recommendations in flight at the edge."""
         self.standing_wait_s = 0.0
@@ -50,8 +58,11 @@ class EdgeLimit:
         self._least_wait_s = float("inf")
         self._most_in_flight = 0
 
-    def observed(self, waited_s: float, num_in_flight: int, now_s: float) -> None:
-        """Record a request read now that waited since the edge, with this many requests in flight there."""
+    def observed(self, waited_s: float, num_in_flight: int, now_s: float, headroom: int | None = None) -> None:
+        """Record a request read now that waited since the edge, with this many requests in flight there.
+
+        `headroom` is None before the cost of a request is known.
+        """
         if now_s - waited_s < self._fell_s:
             return
         self._num_observed += 1
@@ -60,15 +71,18 @@ class EdgeLimit:
         if now_s - self._began_s < _WINDOW_S or self._num_observed < _MIN_OBSERVED:
             return
         self.standing_wait_s = self._least_wait_s
-        before, self.limit = self.limit, self._next()
+        before, self.limit = self.limit, self._next(headroom)
         if self.limit < before:
             self._fell_s = now_s
         self._began_s, self._num_observed, self._least_wait_s, self._most_in_flight = now_s, 0, float("inf"), 0
 
-    def _next(self) -> int:
-        if self._least_wait_s > self._target_s:
-            share = max(_MOST_FALL, min(_LEAST_FALL, self._target_s / self._least_wait_s))
-            return max(_MIN_LIMIT, int(share * min(self.limit, self._most_in_flight)))
-        if self._least_wait_s < _CALM_SHARE * self._target_s:
-            return min(_MAX_LIMIT, self.limit + 1 + int(_RISE * self.limit))
+    def _next(self, headroom: int | None) -> int:
+        least = max(_MIN_LIMIT, int(_MIN_SHARE_OF_HEADROOM * (headroom or 0)))
+        if self._least_wait_s > self.target_s:
+            share = max(_MOST_FALL, min(_LEAST_FALL, self.target_s / self._least_wait_s))
+            return max(least, int(share * min(self.limit, self._most_in_flight)))
+        if self._least_wait_s < _CALM_SHARE * self.target_s:
+            most = _MAX_LIMIT if headroom is None else self._most_in_flight + headroom
+            known = max(self.limit, self._most_in_flight)
+            return max(least, min(_MAX_LIMIT, most, known + 1 + int(_RISE * known)))
         return self.limit

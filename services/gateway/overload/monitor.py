@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge
 from services.contracts.access import Priority
 from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import Overloaded
-from services.gateway.overload.admission import Admission, AdmissionDecision
+from services.gateway.overload.admission import Admission, AdmissionDecision, strain_that_sheds
 from services.gateway.overload.begin_queue import BeginQueue
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
@@ -33,6 +33,7 @@ _MOST_WAIT_SHARE = 0.5
 """Cap on the wait, of the usual deadline: on its own it sheds normal priority but refuses nobody. The edge refuses, and
 stops as soon as the wait is over."""
 _NUM_DELAYS, _DELAY_QUANTILE = 256, 0.98
+_NUM_OF_COST, _NEWEST_COST_WEIGHT = 16, 0.25
 _MAX_EDGES = 64
 
 
@@ -43,7 +44,7 @@ class LoadMonitor:
         self, admission: Admission, strain: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.admission = admission
-        self.queue = BeginQueue(clock)
+        self.queue = BeginQueue(clock, admission.limits.deadline_s)
         self._strain = strain
         self._refused = refused
         self._clock = clock
@@ -57,6 +58,11 @@ class LoadMonitor:
         self.tail_delay_s = 0.0
         """How late the loop is at its latest, usually: this much of a deadline must be kept for sending the answer."""
         self._edge_waits: dict[str, tuple[float, float]] = {}
+        self._edge_refusals: dict[Priority, float] = {}
+        self._num_judged = 0
+        self._judged_cpu_s = 0.0
+        self.request_cpu_s: float | None = None
+        """The process's CPU seconds per request, recently; None before the first requests."""
 
     async def start(self) -> None:
         """Start sampling the running event loop."""
@@ -74,14 +80,20 @@ class LoadMonitor:
         """
         self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
+    def refused_at_edge(self, priority: Priority, now_s: float) -> None:
+        """Record that the edge refuses requests of this priority."""
+        self._edge_refusals[priority] = now_s + _EDGE_WAIT_LIFE_S
+
     def judge(self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0) -> AdmissionDecision:
         """Decide on an arriving request of a tenant of this weight, which ends a rest."""
+        self._num_judged += 1
         self._judged_s = self._clock()
         if self._is_at_rest and self._next_sample is not None:
             self._next_sample.cancel()
             self._schedule(self._judged_s)
         self.admission.arrived(priority, tenant, weight)
-        return self.admission.judge(priority, self._num_in_flight, tenant, weight, self._in_flight_of[tenant])
+        num_own = self._in_flight_of[tenant]
+        return self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self.queue.delay_s)
 
     def refusal(self, cause: str) -> Overloaded:
         """Count a request refused for this cause, and return its error."""
@@ -120,15 +132,26 @@ class LoadMonitor:
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain
         edge_waits_s = [wait_s for wait_s, until_s in self._edge_waits.values() if now_s < until_s]
-        wait_s = min(max(self.queue.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_SHARE * self.admission.deadline_s)
+        wait_s = min(max(self.queue.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_SHARE * self.admission.limits.deadline_s)
+        refused = (priority for priority, until_s in self._edge_refusals.items() if now_s < until_s)
         late_s = max(0.0, now_s - self._due_s)
         self._delays_s.append(late_s)
         self.tail_delay_s = sorted(self._delays_s)[int(_DELAY_QUANTILE * len(self._delays_s))]
         delay_s = max(late_s, wait_s)
-        self.admission.looked(now_s, delay_s, time.process_time())
+        busy_s = time.process_time()
+        self.admission.looked(now_s, delay_s, busy_s, max(map(strain_that_sheds, refused), default=0.0))
+        self._learn_cost(busy_s)
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
         self._schedule(now_s)
+
+    def _learn_cost(self, busy_s: float) -> None:
+        if self._num_judged < _NUM_OF_COST:
+            return
+        cost_s = (busy_s - self._judged_cpu_s) / self._num_judged
+        known_s = cost_s if self.request_cpu_s is None else self.request_cpu_s
+        self.request_cpu_s = known_s + _NEWEST_COST_WEIGHT * (cost_s - known_s)
+        self._num_judged, self._judged_cpu_s = 0, busy_s
 
 
 class EdgeWatch:
@@ -139,12 +162,20 @@ class EdgeWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[str, EdgeClock] = {}
-        self._limits = {door: EdgeLimit(load.admission.deadline_s) for door in DOORS}
+        self._limits = {door: EdgeLimit(load.admission.limits.deadline_s) for door in DOORS}
+        self._announced = ""
 
     @property
     def announcement(self) -> str:
         """The maximum recommendations in flight at the edge, by door, in the edge's format."""
         return " ".join(str(limit.limit) for limit in self._limits.values())
+
+    def news(self) -> str | None:
+        """Return the announcement if it has changed since the last call."""
+        if (announcement := self.announcement) == self._announced:
+            return None
+        self._announced = announcement
+        return announcement
 
     def arrival(self, mark: EdgeMark | None, door: str) -> Arrival:
         """Return the arrival time of the request being read, on this process's clock: at the edge, if it has a mark."""
@@ -154,9 +185,16 @@ class EdgeWatch:
         arrivals = self._arrivals_at(mark.edge)
         waited_s = arrivals.waited_s(mark.stamp_ms, mark.num_in_flight, self._wall_clock(), now_s)
         limit = self._limits[door]
-        limit.observed(waited_s + self._load.queue.delay_s, mark.num_in_flight, now_s)
+        limit.observed(waited_s + self._load.queue.delay_s, mark.num_in_flight, now_s, self._headroom(limit.target_s))
+        if mark.refused is not None:
+            self._load.refused_at_edge(mark.refused, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)
         return Arrival(now_s - waited_s, waited_s)
+
+    def _headroom(self, target_s: float) -> int | None:
+        """Return how many requests all gateways can work off within the target; None if it is not known."""
+        cost_s = self._load.request_cpu_s
+        return int(self._load.admission.limits.num_gateways * target_s / cost_s) if cost_s else None
 
     def _arrivals_at(self, edge: str) -> EdgeClock:
         """Return the clock of this edge, creating it if unknown.

@@ -198,7 +198,7 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
 
 
 def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
-    """With two of four permitted requests in flight per port, low priority (half) is refused and high passes.
+    """With two of four permitted requests in flight per port, low priority (half) is refused and high passes, marked.
 
     The limit comes with the health checks, so that it holds without REST traffic; a limit that is not a number limits
     nothing.
@@ -220,6 +220,7 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
         with pytest.raises(grpc.RpcError) as rpc:
             edge.call_grpc(metadata=bearer("low"))
         passed = edge.call_grpc(metadata=bearer("high"))
+        marked = http.get("/v1/items/headers/similar", headers=bearer("high")).json()
         assert not any(answer.done() for answer in admitted)
         announce("none")
         wait_for(lambda: edge.num_in_flight() == 0, what="none in flight")
@@ -232,6 +233,7 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert rpc.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert num_refused(edge_folder(edge.settings.state_dir)) == 4
     assert passed.bundle_version == "v1"
+    assert marked["x-edge-refused"] == "low"
     assert [answer.result().status_code for answer in admitted] == [200, 200]
     assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
     assert [answer.status_code for answer in unlimited] == [200] * 6
@@ -395,12 +397,13 @@ def test_the_edge_replaces_forwarding_headers(edge: Edge) -> None:
         "x-request-timeout-seconds": "0",
         "x-edge-name": "x",
         "x-edge-arrived-ms": "1",
+        "x-edge-refused": "normal",
     }
     with httpx.Client(verify=edge.context()) as http:
         seen = http.get(edge.rest + "/headers", headers=forged).json()
 
     assert seen["x-forwarded-for"] == HOST
-    assert "x-request-timeout-seconds" not in seen
+    assert not seen.keys() & {"x-request-timeout-seconds", "x-edge-refused"}
     assert seen["x-edge-name"] == socket.gethostname()
     assert 0 <= time.time() * 1_000 - int(seen["x-edge-arrived-ms"]) < 60_000
 

@@ -1,8 +1,8 @@
 """REST and gRPC without TLS, on a plane of fakes, until killed.
 
-`python -m tests.support.gateway.plain_doors HTTP_PORT GRPC_PORT HOST`. `/headers` returns the request's headers, so
-that tests see a proxy's changes. After `/limit/TEXT`, REST and gRPC announce TEXT to the edge as their limit; while it
-is a number the language model is slow, so that recommendations stay in flight.
+`python -m tests.support.gateway.plain_doors HTTP_PORT GRPC_PORT HOST`. `/headers`, or a ranking call of this item,
+returns the request's headers, so that tests see a proxy's changes. After `/limit/TEXT`, REST and gRPC announce TEXT to
+the edge as their limit; while it is a number the language model is slow, so that recommendations stay in flight.
 """
 
 import asyncio
@@ -73,6 +73,7 @@ async def serve(http_port: int, grpc_port: int, host: str) -> None:
     await server.start()
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
     app.add_route("/headers", _headers)
+    app.add_route("/v1/items/headers/similar", _headers)
 
     replicas = itertools.count()
 

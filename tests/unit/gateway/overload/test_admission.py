@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.access import Priority, places_for
-from services.gateway.overload.admission import MAX_STRAIN, Admission, AdmissionDecision, AdmissionLimits, strain_after
+from services.gateway.overload.admission import (
+    MAX_STRAIN,
+    Admission,
+    AdmissionDecision,
+    AdmissionLimits,
+    strain_after,
+    strain_that_sheds,
+)
 
 LIMITS = AdmissionLimits(max_in_flight=8, max_delay_s=0.02)
 SEVERITY = {AdmissionDecision.ADMIT: 0, AdmissionDecision.SHED: 1, AdmissionDecision.REFUSE: 2}
@@ -155,6 +162,33 @@ def test_a_course_of_looks_leads_to_its_strain(looks: list[tuple[float, float, f
         admission.looked(*look)
 
     assert admission.strain == strain
+
+
+def test_while_the_edge_refuses_a_priority_it_is_shed() -> None:
+    """The least strain holds while it is reported, and leaves the measured strain as it was."""
+    admission = Admission(LIMITS)
+    admission.looked(1.0, 0.0, 0.0, strain_that_sheds(Priority.NORMAL))
+    during = [verdicts(admission, priority) for priority in Priority]
+    admission.looked(1.02, 0.0, 0.0)
+
+    assert during == [{AdmissionDecision.ADMIT}, {AdmissionDecision.SHED}, {AdmissionDecision.SHED}]
+    assert admission.strain == 0
+
+
+@pytest.mark.parametrize(
+    ("queued", "shed"), [(0.9, set()), (1.1, {Priority.LOW}), (2.6, {Priority.LOW, Priority.NORMAL})]
+)
+def test_a_long_queue_sheds_at_once(queued: float, shed: set[Priority]) -> None:
+    """A burst is shed by its queue, in multiples of the permitted delay, before any window has passed."""
+    admission = Admission(LIMITS)
+
+    found = {
+        priority
+        for priority in Priority
+        if admission.judge(priority, 0, queue_s=queued * LIMITS.max_delay_s) is AdmissionDecision.SHED
+    }
+
+    assert found == shed
 
 
 @pytest.mark.parametrize(("delay_s", "worst"), [(0.021, 1), (0.049, 1), (0.051, 2), (0.099, 2), (0.101, 4), (0.3, 5)])

@@ -24,7 +24,7 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
     async def run() -> tuple[list[int], set[int], float]:
         """Submit all requests at once; return the start order, the late requests, and the final delay."""
         clock, began, late = Clock(), list[int](), set[int]()
-        queue = BeginQueue(clock)
+        queue = BeginQueue(clock, 0.2)
 
         async def ask(number: int, priority: Priority, stamp: int, *, is_short: bool) -> None:
             if await queue.begin(priority, deadline(clock.now_s + stamp / 1e9, 0.1 if is_short else 60.0)):
@@ -52,9 +52,32 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
     assert delay_s == 0
 
 
+async def test_long_turns_begin_several_requests() -> None:
+    """Forty requests and turns of 50 ms would take two seconds one by one; eight begin per turn."""
+    clock = Clock()
+    queue, began_s = BeginQueue(clock, 0.2), list[float]()
+
+    async def ask() -> None:
+        """Wait for one request's turn, and make the turn long."""
+        await queue.begin(Priority.NORMAL, deadline(clock.now_s, 60.0))
+        began_s.append(clock.now_s)
+
+    def pass_time() -> None:
+        """Make each turn long."""
+        clock.now_s += 0.05
+        if len(began_s) < 40:
+            asyncio.get_running_loop().call_soon(pass_time)
+
+    tasks = [asyncio.ensure_future(ask()) for _ in range(40)]
+    asyncio.get_running_loop().call_soon(pass_time)
+    await asyncio.gather(*tasks)
+
+    assert max(began_s.count(at_s) for at_s in began_s) == 8
+
+
 async def test_a_request_whose_caller_left_takes_no_turn() -> None:
     """A cancelled waiter takes no turn: the remaining waiters start in the next turns."""
-    queue, began = BeginQueue(Clock()), list[int]()
+    queue, began = BeginQueue(Clock(), 0.2), list[int]()
 
     async def ask(number: int) -> None:
         await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0))
@@ -72,7 +95,7 @@ async def test_a_request_whose_caller_left_takes_no_turn() -> None:
 
 async def test_tenants_take_turns_by_weight() -> None:
     """A tenant with many waiting requests delays its own only; twice the weight begins twice as many."""
-    queue, began = BeginQueue(Clock()), list[str]()
+    queue, began = BeginQueue(Clock(), 0.2), list[str]()
 
     async def ask(tenant: str, number: int, weight: float) -> None:
         await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0), tenant, weight)

@@ -84,6 +84,40 @@ def test_without_a_limit_overload_makes_every_answer_late(monkeypatch: pytest.Mo
     assert run(2 * CAPACITY_RPS, 12.0).goodput_rps == 0
 
 
+def calm(limit: EdgeLimit, num_in_flight: int, headroom: int, from_s: float, num_windows: int = 1) -> int:
+    """Report windows without waits, and return the limit."""
+    for window in range(num_windows):
+        for _ in range(6):
+            limit.observed(0.0, num_in_flight, from_s + 0.11 * window, headroom)
+    return limit.limit
+
+
+def test_a_burst_is_admitted_as_far_as_it_can_be_worked_off() -> None:
+    """Calm windows permit the requests in flight and the headroom, however long they last."""
+    limit = EdgeLimit()
+
+    assert calm(limit, 10, 60, 1.0, 300) == 70
+    assert calm(limit, 40, 60, 60.0, 300) == 100
+
+
+def test_a_quarter_of_the_headroom_is_always_admitted() -> None:
+    """Waits of so few requests are not their own doing."""
+    limit = EdgeLimit()
+    for number in range(100):
+        limit.observed(0.5, 100, float(number), 80)
+
+    assert limit.limit == 20
+
+
+def test_what_another_gateways_limit_admits_without_a_wait_is_permitted() -> None:
+    """A low limit follows the requests in flight at once, instead of rising by a twentieth at a time."""
+    limit = EdgeLimit()
+    for number in range(100):
+        limit.observed(0.5, 100, float(number), 80)
+
+    assert calm(limit, 60, 80, 200.0) >= 60
+
+
 class LimitUnderAnyLoad(RuleBasedStateMachine):
     """Windows with any waits and counts, in any order."""
 
