@@ -95,13 +95,11 @@ class Gateway:
 async def gateway(url: str, cache: Path, names: Sequence[str], room: int | None) -> AsyncIterator[Gateway]:
     """Yield a started gateway with memory for `room` names, besides the first; None loads all at the start."""
     store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
-    surfaces = cache.with_suffix(".toml")
-    surfaces.write_text("".join(f'[{name}]\nmodel = "{name}"\n' for name in names))
     residency = None
     if room is not None:
         budget = (room + 1) * memory_of(store.named(names[0]).live())
         residency = NameResidency(budget_bytes=budget, min_stay_s=0.0, pinned=frozenset())
-    plane = plane_over(store, names, registry, residency=residency, surfaces_file=surfaces, bundle_poll_s=_POLL_S)
+    plane = plane_over(store, names, registry, residency=residency, bundle_poll_s=_POLL_S)
     began_s = time.monotonic()
     await plane.start()
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pipelines.declaration import Option, check_bounds
+from pipelines.planner.names import resident_share
 from services.errors import ConfigError
 
 PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics")
@@ -64,6 +65,19 @@ class Demand:
     names: Annotated[
         int, Option("Names of bundles that are served at once.", at_least=1, at_most=_MOST, fix=_BUSIEST)
     ] = 1
+    resident_names: Annotated[
+        int | None,
+        Option(
+            "Names whose models an LLM replica has memory for (TAILRACE_LLM_MEMORY_GIB).",
+            at_least=1,
+            at_most=_MOST,
+            fix="give a number of names",
+            shown="each name has replicas of its own",
+        ),
+    ] = None
+    zipf: Annotated[
+        float, Option("Exponent of Zipf's law, by which names are asked for.", at_least=0, at_most=10, fix="give 1.0")
+    ] = 1.0
 
     def __post_init__(self) -> None:
         """Validate the values. Raises ConfigError naming the option."""
@@ -72,6 +86,11 @@ class Demand:
             raise ConfigError(
                 f"--mix: the fractions add up to {sum(self.mix.values()):g}; give fractions from 0 that add up to 1"
             )
+
+    @property
+    def num_resident(self) -> int:
+        """Names whose models a process holds."""
+        return self.names if self.resident_names is None else min(self.names, self.resident_names)
 
     @property
     def events_per_s(self) -> float:
@@ -139,17 +158,19 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> LoadPlan:
     blocks = kv_blocks(demand.kv_users)
     student_mb = _grown_mb(demand.items, bundle["num_items"], bundle["student_bytes"])
     other_name_mb = LOADED_TIMES * (bundle["student_bytes"] / 2**20 + student_mb)
+    decoder_mb = bundle["decoder_bytes"] / 2**20 + _grown_mb(demand.items, bundle["num_items"], bundle["decoder_bytes"])
     per_replica_mb = {
-        "gateway": memory["gateway"] + student_mb + (demand.names - 1) * other_name_mb,
+        "gateway": memory["gateway"] + student_mb + (demand.num_resident - 1) * other_name_mb,
         "llm": memory["llm"]
         + _grown_mb(demand.items, bundle["num_items"], bundle["decoder_bytes"])
-        + blocks * kv_block_bytes(bundle) / 2**20,
+        + blocks * kv_block_bytes(bundle) / 2**20
+        + (0 if demand.resident_names is None else (demand.num_resident - 1) * decoder_mb),
     }
     lines = []
     for part in PARTS:
         scales = part in per_replica_mb
         replicas = max(1, math.ceil(busy[part] / MAX_BUSY)) if scales else 1
-        if part == "llm":  # each name has its own
+        if part == "llm" and demand.resident_names is None:  # each name has its own
             replicas = max(replicas, demand.names)
         mb = replicas * per_replica_mb[part] if scales else memory.get(part, 0.0)
         if part == "valkey":
@@ -233,7 +254,14 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
             f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 "
             "lists."
         )
-    if demand.names > 1:
+    if demand.resident_names is not None:
+        share = resident_share(demand.names, demand.num_resident, demand.zipf)
+        notes.append(
+            f"Of the LLM's requests {share:.1%} find their model in memory and the student answers the rest, at most "
+            f"{demand.rate * demand.mix['llm'] * (1 - share):.3g} loads a second, if one replica serves all names and "
+            "a load takes no time; more replicas hold more names."
+        )
+    elif demand.names > 1:
         notes.append(
             "Each name has LLM replicas of its own. During a release the candidate is loaded in addition to the "
             "live bundle."

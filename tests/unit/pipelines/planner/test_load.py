@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.planner.load import (
@@ -19,6 +20,7 @@ from pipelines.planner.load import (
     read_basis,
     store_mb,
 )
+from pipelines.planner.names import resident_share
 from services.errors import ConfigError
 
 MIX = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}
@@ -52,6 +54,36 @@ def test_each_further_name_takes_an_llm_and_a_bundle_in_each_gateway() -> None:
     assert three["llm"].memory_mb == pytest.approx(3 * one["llm"].memory_mb)
     assert three["gateway"].memory_mb - one["gateway"].memory_mb == pytest.approx(2 * bundle_mb)
     assert {part for part in one if three[part] != one[part]} == {"llm", "gateway"}
+
+
+def test_names_that_share_replicas_take_the_memory_of_the_resident_names() -> None:
+    """Ten of a thousand names in memory need one replica, and say how many requests find their model there."""
+    one = plan(demand(rate=1.0), MEASURED)
+    many = plan(demand(rate=1.0, names=1_000, resident_names=10), MEASURED)
+    llm, alone = (next(line for line in made.lines if line.part == "llm") for made in (many, one))
+
+    assert llm.replicas == alone.replicas
+    assert llm.memory_mb - alone.memory_mb == pytest.approx(9 * MEASURED["bundle"]["decoder_bytes"] / 2**20)
+    assert any("find their model in memory" in note for note in many.notes)
+
+
+@pytest.mark.parametrize(("num_names", "num_resident", "zipf"), [(100, 10, 1.0), (100, 50, 0.8), (40, 20, 0.0)])
+def test_the_share_of_resident_names_is_that_of_a_least_recently_used_cache(
+    num_names: int, num_resident: int, zipf: float
+) -> None:
+    """The approximation agrees with a replay of requests through such a cache."""
+    weights = np.arange(1, num_names + 1) ** -zipf
+    asked = np.random.default_rng(0).choice(num_names, 40_000, p=weights / weights.sum())
+    cache: dict[int, None] = {}
+    hits = 0
+    for name in asked.tolist():
+        hits += name in cache
+        cache.pop(name, None)
+        cache[name] = None
+        if len(cache) > num_resident:
+            del cache[next(iter(cache))]
+
+    assert resident_share(num_names, num_resident, zipf) == pytest.approx(hits / len(asked), abs=0.02)
 
 
 def test_kv_blocks_hold_whole_prompts() -> None:

@@ -1,0 +1,26 @@
+"""How many requests find their model in memory, where a replica has room for some of many names. Pure."""
+
+import numpy as np
+
+_ROUNDS = 100
+
+
+def resident_share(num_names: int, num_resident: int, zipf: float) -> float:
+    """Return the fraction of requests whose name is in memory, if the least recently used name is unloaded.
+
+    Names are asked for by Zipf's law: the n-th with a weight of n**-zipf. By Che's approximation (Che, Tung and Wang,
+    2002), a name is in memory if it was asked for within a time that is equal for all names; that time is found by
+    bisection on the number of names in memory. Loads take no time, so a busy loader makes the real fraction lower.
+    """
+    if num_resident >= num_names:
+        return 1.0
+    weights = np.arange(1, num_names + 1, dtype=np.float64) ** -zipf
+    weights /= weights.sum()
+    low, high = 0.0, 1.0
+    while (1 - np.exp(-weights * high)).sum() < num_resident:
+        high *= 2
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        is_short = (1 - np.exp(-weights * middle)).sum() < num_resident
+        low, high = (middle, high) if is_short else (low, middle)
+    return float((weights * (1 - np.exp(-weights * high))).sum())
