@@ -28,6 +28,7 @@ _GAINS = {
     "quality-beauty-lean-student": "Beauty, student of 21 %",
 }
 _WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
+_READERS = ("unread", "keywords", "clauses", "encoder", "mix", "oracle")
 _ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 
 
@@ -105,6 +106,20 @@ def warm_start() -> Iterator[str]:
                 time = f"{times[largest, row['model']]:.0%}"
                 rows.append((data, row["model"], f"{row['whole']:.4f}", f"{row['warm']:.4f}", kept, time))
     return table(("data", "model", "whole", "warm", "kept", "time"), rows)
+
+
+def wishes() -> Iterator[str]:
+    """NDCG@10 of written wishes by kind and reader, and the share of avoided items among the first ten."""
+    rows = []
+    for kind, row in sorted(result("wishes-quality")["written"].items(), key=lambda one: one[0] == "all"):
+        closed = f"{row['closed']:.2f} ({row['closed_interval'][0]:.2f} to {row['closed_interval'][1]:.2f})"
+        values = (f"{row[reader]:.3f}" for reader in _READERS)
+        avoided = " / ".join(optional(row.get(f"violations_{reader}"), ".3f") for reader in ("unread", "mix"))
+        rows.append((kind.replace("_", " "), f"{row['num_wishes']:,}", *values, closed, avoided))
+    for style, row in result("wishes-quality")["open"].items():
+        avoided = f"{row['violations_unread']:.3f} / {row['violations_mix']:.3f}"
+        rows.append((f"open, {style}", f"{row['num_wishes']}", *["-"] * len(_READERS), "-", avoided))
+    return table(("kind", "wishes", *_READERS, "closed", "avoided items, unread / mix"), rows)
 
 
 def engines() -> Iterator[str]:
