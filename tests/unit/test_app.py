@@ -1,11 +1,13 @@
-"""A missing LLM or text model fails requests like an unavailable dependency."""
+"""The LLM and the text model of a gateway: missing, or another server."""
 
 import pytest
 
-from services.app import AbsentLlm, AbsentText
+from services.app import AbsentLlm, AbsentText, llms_of
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextRequest
 from services.errors import DependencyUnavailable
+from services.llm.remote import RemoteLlm
+from services.settings.settings import Settings
 
 
 async def test_what_is_missing_refuses() -> None:
@@ -17,3 +19,13 @@ async def test_what_is_missing_refuses() -> None:
         await AbsentText().models()
     with pytest.raises(DependencyUnavailable, match="text"):
         AbsentText().write(TextRequest(request_id="r", model="m", prompt="p"))
+
+
+async def test_another_server_ranks_for_every_name() -> None:
+    """With `llm_url` no handle of our own replicas is needed: one server answers for all names."""
+    llms = llms_of(Settings(llm_url="http://gpu-host:8001/v1", names="films,books"), {})
+
+    assert list(llms) == ["films", "books"]
+    (server,) = set(llms.values())
+    assert isinstance(server, RemoteLlm)
+    await server.close()

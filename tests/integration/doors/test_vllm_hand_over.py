@@ -22,14 +22,16 @@ from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.servers import HOST, free_port
 from tests.support.wait import until, until_answer, wait_for
 from tests.unit.gateway.openai.conftest import serve
-from tests.unit.gateway.world import MAX_BODY_BYTES, World, let_write, started_world
+from tests.unit.gateway.world import BREAKER_FAILURES, MAX_BODY_BYTES, World, let_write, started_world
 
-pytestmark = pytest.mark.skipif(
-    not (VLLM_HOME / ".installed").exists(), reason="vLLM is not installed: run `make bench-peers`"
-)
+pytestmark = [
+    pytest.mark.skipif(not (VLLM_HOME / ".installed").exists(), reason="vLLM is not installed: run `make bench-peers`"),
+    pytest.mark.grid,
+    pytest.mark.timeout(900),  # its start takes minutes on a busy machine
+]
 PYTHON = VLLM_HOME / "bin/python"
 COMPLETIONS, CHATS, MODEL = "/v1/completions", "/v1/chat/completions", "text"
-START_S = 400.0
+START_S = 600.0
 LONG = {"max_tokens": 1_500, "ignore_eos": True}
 LIMITS = TextLimits(max_tokens=2_000, max_choices=4, deadline_ms=60_000)
 ASK = {"user_id": "long", "k": 3, "rationale": True, "deadline_ms": 5_000}
@@ -181,6 +183,8 @@ async def test_recommendations_survive_vllms_death(caller: Caller, vllm: Vllm) -
     vllm.kill()
 
     answers = [(await http.post("/v1/recommendations", json=ASK)).json() for _ in range(4)]
+    texts = [(await http.post(COMPLETIONS, json=body())).status_code for _ in range(BREAKER_FAILURES)]
 
     assert [(len(answer["items"]), answer["rationale_reason"]) for answer in answers] == [(3, "failed")] * 4
+    assert texts == [httpx.codes.SERVICE_UNAVAILABLE] * BREAKER_FAILURES
     assert world.metric("tailrace_text_breaker_open") == 1
