@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import redis
@@ -22,7 +22,7 @@ from services.settings.redis_clients import client_options
 from services.stream.decode import LoggedInteraction
 from services.stream.log.offline_log import OfflineLog
 
-_ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("edge", "haproxy"))
+_ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("ingress", "haproxy"))
 _MAX_KEYS = 2_000
 _KINDS = ((BUNDLE_VERSION.name.encode(), "list"), (USER_ID.name.encode(), "history"))
 """Parts of a key's name by kind, more specific kinds first: a list's key also contains its user."""
@@ -31,7 +31,7 @@ Groups = dict[str, list[psutil.Process]]
 
 
 def find_groups(state_dir: Path) -> Groups:
-    """Group the processes of this folder's stack by role: its parts, and within serve replicas, edge and Ray."""
+    """Group the processes of this folder's stack by role: its parts; of serve replicas, Ray's HAProxy, Ray."""
     record = StackFile(state_dir).read()
     groups: Groups = {}
     for name, part in record.parts.items() if record else ():
@@ -50,6 +50,18 @@ class Usage:
     def less(self, idle: "Usage") -> dict[str, float]:
         """Return the CPU seconds of each group above its idle consumption."""
         return {name: s - idle.cpu_s.get(name, 0.0) / idle.wall_s * self.wall_s for name, s in self.cpu_s.items()}
+
+
+class CpuMeter(NamedTuple):
+    """The stack's groups of processes, and their use without requests."""
+
+    groups: Groups
+    idle: Usage
+
+    def per_request(self, usage: Usage, num_requests: int) -> dict[str, Any]:
+        """Return the processor milliseconds of a request above idle, in all and by group of processes."""
+        by_group = {name: round(1_000 * cpu_s / num_requests, 3) for name, cpu_s in usage.less(self.idle).items()}
+        return {"cpu_ms": round(sum(by_group.values()), 3), "cpu_ms_by_group": by_group}
 
 
 @contextmanager

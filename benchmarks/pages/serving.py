@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages.table import middle_and_tail, optional, outcome, percent, result, table
+from benchmarks.pages.table import is_on_file, middle_and_tail, optional, outcome, percent, result, table
 
 _TIERS = ("noop", "student", "popular", "precomputed", "llm")
 _HIDES = {
@@ -11,7 +11,21 @@ _HIDES = {
     "hide_redis_kill": "Redis killed",
     "hide_worker_takeover": "stream worker killed",
 }
-_SHOWN_MULTIPLES = (1, 5)
+_LEAST_OVERLOAD = 2
+_MACHINES = (
+    "setting",
+    "door",
+    "% within 50 ms",
+    "CPU ms",
+    "capacity/s",
+    "goodput of peak at 2 / 5 / 10",
+    "answers p99 ms",
+    "refusals p99 ms",
+    "% in time 5 s after",
+    "cost of a refusal",
+    "generator, cores",
+)
+_SHOWN_MULTIPLES = (1, 2, 5, 10)
 
 
 def latency() -> Iterator[str]:
@@ -113,6 +127,39 @@ def overload() -> Iterator[str]:
         name = f"{multiple:g}, 5 s after" if is_after else f"{multiple:g}"
         rows.append((door, name, f"{priorities[0]['rate_rps']:.0f}", *cells))
     return table(("door", "multiple", "sent/s", "in time/s", "answers p99 ms", "refusals p99 ms"), rows)
+
+
+def machines() -> Iterator[str]:
+    """One row per setting and door."""
+    if not is_on_file("machines"):
+        yield "Not on file yet."
+        return
+    doors: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result("machines")["rows"]:
+        doors.setdefault((row["setting"], row["door"]), []).append(row)
+    rows = []
+    for (setting, door), (short, *loads) in doors.items():
+        *crowded, after = loads
+        costs = [row["refusal_cost"] for row in crowded if row["refusal_cost"] is not None]
+        rows.append(
+            (
+                setting,
+                door,
+                percent(short["deadline_met"]),
+                f"{short['cpu_ms']:.1f}",
+                f"{loads[0]['capacity_rps']:.0f}",
+                " / ".join(f"{row['goodput_of_peak']:.2f}" for row in crowded if row["multiple"] >= _LEAST_OVERLOAD),
+                *(_worst(crowded, name) for name in ("answered_p99_ms", "refused_p99_ms")),
+                percent(after["deadline_met"], 1),
+                optional(max(costs, default=None), ".2f"),
+                f"{max(row['generator_cpu_share'] for row in loads):.2f}",
+            )
+        )
+    yield from table(_MACHINES, rows)
+
+
+def _worst(rows: list[dict[str, Any]], name: str) -> str:
+    return optional(max((row[name] for row in rows if row[name] is not None), default=None), ".0f")
 
 
 def scale() -> Iterator[str]:

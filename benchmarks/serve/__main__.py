@@ -11,12 +11,12 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
-from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
+from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from benchmarks.load.table import show
@@ -25,18 +25,6 @@ from services.settings.settings import Settings, load_settings
 NOOP = "noop"
 WARM_UP_REQUESTS = 20
 IDLE_S = 5.0
-
-
-class CpuMeter(NamedTuple):
-    """The stack's groups of processes, and their use without requests."""
-
-    groups: Groups
-    idle: Usage
-
-    def per_request(self, usage: Usage, num_requests: int) -> dict[str, Any]:
-        """Return the processor milliseconds of a request above idle, in all and by group of processes."""
-        by_group = {name: round(1_000 * cpu_s / num_requests, 3) for name, cpu_s in usage.less(self.idle).items()}
-        return {"cpu_ms": round(sum(by_group.values()), 3), "cpu_ms_by_group": by_group}
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """The stack on slower machines: its deadline and its goodput at full speed, on one core, and beside busy processes.
 
-    python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--multiples 1 2 5 10] [--up] [--url ...]
+    python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--multiples 0.5 1 2 5 10] [--up]
 
 `full`: the machine as it is. `one core`: all of the stack's threads on one core, the load generator on the others.
 `hogs`: a busy process for each core, at the priority of the stack. In each setting and at each door: the requests at
-`--rate` within 50 ms, then `benchmarks.serve overload` without keys. `goodput_of_peak` relates a row to the best of its
-setting and door. A row whose `generator_cpu_share` exceeds half of a core says little of the stack.
+`--rate` within 50 ms, with the processor time of each above idle, then `benchmarks.serve overload` without keys. A row
+whose `generator_cpu_share` exceeds half of a core says little of the stack.
 """
 
 import argparse
@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience, find_audience
-from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
+from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.footprint import Groups, find_groups
+from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from benchmarks.load.table import show
-from benchmarks.serve.overload import PAUSE_S, capacity_of, overload_row
+from benchmarks.serve.overload import MULTIPLES, capacity_of, overload_rows
 from services.settings.settings import Settings, load_settings
 
 SHORT_DEADLINE_MS = 50
+IDLE_S = 3.0
 _BUSY = "while True: pass"
 
 
@@ -41,53 +42,50 @@ def main() -> None:
         rows = []
         for name, slowed in (("full", nullcontext), ("one core", lambda: on_one_core(groups)), ("hogs", beside_hogs)):
             with slowed():
-                rows += [{"setting": name, **row} for row in asyncio.run(_measure(options))]
+                rows += [{"setting": name, **row} for row in asyncio.run(_measure(options, groups))]
     write_report(options.json, about_run("serve machines") | {"rows": rows})
 
 
 def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second for the short deadline")
-    parser.add_argument(
-        "--multiples", type=above_zero, nargs="+", default=[1.0, 2.0, 5.0, 10.0], help="of the capacity"
-    )
+    parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per row; ten times as long for the deadline")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="of the overload")
     add_stack_options(parser, settings)
     return parser.parse_args()
 
 
-async def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
+async def _measure(options: argparse.Namespace, groups: Groups) -> list[dict[str, Any]]:
+    async with RestClient(*options.url) as rest, LeanGrpcClient(options.grpc) as rpc:
         await require_ready(rest)
         audience = await find_audience(rest)
+        with used_by(groups) as idle:
+            await asyncio.sleep(IDLE_S)
+        doors: tuple[tuple[str, LoadClient], ...] = (("rest", rest), ("grpc", rpc))
         return [
             row
-            for door, caller in (("rest", rest), ("grpc", rpc))
-            for row in await _measure_door(door, caller, audience, options)
+            for door, caller in doors
+            for row in await _measure_door(door, caller, audience, options, CpuMeter(groups, idle))
         ]
 
 
 async def _measure_door(
-    door: str, caller: DoorClient, audience: Audience, options: argparse.Namespace
+    door: str, caller: LoadClient, audience: Audience, options: argparse.Namespace, meter: CpuMeter
 ) -> list[dict[str, Any]]:
-    load = await run_load(
-        _sender(caller, audience, SHORT_DEADLINE_MS), options.rate, round(10 * options.rate * options.seconds)
-    )
+    num_requests, send_short = round(10 * options.rate * options.seconds), _sender(caller, audience, SHORT_DEADLINE_MS)
+    with used_by(meter.groups) as usage:
+        load = await run_load(send_short, options.rate, num_requests)
     short: dict[str, Any] = {"door": door, "kind": "deadline", **summary(load, options.rate, SHORT_DEADLINE_MS)}
-    show(short, "door", "p50_ms", "p99_ms", "deadline_met", "generator_cpu_share")
+    short |= meter.per_request(usage, num_requests)
+    show(short, "door", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share")
     send = _sender(caller, audience, options.deadline_ms)
     capacity_rps = await capacity_of(send, options)
-    rows = []
-    for multiple in options.multiples:
-        await asyncio.sleep(PAUSE_S)
-        case = {"door": door, "kind": "overload", "priority": "normal", "multiple": multiple}
-        rows.append(await overload_row(send, case, capacity_rps, options))
-    peak_rps = max(row["goodput_rps"] for row in rows)
-    return [short, *(row | {"goodput_of_peak": round(row["goodput_rps"] / peak_rps, 3)} for row in rows)]
+    case = {"door": door, "kind": "overload", "priority": "normal"}
+    return [short, *await overload_rows(send, case, capacity_rps, options, meter.groups)]
 
 
-def _sender(caller: DoorClient, audience: Audience, deadline_ms: int) -> Send:
+def _sender(caller: LoadClient, audience: Audience, deadline_ms: int) -> Send:
     def send(number: int) -> Awaitable[RequestOutcome]:
         return caller.recommend({**audience.mixed(number), "deadline_ms": deadline_ms})
 

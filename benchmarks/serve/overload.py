@@ -1,12 +1,14 @@
 """Overload: the stack's own capacity, then multiples of it, open loop, by door and priority.
 
-    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200]
+    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5 10] [--seconds 5] [--deadline-ms 200]
                                               [--url ...] [--grpc ...]
 
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
 without a key, which is normal priority. The capacity of a door is the rate of answers in time for closed-loop callers
 of normal priority. After the last multiple, the first is measured again five seconds later (`is_after_overload`).
-Latency counts from the intended departure. Refusals are counted by the refusing part.
+Latency counts from the intended departure. Refusals are counted by the refusing part. `goodput_of_peak` relates a row
+to the best of its door and priority. `refusal_cost` is the processor time of both HAProxies for a refusal, relative to
+the whole stack's for an answer of the first row. The load generator shares the cores: `generator_cpu_share`.
 """
 
 import argparse
@@ -19,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import find_audience
-from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
+from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.footprint import Groups, find_groups, used_by
 from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
@@ -28,7 +31,9 @@ from benchmarks.load.table import show
 from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
 
+MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
 NUM_CALLERS = 32
+_EDGES = ("edge", "ingress")
 PAUSE_S = 5.0
 """Time between cases, in which an overloaded stack must recover."""
 
@@ -44,48 +49,68 @@ def main() -> None:
             keys = write_caller_keys(keys_file).by_priority
             settings = settings.model_copy(update={"api_keys_file": keys_file})
         with stack_for(settings, is_started=options.up):
-            report = asyncio.run(_measure(options, keys))
+            report = asyncio.run(_measure(options, keys, find_groups(settings.state_dir)))
     write_report(options.json, report)
 
 
 def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
-    parser.add_argument("--multiples", type=above_zero, nargs="+", default=[0.5, 1.0, 2.0, 5.0], help="of the capacity")
+    parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
     add_stack_options(parser, settings)
     return parser.parse_args()
 
 
-async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) -> dict[str, Any]:
+async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], groups: Groups) -> dict[str, Any]:
     rows = []
     async with AsyncExitStack() as closing:
         host, port = options.url
         rest = {one: await closing.enter_async_context(RestClient(host, port, key)) for one, key in keys.items()}
-        rpc = {one: await closing.enter_async_context(GrpcClient(options.grpc, key)) for one, key in keys.items()}
+        rpc = {one: await closing.enter_async_context(LeanGrpcClient(options.grpc, key)) for one, key in keys.items()}
         await require_ready(rest[Priority.NORMAL])
         audience = await find_audience(rest[Priority.NORMAL])
 
-        def sender(caller: DoorClient) -> Send:
+        def sender(caller: LoadClient) -> Send:
             def send(number: int) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**audience.mixed(number), "deadline_ms": options.deadline_ms})
 
             return send
 
-        for door, callers in (("rest", rest), ("grpc", rpc)):
+        doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
+        for door, callers in doors:
             capacity_rps = await capacity_of(sender(callers[Priority.NORMAL]), options)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
-                for place, multiple in enumerate([*options.multiples, options.multiples[0]]):
-                    await asyncio.sleep(PAUSE_S)
-                    case = {
-                        "door": door,
-                        "priority": priority.name.lower(),
-                        "multiple": multiple,
-                        "is_after_overload": place == len(options.multiples),
-                    }
-                    rows.append(await overload_row(sender(callers[priority]), case, capacity_rps, options))
+                case = {"door": door, "priority": priority.name.lower()}
+                rows += await overload_rows(sender(callers[priority]), case, capacity_rps, options, groups)
     return {**about_run("serve overload"), "rows": rows}
+
+
+async def overload_rows(
+    send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace, groups: Groups
+) -> list[dict[str, Any]]:
+    """Return a row for each multiple of the capacity, and one for the first multiple after the overload."""
+    rows: list[dict[str, Any]] = []
+    for index, multiple in enumerate([*options.multiples, options.multiples[0]]):
+        await asyncio.sleep(PAUSE_S)
+        about = case | {"multiple": multiple, "is_after_overload": index == len(options.multiples)}
+        rows.append(await overload_row(send, about, capacity_rps, options, groups))
+    peak_rps = max(row["goodput_rps"] for row in rows)
+    for row in rows:
+        row["goodput_of_peak"] = round(row["goodput_rps"] / peak_rps, 3) if peak_rps else None
+        row["refusal_cost"] = refusal_cost(row, rows[0])
+    return rows
+
+
+def refusal_cost(row: dict[str, Any], first: dict[str, Any]) -> float | None:
+    """Return the processor time of a refusal relative to an answer's; None for a row with few refusals."""
+    num, answer_ms = row["num_requests"], sum(first["cpu_ms_by_group"].values())
+    if row["refused"] < 0.5 or not answer_ms:
+        return None
+    row_ms, first_ms = (sum(one["cpu_ms_by_group"].get(name, 0.0) for name in _EDGES) for one in (row, first))
+    refusals_ms = num * row_ms - num * (1 - row["refused"]) * first_ms
+    return round(float(max(0.0, refusals_ms) / (num * row["refused"]) / answer_ms), 3)
 
 
 async def capacity_of(send: Send, options: argparse.Namespace) -> float:
@@ -104,11 +129,12 @@ async def capacity_of(send: Send, options: argparse.Namespace) -> float:
 
 
 async def overload_row(
-    send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace
+    send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace, groups: Groups
 ) -> dict[str, Any]:
     """Return the row of one multiple of the capacity, and print it."""
     rate_rps = case["multiple"] * capacity_rps
-    load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
+    with used_by(groups) as usage:
+        load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
     answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]
     refused_ms = [shot.latency_ms for shot in load.shots if not shot.outcome.is_ok]
     row: dict[str, Any] = {
@@ -118,6 +144,7 @@ async def overload_row(
         "answered_p99_ms": round(percentile(answered_ms, 0.99), 2) if answered_ms else None,
         "refused_p99_ms": round(percentile(refused_ms, 0.99), 2) if refused_ms else None,
         **summary(load, rate_rps, options.deadline_ms),
+        "cpu_ms_by_group": {name: round(1_000 * cpu_s / len(load.shots), 3) for name, cpu_s in usage.cpu_s.items()},
     }
     show(row, "door", "priority", "multiple", "rate_rps", "goodput_rps", "answered_p99_ms", "refused_p99_ms", "reasons")
     return row
