@@ -3,7 +3,6 @@
 Shape suffix: V items of the catalogue, then the items that `Reader.with_items` added, in the order given.
 """
 
-import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,8 +58,3 @@ class Reading:
     def is_empty(self) -> bool:
         """Whether the wish changes nothing."""
         return self.scores is None and self.excluded is None
-
-
-def normalised(text: str) -> str:
-    """Return a text for comparison: compatible characters and cases unified, single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
