@@ -1,18 +1,23 @@
 """A simulated cluster: gateways with the product's `Placement`, replicas with the product's `ResidencyTable`.
 
+    python -m benchmarks.many simulated --json OUT [--names 10000] [--replicas 100] [--seconds 120]
+
 Simulated are time, requests (Poisson, names by Zipf), loads (one at a time on each replica) and answers. Nothing of the
 network, the engine or the object store is: the figures show what the two state machines decide, not how fast they are.
 """
 
 import heapq
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from benchmarks.load.command import ReportOptions, about_run, write_report
+from pipelines.declaration import Option, parsed
 from services.residency.state import Residency, ResidencyTable
 from services.router.placement import Placement
 
@@ -67,6 +72,7 @@ class Simulation:
         self._hot_rate, self._hot_span_s = hot_rate, hot_span_s
         self.replicas = {f"replica-{number}": self._new_replica() for number in range(cluster.num_replicas)}
         self.known = tuple(self.replicas)
+        self._answering = frozenset(self.known)
         self.placements: list[dict[str, Placement]] = [{} for _ in range(cluster.num_gateways)]
         self._in_flight: list[Counter[str]] = [Counter() for _ in range(cluster.num_gateways)]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -107,6 +113,7 @@ class Simulation:
 
     def _notice(self) -> None:
         self.known = tuple(self.replicas)
+        self._answering = frozenset(self.known)
 
     def _new_replica(self) -> _Replica:
         return _Replica(ResidencyTable(self._cluster.room, _MIN_STAY_S, max_loading=1))
@@ -131,7 +138,7 @@ class Simulation:
         placement = self.placements[gateway].setdefault(name, Placement(name, _LOAD_PER_HOME))
         in_flight, now_s = self._in_flight[gateway], self.now_s
         placement.observe(in_flight[name], len(self.known), now_s)
-        chosen = placement.order(str(self._random.integers(10_000)), self.known, self.known, now_s)[0]
+        chosen = placement.order(str(self._random.integers(10_000)), self.known, self._answering, now_s)[0]
         replica = self.replicas.get(chosen)
         is_answered = replica is not None and replica.table.acquire(name, now_s)
         self.outcomes.append((now_s, is_answered))
@@ -174,8 +181,26 @@ class Simulation:
         self._act(replica)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions(ReportOptions):
+    """Options of the simulation."""
+
+    names: Annotated[int, Option("Names.")] = 10_000
+    replicas: Annotated[int, Option("Replicas, which together have room for half of the names.")] = 100
+    seconds: Annotated[float, Option("Simulated seconds of each row.")] = 120.0
+
+
+def main() -> None:
+    """Simulate, print each row, write the JSON."""
+    options = parsed(SimulationOptions, __doc__, sys.argv[1:])
+    rows = simulate(options.names, options.replicas, options.seconds)
+    for row in rows:
+        sys.stdout.write(f"{row}\n")
+    write_report(options.json, {**about_run("many simulated"), "rows": rows})
+
+
 def simulate(num_names: int, num_replicas: int, seconds: float) -> list[dict[str, Any]]:
-    """Return the rows of the simulated cluster: steady load, a hot name, killed replicas, a rolling restart."""
+    """Return the rows: steady load, a hot name, killed replicas, a rolling restart."""
     cluster = Cluster(num_names=num_names, num_replicas=num_replicas, room=num_names // (2 * num_replicas))
     about = {"simulated": True, "names": num_names, "replicas": num_replicas, "room": cluster.room}
     return [{**about, **row(cluster, seconds)} for row in (_steady, _hot, _killed, _restarted)]
