@@ -194,6 +194,7 @@ def make_world(
     writer: TextWriter | None = None,
     others: Mapping[str, FakeLlm] = {},
     load_reader: Callable[[Bundle, Catalogue], WishReader | None] | None = None,
+    ports: Mapping[str, Any] = {},
     **config: Any,
 ) -> World:
     """Build a data plane on fakes.
@@ -202,13 +203,14 @@ def make_world(
         writer: The text writer, if any.
         others: LLMs of served names other than the default.
         load_reader: Loads a bundle's reader of wishes; by default the fake.
+        ports: Ports that replace the fakes.
         config: Fields of CONFIG to replace.
     """
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
     reader = FakeReader()
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
-    ports = Ports(
+    made = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
         load_reader=load_reader or (lambda _bundle, _catalogue: reader),
@@ -227,7 +229,7 @@ def make_world(
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    plane = build_data_plane(ports, replace(CONFIG, **config))
+    plane = build_data_plane(replace(made, **ports), replace(CONFIG, **config))
     return World(plane, features, llm, student, reader, events, impressions, shelf, registry, receipts, items, others)
 
 
