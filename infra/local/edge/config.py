@@ -48,8 +48,6 @@ NODE_RETRIES = 3
 """With several Ray nodes, each try goes to another node."""
 RETRYABLE = "    option http-buffer-request\n"
 """A request can be sent again only if it was fully read before it was sent."""
-CONNECT_TIMEOUT = "60ms"
-"""Also HAProxy's pause after a refused connection; the next server must still meet a deadline of 200 ms."""
 _ALWAYS_ROOM = 3
 """This many requests in flight are never a crowd, at any rate."""
 _LATE_FACTOR = 2
@@ -61,6 +59,14 @@ _LEAST_DEADLINE_MS = 100
 def share_of(priority: Priority) -> int:
     """Return the percentage of the limit that this priority may use."""
     return places_for(priority, 100)
+
+
+def connect_timeout(default_deadline_ms: int) -> str:
+    """Return HAProxy's time limit for a connection: 30 % of a deadline, so that the next server still meets it.
+
+    It is also HAProxy's pause after a refused connection.
+    """
+    return f"{max(1, round(0.3 * default_deadline_ms))}ms"
 
 
 def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
@@ -241,7 +247,7 @@ class EdgePlan:
             resolvers=RESOLVERS,
             retries=NODE_RETRIES if self._has_nodes else RETRIES,
             retryable=RETRYABLE,
-            connect=CONNECT_TIMEOUT,
+            connect=connect_timeout(self.default_deadline_ms),
             patience_rest=self._patience("rest") or self._time_limit("rest"),
             patience_grpc=self._patience("grpc") or self._time_limit("grpc"),
             late=_LATE,

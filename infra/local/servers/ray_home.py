@@ -95,7 +95,9 @@ def serve_environment(
     return {
         **SERVING_ENVIRONMENT,
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
-        **ingress_environment(IngressPlan(doors_host, standby if settings.standby else None)),
+        **ingress_environment(
+            IngressPlan(doors_host, standby if settings.standby else None, settings.default_deadline_ms)
+        ),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m.sock"),

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from infra.local.binaries import haproxy_command
 from infra.local.edge.config import (
-    CONNECT_TIMEOUT,
     NAMED,
     NOT_TWICE,
     RESOLVERS,
@@ -24,6 +23,7 @@ from infra.local.edge.config import (
     STANDBY_SERVER,
     UNAVAILABLE,
     Upstream,
+    connect_timeout,
 )
 from services.errors import ConfigError, TailraceError
 
@@ -49,6 +49,7 @@ class IngressPlan:
 
     doors_host: str | None = None
     standby: Upstream | None = None
+    default_deadline_ms: int = 200
 
     def amend(self, config: str) -> str:
         """Return Ray's configuration with our changes; idempotent. Raises ConfigError if the template differs.
@@ -68,7 +69,7 @@ class IngressPlan:
         config = _replace(_STATISTICS, r"\g<1>127.0.0.1:\2", config)
         config = _replace(_ADMIN_SOCKET, r"\g<1>600 ", config)
         config = _ERROR_FILE.sub("", config)
-        config = _replace(_CONNECT, rf"\g<1>{CONNECT_TIMEOUT}", config)
+        config = _replace(_CONNECT, rf"\g<1>{connect_timeout(self.default_deadline_ms)}", config)
         config = _replace(_DEFAULTS, lambda found: found[1] + RETRYABLE + _errors(), config)
         if self.doors_host is not None:
             host = f"[{self.doors_host}]" if ":" in self.doors_host else self.doors_host
@@ -131,7 +132,9 @@ def _near(config: str) -> dict[str, str]:
 
 def ingress_environment(plan: IngressPlan) -> dict[str, str]:
     """Return the variables that make Ray start this program, with this interpreter, instead of HAProxy."""
-    options = [] if plan.doors_host is None else ["--doors-host", plan.doors_host]
+    options = ["--deadline-ms", str(plan.default_deadline_ms)]
+    if plan.doors_host is not None:
+        options += ["--doors-host", plan.doors_host]
     if plan.standby is not None:
         options += ["--standby", plan.standby.host, str(plan.standby.http_port), str(plan.standby.grpc_port)]
     return {
@@ -150,13 +153,14 @@ def main() -> None:
     parser.add_argument(
         "--standby", nargs=3, metavar=("HOST", "HTTP_PORT", "GRPC_PORT"), help="who answers without a gateway"
     )
+    parser.add_argument("--deadline-ms", type=int, default=200, help="a request's default deadline")
     parser.add_argument("haproxy", nargs="+", metavar="ARGUMENT", help="HAProxy's own arguments, after --")
     options = parser.parse_args()
     host, *ports = options.standby or (None,)
     standby = Upstream(host, int(ports[0]), int(ports[1])) if host else None
     path = Path(options.haproxy[options.haproxy.index("-f") + 1])
     try:
-        amended = IngressPlan(options.doors_host, standby).amend(path.read_text())
+        amended = IngressPlan(options.doors_host, standby, options.deadline_ms).amend(path.read_text())
         scratch = path.with_suffix(".amended")
         scratch.write_text(amended)
         scratch.replace(path)

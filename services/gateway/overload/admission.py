@@ -34,7 +34,8 @@ from services.contracts.tenant import DEFAULT_TENANT
 from services.gateway.overload.tenant_loads import TenantLoads
 
 MAX_STRAIN = 5.0
-_WINDOW_S = 0.1
+_WINDOW_SHARE = 0.5
+"""Of the usual deadline."""
 _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.025
@@ -117,7 +118,7 @@ class Admission:
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
         lasted_s = now_s - self._window_began_s
-        if lasted_s < _WINDOW_S or self._num_looks < _MIN_LOOKS:
+        if lasted_s < _WINDOW_SHARE * self._limits.deadline_s or self._num_looks < _MIN_LOOKS:
             return
         late = self._least_delay_s / self._limits.max_delay_s
         busy = (busy_s - self._busy_before_s) / lasted_s / self._limits.max_busy

@@ -16,15 +16,16 @@ import math
 from dataclasses import dataclass
 
 _BASE_LIFE_S = 10.0
-_MARGIN_S = 0.05
-"""A request that waited less counts as not waiting."""
+_MARGIN_SHARE = 0.25
+"""Of the usual deadline: a request that waited less counts as not waiting."""
 _MIN_WAITED, _MAX_WAITED = 4, 16
 """Consecutive waiting requests before a clock step is considered.
 
 Three more than were in flight at the edge with the last request that did not wait, which may have been read before all
 of these, but at most the second number.
 """
-_MIN_STEP_S = 0.1
+_MIN_STEP_SHARE = 0.5
+"""Of the usual deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,10 @@ class _Step:
 
 
 class EdgeClock:
-    """Owns the clock estimate of one edge."""
+    """Owns the clock estimate of one edge. `deadline_s` is a request's usual deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float = 0.2) -> None:
+        self._margin_s, self._min_step_s = _MARGIN_SHARE * deadline_s, _MIN_STEP_SHARE * deadline_s
         self._least_s = self._least_before_s = math.inf
         self._began_s = -math.inf
         self._step: _Step | None = None
@@ -62,13 +64,16 @@ class EdgeClock:
             self._learn(self._step.before_s, now_s)
         self._least_s = min(self._least_s, difference_s)
         waited_s = difference_s - self._base_s
-        if waited_s <= _MARGIN_S:
+        if waited_s <= self._margin_s:
             self._note_at_once(now_s)
             self._num_of_step = min(_MIN_WAITED - 1 + num_in_flight, _MAX_WAITED)
             return waited_s
         self._num_waited += 1
         self._least_waited_s = min(self._least_waited_s, waited_s)
-        if self._num_waited < self._num_of_step or self._least_waited_s <= now_s - self._came_at_once_s + _MIN_STEP_S:
+        if (
+            self._num_waited < self._num_of_step
+            or self._least_waited_s <= now_s - self._came_at_once_s + self._min_step_s
+        ):
             return waited_s
         step_s, before_s = self._least_waited_s, self._base_s
         self._learn(before_s + step_s, now_s)

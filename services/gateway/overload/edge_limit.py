@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from services.contracts.access import Priority
 
-_WINDOW_S = 0.1
+_WINDOW_SHARE = 0.5
+"""Of the usual deadline."""
 _MIN_OBSERVED = 6
 """Windows with fewer requests are extended: at low rates a single stall would affect them all."""
 _TARGET_SHARE = 0.3
@@ -48,6 +49,7 @@ class EdgeLimit:
 
     def __init__(self, deadline_s: float = 0.2) -> None:
         self.target_s = _TARGET_SHARE * deadline_s
+        self._window_s = _WINDOW_SHARE * deadline_s
         self.limit = _MAX_LIMIT
         """Maximum recommendations in flight at the edge."""
         self.standing_wait_s = 0.0
@@ -68,7 +70,7 @@ class EdgeLimit:
         self._num_observed += 1
         self._least_wait_s = min(self._least_wait_s, waited_s)
         self._most_in_flight = max(self._most_in_flight, num_in_flight)
-        if now_s - self._began_s < _WINDOW_S or self._num_observed < _MIN_OBSERVED:
+        if now_s - self._began_s < self._window_s or self._num_observed < _MIN_OBSERVED:
             return
         self.standing_wait_s = self._least_wait_s
         before, self.limit = self.limit, self._next(headroom)

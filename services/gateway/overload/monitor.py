@@ -1,8 +1,9 @@
 """Measures the gateway's load (requests in flight, event-loop delay, CPU time), and admits requests by it.
 
-A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and
-requests queued here or at the edge longer. A sample costs about ten microseconds, independent of traffic. At rest,
-which the next request ends, the timer samples twice a second, because each wake-up costs more than its sample.
+A timer samples the loop ten times in a request's usual deadline: everything that is ready to run is delayed as long as
+the timer, and requests queued here or at the edge longer. A sample costs about ten microseconds, independent of
+traffic. At rest, which the next request ends, the timer samples twice a second, because each wake-up costs more than
+its sample.
 `admission.py` turns load into decisions; `edge_limit.py` computes how many requests the edge may let in at once.
 """
 
@@ -26,9 +27,9 @@ from services.router.deadline import Arrival
 DOORS = ("rest", "grpc")
 """Each door has its own edge limit: gRPC reads calls more slowly, and REST's short waits would hide its queue."""
 RETRY_AFTER_S = 1.0
-_SAMPLE_EVERY_S = 0.02
+_SAMPLE_SHARE, _EDGE_WAIT_LIFE_SHARE = 0.1, 1.5
+"""Of the usual deadline."""
 _REST_EVERY_S, _REST_AFTER_S = 0.5, 2.0
-_EDGE_WAIT_LIFE_S = 0.3
 _MOST_WAIT_SHARE = 0.5
 """Cap on the wait, of the usual deadline: on its own it sheds normal priority but refuses nobody. The edge refuses, and
 stops as soon as the wait is over."""
@@ -44,7 +45,10 @@ class LoadMonitor:
         self, admission: Admission, strain: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.admission = admission
-        self.queue = BeginQueue(clock, admission.limits.deadline_s)
+        deadline_s = admission.limits.deadline_s
+        self.queue = BeginQueue(clock, deadline_s)
+        self._sample_every_s = min(_REST_EVERY_S, _SAMPLE_SHARE * deadline_s)
+        self._edge_wait_life_s = _EDGE_WAIT_LIFE_SHARE * deadline_s
         self._strain = strain
         self._refused = refused
         self._clock = clock
@@ -78,11 +82,11 @@ class LoadMonitor:
 
         The wait counts as delay while requests arrive.
         """
-        self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
+        self._edge_waits[door] = wait_s, now_s + self._edge_wait_life_s
 
     def refused_at_edge(self, priority: Priority, now_s: float) -> None:
         """Record that the edge refuses requests of this priority."""
-        self._edge_refusals[priority] = now_s + _EDGE_WAIT_LIFE_S
+        self._edge_refusals[priority] = now_s + self._edge_wait_life_s
 
     def judge(self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0) -> AdmissionDecision:
         """Decide on an arriving request of a tenant of this weight, which ends a rest."""
@@ -125,7 +129,7 @@ class LoadMonitor:
     def _schedule(self, now_s: float) -> None:
         is_busy = self._num_in_flight or self.admission.strain or now_s - self._judged_s < _REST_AFTER_S
         self._is_at_rest = not is_busy
-        every_s = _REST_EVERY_S if self._is_at_rest else _SAMPLE_EVERY_S
+        every_s = _REST_EVERY_S if self._is_at_rest else self._sample_every_s
         self._due_s = now_s + every_s
         self._next_sample = asyncio.get_running_loop().call_later(every_s, self._sample)
 
@@ -201,7 +205,7 @@ class EdgeWatch:
 
         Edges come and go with their pods: the least recently seen is dropped.
         """
-        clock = self._arrivals.pop(edge, None) or EdgeClock()
+        clock = self._arrivals.pop(edge, None) or EdgeClock(self._load.admission.limits.deadline_s)
         self._arrivals[edge] = clock
         if len(self._arrivals) > _MAX_EDGES:
             del self._arrivals[next(iter(self._arrivals))]

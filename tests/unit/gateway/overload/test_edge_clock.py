@@ -86,3 +86,16 @@ def test_a_stall_that_is_read_in_any_order_is_no_step() -> None:
     found = waits(stamps_s, nows_s, nows_s)
 
     assert found[150:] == pytest.approx([0.09] * 100, abs=0.02)
+
+
+@pytest.mark.parametrize(("deadline_s", "least_wait_s"), [(0.2, 0.0), (2.0, 0.4)])
+def test_a_step_is_larger_than_half_of_the_usual_deadline(deadline_s: float, least_wait_s: float) -> None:
+    """A clock that is set by 0.4 s is a step beside deadlines of 0.2 s, and no more than a wait beside 2 s."""
+    clock = EdgeClock(deadline_s)
+    nows_s = [n * FAST_S for n in range(400)]
+
+    found = [
+        clock.waited_s(round(1_000 * (now_s - 0.4 * (n > 200))), 1, now_s, now_s) for n, now_s in enumerate(nows_s)
+    ]
+
+    assert min(found[-50:]) == pytest.approx(least_wait_s, abs=0.01)
