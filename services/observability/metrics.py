@@ -158,6 +158,11 @@ class GatewayMetrics(_Metrics):
     surface_answers = _counter(
         "tailrace_surface_answers_total", "Answers to requests that name a surface", "surface tier"
     )
+    tenant_requests = _counter(
+        "tailrace_tenant_requests_total",
+        "Recommendation requests by tenant: full, shed (answered from memory) or an error code. At most 200 tenants",
+        "tenant outcome",
+    )
     surfaces_state = _gauge(
         "tailrace_surfaces_file_state",
         "Surfaces: 0 from the file; 1 from its last valid content, because the file is rejected or missing",

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from prometheus_client import Counter, Histogram
 
-from services.contracts.recommend import Recommendation, Tier
-from services.contracts.tenant import scoped
+from services.contracts.recommend import Reason, Recommendation, Tier
+from services.contracts.tenant import DEFAULT_TENANT, OPERATOR, scoped
 from services.errors import ErrorKind
 from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
 from services.gateway.request.context import NUM_COMPARED
@@ -16,6 +16,7 @@ from services.observability.metrics import GatewayMetrics
 _NONE = "none"
 _DOORS = ("rest", "grpc")
 _NUM_ANSWERS_KEPT = 20_000
+_MAX_TENANTS, _OTHERS = 200, "(others)"
 _JUDGED_BY_TEACHER = (Tier.PRECOMPUTED, Tier.STUDENT)
 
 
@@ -42,6 +43,7 @@ class AnswerMetrics:
         self._metrics = metrics
         self._attribution = Attribution(_NUM_ANSWERS_KEPT)
         self._series: dict[tuple[str, ...], _Series] = {}
+        self._tenants = {DEFAULT_TENANT}
         _begin_at_zero(metrics)
         self._num_answered = self._num_late = 0
 
@@ -65,6 +67,7 @@ class AnswerMetrics:
         series.requests.inc()
         series.answers.inc()
         series.seconds.observe(record.elapsed_s)
+        self._count_tenant(record.caller.tenant, "shed" if answer.reason is Reason.SHED else "full")
         self._attribution.answered(scoped(record.caller.tenant, answer.request_id), series.source)
         for stage, milliseconds in answer.stages_ms.items():
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
@@ -110,6 +113,14 @@ class AnswerMetrics:
 
     def refused(self, record: RefusalRecord) -> None:
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
+        self._count_tenant(record.tenant, record.code)
+
+    def _count_tenant(self, tenant: str, outcome: str) -> None:
+        """Count a request of a tenant; those beyond the first tenants share a label, so that the series are bounded."""
+        if len(self._tenants) < _MAX_TENANTS:
+            self._tenants.add(tenant)
+        label = (tenant or OPERATOR) if tenant in self._tenants else _OTHERS
+        self._metrics.tenant_requests.labels(label, outcome).inc()
 
     def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
         """Count acknowledged events, each with its scoped request id if any; `num_unknown` are of unknown items."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
@@ -14,6 +15,9 @@ from services.contracts.items import ItemState
 from services.contracts.tenant import TenantState, scoped
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.tenants import StoredTenant
+from services.gateway.records.answer import RefusalRecord
+from services.gateway.records.metrics import AnswerMetrics
+from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
@@ -189,6 +193,25 @@ async def test_assignments_and_bundles_name_no_other_tenant(world: World, rest: 
     assert (bundle.json()["name"], bundle.json()["version"]) == ("default", "bolt-v1")
     assert [one.status_code for one in others] == [422] * 3
     assert "acme" not in "".join(one.text.replace("acme.default", "") for one in others)
+
+
+async def test_requests_are_counted_by_tenant(world: World, door: Door) -> None:
+    """Each tenant has a series for each outcome, with a bound on the tenants; the default tenant is the operator."""
+    for key in ("op", "acme", "acme"):
+        await door.recommend(ASKED, bearer(key))
+    await door.recommend({**ASKED, "surface": "none"}, bearer("bolt"))
+    metrics = AnswerMetrics(GatewayMetrics(registry := CollectorRegistry()))
+    for number in range(300):
+        about = {"request_id": "r", "door": "rest", "code": "overloaded", "message": ""}
+        metrics.refused(RefusalRecord(**about, now_ms=0, tenant=f"t{number}"))
+
+    counted = [
+        world.metric("tailrace_tenant_requests_total", tenant=tenant, outcome=outcome)
+        for tenant, outcome in (("operator", "full"), ("acme", "full"), ("bolt", "invalid_request"))
+    ]
+    assert counted == [1, 2, 1]
+    others = {"tenant": "(others)", "outcome": "overloaded"}
+    assert registry.get_sample_value("tailrace_tenant_requests_total", others) == 101
 
 
 async def test_calls_about_the_whole_stack_are_the_operator_s(rest: RestClient) -> None:
