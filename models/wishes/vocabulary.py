@@ -20,7 +20,8 @@ _MAX_PHRASE = 6
 _SHORT = 4
 _SAME, _NEAR = 0.9, 0.6
 """Certainty of synonyms: only the first exclude items."""
-_MIN_MISTYPED = 5
+_MIN_MISTYPED, _MAX_MISTYPED = 5, 5_000
+"""Letters of a name that is found despite an error, and values of a catalogue whose names are compared."""
 _OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
 """Ages in years, before the newest item, from which an item begins to be old and is old; recent, and no longer."""
 
@@ -125,19 +126,22 @@ class Vocabulary:
         """Return the term that a word names but for one typing error; None for a word of titles and a stop word."""
         if len(word) < _MIN_MISTYPED - 1 or is_stop(word) or stem(word) in self._words:
             return None
-        known = self._single_words.get(word[0], ())
+        lengths = range(len(stem(word)) - 2, len(stem(word)) + 3)
+        known = (one for length in lengths for one in self._single_words.get((word[0], length), ()))
         match = next((one for one in known if is_one_error(word, one) or is_one_error(stem(word), stem(one))), None)
         return None if match is None else self._phrases[(stem(match),)]
 
     @cached_property
-    def _single_words(self) -> dict[str, list[str]]:
-        """The words that name a term by themselves, by first letter."""
-        found: dict[str, list[str]] = defaultdict(list)
+    def _single_words(self) -> dict[tuple[str, int], list[str]]:
+        """The words that name a term by themselves, by first letter and length of stem."""
+        found: dict[tuple[str, int], list[str]] = defaultdict(list)
+        if len(self.items_of) > _MAX_MISTYPED:
+            return found
         names = [words_of(term.value) for term in self.items_of]
         phrases = [phrase for same, _ in english().synonyms for phrase in same]
         for phrase in dict.fromkeys((*names, *phrases)):
             if len(phrase) == 1 and len(phrase[0]) >= _MIN_MISTYPED and (stem(phrase[0]),) in self._phrases:
-                found[phrase[0][0]].append(phrase[0])
+                found[phrase[0][0], len(stem(phrase[0]))].append(phrase[0])
         return found
 
     def _abbreviation(self, words: Sequence[str]) -> Term | None:
