@@ -97,8 +97,22 @@ def about_run(name: str) -> dict[str, Any]:
         "benchmark": name,
         "command": command_of(name),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "arch": platform.machine(),
+            "model": _model(),
+            "python": platform.python_version(),
+        },
     }
+
+
+def _model() -> str:
+    """Return the processor's name; empty if the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def newest_tokens(state_dir: Path) -> Path:

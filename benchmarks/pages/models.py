@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages.serving import in_time
+from benchmarks.pages.serving import in_time, slower_machines
 from benchmarks.pages.table import interval, middle_and_tail, optional, percent, result, table
 
 _DATA = {
@@ -44,6 +44,7 @@ def readme() -> Iterator[str]:
         ("student over REST, p50 / p99", f"{middle_and_tail(rest['student'], 1)} ms"),
         ("LLM over REST, p50 / p99", f"{middle_and_tail(rest['llm'], 1)} ms"),
         ("answers within a deadline of 50 ms", f"{percent(met)} % of {num:,}"),
+        *slower_machines(),
         ("event accepted until visible in an answer, p50 / p99", f"{middle_and_tail(fresh)} ms"),
         ("HR@10 on MovieLens-100k, decoder / student / item-kNN", " / ".join(hits)),
         ("32 beams a request against vLLM's CPU build, bf16 / int8", " / ".join(ratios)),

@@ -158,6 +158,17 @@ def machines() -> Iterator[str]:
     yield from table(_MACHINES, rows)
 
 
+def slower_machines() -> list[tuple[str, str]]:
+    """Return the README's row of the slower settings, if they were measured: the worse door of each."""
+    if not is_on_file("machines"):
+        return []
+    met: dict[str, float] = {}
+    for row in result("machines")["rows"]:
+        if row["kind"] == "deadline":
+            met[row["setting"]] = min(met.get(row["setting"], 1.0), row["deadline_met"])
+    return [("the same on one core / beside busy processes", f"{percent(met['one core'])} / {percent(met['hogs'])} %")]
+
+
 def _worst(rows: list[dict[str, Any]], name: str) -> str:
     return optional(max((row[name] for row in rows if row[name] is not None), default=None), ".0f")
 
