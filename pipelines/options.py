@@ -63,7 +63,11 @@ class PipelineOptions(OwnTables):
     ] = True
     model_name: Annotated[
         str,
-        Option("Name under which the bundle is promoted. Stored lists belong to the default name.", names=("--name",)),
+        Option(
+            "Name under which the bundle is promoted. TENANT.NAME trains on that tenant's events. Stored lists "
+            "belong to the default name.",
+            names=("--name",),
+        ),
     ] = "default"
     split: Annotated[
         str,

@@ -56,6 +56,7 @@ from pipelines.training.start.warm_start import WarmStart, last_whole_training, 
 from pipelines.wishes import make_reader
 from pipelines.wishes.generate import Phrasings, training_phrasings
 from pipelines.wishes.written import with_written
+from services.contracts.tenant import tenant_of_name
 from services.errors import ConfigError
 from services.features.erasing import ErasingWriter
 from services.features.schema import PrecomputedRow
@@ -515,7 +516,13 @@ def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -
     log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
     erasures = ErasureLedger(places.offline_log_dir)
     source = ingest.IngestSources(
-        options.events, options.items, log_files, places.event_roles, erasures, options.tables
+        options.events,
+        options.items,
+        log_files,
+        places.event_roles,
+        erasures,
+        options.tables,
+        tenant_of_name(options.model_name),
     )
     return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 

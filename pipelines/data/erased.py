@@ -5,23 +5,27 @@ from functools import partial
 
 import polars as pl
 
+from services.contracts.tenant import DEFAULT_TENANT, prefix_of
 from services.features.schema import LogPosition
 from services.stream.log.ledger import Erased, ErasureLedger, Tombstone
 
 _USER = "user_id"
 
 
-def keeps_unerased(ledger: ErasureLedger | None) -> Callable[[pl.DataFrame], pl.Series] | None:
+def keeps_unerased(
+    ledger: ErasureLedger | None, tenant: str = DEFAULT_TENANT
+) -> Callable[[pl.DataFrame], pl.Series] | None:
     """Return a predicate over rows with user_id and event_time that keeps unerased rows; None without erasures.
 
-    It keeps rows of other users and rows after their user's erasure. A row of an erased user without a readable time is
-    dropped.
+    The rows have the ids that the tenant's callers know. It keeps rows of other users and rows after their user's
+    erasure. A row of an erased user without a readable time is dropped.
     """
     erased = _whoever(ledger)
-    return partial(_is_kept, erased) if erased else None
+    return partial(_is_kept, erased, tenant) if erased else None
 
 
-def _is_kept(erased: Erased, rows: pl.DataFrame) -> pl.Series:
+def _is_kept(erased: Erased, tenant: str, rows: pl.DataFrame) -> pl.Series:
+    rows = rows.with_columns(pl.lit(prefix_of(tenant)) + pl.col(_USER))
     found = _found(rows, erased)
     until = pl.DataFrame(
         {_USER: list(found), "_until_ms": [one.accepted_time_ms for one in found.values()]},

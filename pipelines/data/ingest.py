@@ -106,6 +106,7 @@ def key(source: IngestSources) -> str:
     gone = sorted(one.erasure_id for one in _tombstones(source))
     parameters = {"own": own, "live": live, "roles": msgspec.to_builtins(source.roles)}
     parameters |= {"erased": gone} if gone else {}
+    parameters |= {"tenant": source.tenant} if source.tenant else {}
     parameters |= {"tables": repr(source.tables)} if source.tables != PLAIN else {}
     return content_key(
         parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, erased, aggregate, event_roles]
@@ -120,7 +121,7 @@ def ingest(source: IngestSources, cache_dir: Path, out: Path) -> None:
     recorded = pl.DataFrame(schema=EVENT_TYPES)
     notes: list[Note] = []
     if event_table is not None:
-        recorded = event_table.read(known_ids, keeps_unerased(source.erasures))
+        recorded = event_table.read(known_ids, keeps_unerased(source.erasures, source.tenant))
         notes += event_table.findings.notes
     notes += item_table.findings.notes
     live, unreadable = _live_events(source)

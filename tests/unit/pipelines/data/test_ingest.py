@@ -70,6 +70,25 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
     assert (summary["num_live_events"], summary["num_events"]) == (2, 14)
 
 
+def test_a_tenant_is_trained_on_its_own_events(tmp_path: Path) -> None:
+    """Of the live log a run reads one tenant's users, under the ids that its callers know; each has its own key."""
+    rows = [
+        (f"e{place}", user_id, "i01", 1_800_000_000_000 + place) for place, user_id in enumerate(["u", "acme\x1fu"])
+    ]
+    live_file(tmp_path / "log", "p0/1.parquet", [*rows, ("e9", "bolt\x1fv", "i02", 1_800_000_000_009)])
+    tables = own_tables(tmp_path)
+    found, keys = {}, set()
+    for tenant in ("", "acme", "bolt"):
+        source = IngestSources(*tables, live_log_files(tmp_path / "log"), tenant=tenant)
+        (folder := tmp_path / f"of {tenant}").mkdir()
+        events, _ = run(source, folder)
+        keys.add(key(source))
+        found[tenant] = events.tail(len(events) - 12).select("user_id", "item_id").rows()
+
+    assert found == {"": [("u", "i01")], "acme": [("u", "i01")], "bolt": [("v", "i02")]}
+    assert len(keys) == 3
+
+
 def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
     """Duplicated rows, in any order, change no output; the run reports the number of dropped rows."""
     bad = {"user_id": ["u000", "u001"], "item_id": ["gone", "i01"], "event_time": [1_700_000_000, -1]}
