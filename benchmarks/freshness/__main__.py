@@ -1,10 +1,11 @@
 """Time from an event to the first answer that includes it, one event at a time, under background load.
 
-    python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--url HOST:PORT] [--up]
+    python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--quiet 3] [--up]
 
 Each event belongs to a new user: POST the event, then request recommendations until the answer's `newest_event_time_ms`
 is the event's. Time counts from the acknowledgement. The background load is open-loop: recommendations for known users
 at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one and stops it afterwards.
+Before, `--quiet` single events come after a minute without any request each.
 `python -m benchmarks.freshness erasures` and `hides` measure erased users and hidden items.
 """
 
@@ -24,6 +25,8 @@ from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import load_settings
 
+QUIET_S = 60.0
+
 
 def main() -> None:
     """Measure, print a line, write the JSON."""
@@ -31,6 +34,7 @@ def main() -> None:
     parser = report_parser(__doc__)
     parser.add_argument("--events", type=at_least_one, default=500, help="number of events, one after another")
     parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
+    parser.add_argument("--quiet", type=int, default=0, help="events after a minute without requests each")
     add_stack_options(parser, settings)
     options = parser.parse_args()
     with stack_for(settings, is_started=options.up):
@@ -42,6 +46,10 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     async with RestClient(*options.url) as rest:
         await require_ready(rest)
         audience = await find_audience(rest)
+        quiet_ms = []
+        for _ in range(options.quiet):
+            await asyncio.sleep(QUIET_S)
+            quiet_ms.append(round(1_000 * await _sight(rest, audience.item_ids[0]), 3))
         background = asyncio.create_task(background_load(rest, audience, options.rate))
         try:
             visible_ms = [1_000 * await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]
@@ -49,7 +57,8 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             background.cancel()
     found = {f"p{share}_ms": round(percentile(visible_ms, share / 100), 3) for share in (50, 95, 99, 100)}
     print(f"{options.events} events, visible after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms")
-    return about_run("freshness") | {"num_events": options.events, "background_rps": options.rate} | found
+    about = {"num_events": options.events, "background_rps": options.rate, "after_quiet_ms": quiet_ms}
+    return about_run("freshness") | about | found
 
 
 async def _sight(rest: RestClient, item_id: str) -> float:

@@ -65,6 +65,7 @@ def events() -> Iterator[str]:
     single, many = erasure["one"], erasure["many"]
     rows = [
         ("event visible in `Recommend`", f"{fresh['num_events']}", middle_and_tail(fresh), "-"),
+        *_after_quiet(fresh.get("after_quiet_ms", [])),
         ("user erased from answers", f"{single['num_erasures']}", middle_and_tail(single), "-"),
     ]
     for key, condition in _HIDES.items():
@@ -77,6 +78,14 @@ def events() -> Iterator[str]:
         f"{many['num_users']:,} erasures at once: accepted in {many['accepted_s']:.0f} s, "
         f"out of all answers {many['online_s']:.0f} s later, out of every file after {many['all_s']:.0f} s."
     )
+
+
+def _after_quiet(quiet_ms: list[float]) -> list[tuple[str, str, str, str]]:
+    """Return the row of single events, with the middle and the largest time."""
+    if not quiet_ms:
+        return []
+    middle_ms = sorted(quiet_ms)[len(quiet_ms) // 2]
+    return [("the first after a quiet minute", f"{len(quiet_ms)}", f"{middle_ms:.0f} / {max(quiet_ms):.0f}", "-")]
 
 
 def rules() -> Iterator[str]:
