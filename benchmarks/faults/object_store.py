@@ -48,6 +48,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     outer = [f"-{name}.port={port}" for name, port in ports.items()]
     command = [str(binary), "server", f"-dir={folder}", f"-ip={_HOST}", "-volume.max=8", "-s3", *outer, *inner]
     command += ["-master.volumeSizeLimitMB=64", f"-s3.config={folder / 's3.json'}"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # fixed ports, which a second server could not open
     given = {"AWS_ENDPOINT_URL": f"http://{_HOST}:{ports['s3']}", "AWS_REGION": "us-east-1"}
     given |= {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET}
     with (folder / "s3.log").open("wb") as log, environment_kept(**given):

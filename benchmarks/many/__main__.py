@@ -15,7 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks.faults.object_store import s3_server
 from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, run_named, write_report
@@ -34,16 +34,19 @@ class ManyOptions(ReportOptions):
 
 
 def main() -> None:
-    """Measure, print each row, write the JSON."""
+    """Measure, print each row, write the JSON after each."""
     options = parsed(ManyOptions, __doc__)
-    rows = []
     with exit_on_errors(), tempfile.TemporaryDirectory() as folder, s3_server(Path(folder, "s3")) as url:
-        rows += asyncio.run(
-            measure(f"{url}/many", Path(folder), options.names, options.room, options.requests, options.cycles)
-        )
-    for row in rows:
+        asyncio.run(_run(options, f"{url}/many", Path(folder)))
+
+
+async def _run(options: ManyOptions, url: str, folder: Path) -> None:
+    report: dict[str, Any] = {**about_run("many"), "rows": []}
+    async for row in measure(url, folder, options.names, options.room, options.requests, options.cycles):
         sys.stdout.write(f"{row}\n")
-    write_report(options.json, {**about_run("many"), "rows": rows})
+        sys.stdout.flush()
+        report["rows"].append(row)
+        write_report(options.json, report)
 
 
 if __name__ == "__main__":

@@ -110,26 +110,23 @@ async def gateway(url: str, cache: Path, names: Sequence[str], room: int | None)
 
 async def measure(
     url: str, folder: Path, num_names: int, room: int, num_requests: int, num_cycles: int
-) -> list[dict[str, Any]]:
-    """Return the rows."""
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the rows."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     names = [f"name-{number}" for number in range(num_names)]
     publish_many(url, names, folder)
-    rows: list[dict[str, Any]] = []
     async with gateway(url, folder / "one", names[:1], None) as one:
-        alone = await one.ask_all(names[:1] * num_requests)
-        rows.append({"row": "one name", "start_s": one.start_s, **latency(alone)})
+        alone = latency(await one.ask_all(names[:1] * num_requests))
+        yield {"row": "one name", "start_s": one.start_s, **alone}
     with wire_to_store() as wire:
         async with gateway(url, folder / "many", names, room) as many:
-            rows.append(
-                {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": rows[0]["start_s"]}
-            )
-            rows.append(await by_zipf(many, names, num_requests, rows[0]["p99_ms"]))
-            rows.append(await first_calls(many, names[-1]))
+            yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": one.start_s}
+            yield await by_zipf(many, names, num_requests, alone["p99_ms"])
+            yield await first_calls(many, names[-1])
             await many.until_read()
-            rows += await faults(many, url, folder, names, wire)
-            rows.append(await cycles(many, names[1 : 4 * room], num_cycles))
-    return rows
+            async for row in faults(many, url, folder, names, wire):
+                yield row
+            yield await cycles(many, names[1 : 4 * room], num_cycles)
 
 
 def latency(answers: Sequence[Answer]) -> dict[str, float]:
@@ -183,18 +180,18 @@ async def until_loaded(many: Gateway, name: str) -> bool:
     return False
 
 
-async def faults(many: Gateway, url: str, folder: Path, names: Sequence[str], wire: Wire) -> list[dict[str, Any]]:
-    """Request names that were never loaded during each fault, and one of them after it."""
+async def faults(
+    many: Gateway, url: str, folder: Path, names: Sequence[str], wire: Wire
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield a row for each fault. Request names that were never loaded during each fault, and one of them after it."""
     unused = [name for name in reversed(names) if not many.num_loads(name)]
-    rows = []
     for place, fault in enumerate(("away", "slow", "lying", "full disk")):
         asked = unused[place * _NUM_FAULT_CALLS : (place + 1) * _NUM_FAULT_CALLS]
         if asked:
             with fault_of(fault, url, wire, folder / "many"):
                 answers = await many.ask_all(asked)
             is_back = await until_loaded(many, asked[0])
-            rows.append({"row": f"store {fault}", "cold": len(answers), **outcome(answers), "loads_after": is_back})
-    return rows
+            yield {"row": f"store {fault}", "cold": len(answers), **outcome(answers), "loads_after": is_back}
 
 
 @contextmanager

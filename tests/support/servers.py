@@ -145,6 +145,7 @@ def object_server(folder: Path) -> Server:
     def command(port: int) -> list[str]:
         return [
             *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", f"-ip={HOST}", "-volume.max=8"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # fixed ports, which a second server could not open
             *("-master.volumeSizeLimitMB=64", "-s3", f"-s3.port={port}", f"-s3.config={folder / 's3.json'}"),
             *(f"-{name}.port={number}" for name, number in others.items()),
             *inner,
