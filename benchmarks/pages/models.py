@@ -29,6 +29,8 @@ _GAINS = {
 }
 _WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
 _READERS = ("unread", "keywords", "clauses", "encoder", "mix", "oracle")
+_FOREIGN = {"foreign-beauty": "four layers of Qwen2, Beauty"}
+_FOREIGN_LISTS = ("framework", "vocabulary", "catalogue")
 _ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 
 
@@ -121,6 +123,18 @@ def wishes() -> Iterator[str]:
         avoided = f"{row['violations_unread']:.3f} / {row['violations_mix']:.3f}"
         rows.append((f"open, {style}", f"{row['num_wishes']}", *["-"] * len(_READERS), "-", avoided))
     return table(("kind", "wishes", *_READERS, "closed", "avoided items, unread / mix"), rows)
+
+
+def foreign() -> Iterator[str]:
+    """One row per imported recommender: agreement with its framework's decoding, and the quality of both."""
+    rows = []
+    for name, model in _FOREIGN.items():
+        run = result(name)
+        quality_ = (f"{run[lists]['hr@10']:.4f} / {run[lists]['ndcg@10']:.4f}" for lists in _FOREIGN_LISTS)
+        equal = (percent(run["equal_prompts"], 1), percent(run["equal_positions"], 2))
+        rows.append((model, str(run["num_rows"]), *equal, f"{run['largest_gap_where_different']:.0e}", *quality_))
+    head = ("model", "rows", "prompts equal, %", "top 10 equal, %", "gap elsewhere")
+    return table((*head, "framework HR@10 / NDCG@10", "vocabulary", "catalogue"), rows)
 
 
 def engines() -> Iterator[str]:
