@@ -98,7 +98,7 @@ class Reader:
         """
         rows = list(zip(catalogue.item_ids, catalogue.titles, catalogue.categories, strict=True))
         vocabulary = Vocabulary([WishItem(*row) for row in rows])
-        return cls(vocabulary, similar, load_weights(folder), load_meaning(folder, len(rows), load_encoder))
+        return cls(vocabulary, similar, load_weights(folder), load_meaning(folder, len(rows), load_encoder))._prepared()
 
     def with_items(self, items: Sequence[WishItem]) -> "Reader":
         """Return a reader that knows these items too: a known id is replaced, other items follow in the given order."""
@@ -107,7 +107,12 @@ class Reader:
         if meaning is not None and items:
             place_of = {item_id: place for place, item_id in enumerate(by_id)}
             meaning = meaning.with_items(items, [place_of[item.item_id] for item in items], len(by_id))
-        return Reader(vocabulary, self._similar, self.weights, meaning)
+        return Reader(vocabulary, self._similar, self.weights, meaning)._prepared()
+
+    def _prepared(self) -> "Reader":
+        """Build the indexes that the first wish would otherwise wait for."""
+        self.read("unknown word")
+        return self
 
     @property
     def num_items(self) -> int:
