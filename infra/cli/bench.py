@@ -21,6 +21,7 @@ BENCHMARKS = {
     "faults": "answers that callers see while each part fails in turn, on a separate stack",
     "soak": "whether every promise holds for a long time under faults, on a separate stack",
     "engine": "the engine against transformers and vLLM; `engine curves`, `engine validity`",
+    "foreign": "lists of an imported recommender against its framework's own decoding",
     "quality": "ranking quality of decoder, student and baselines; `quality warm-start`, `quality cold-items`",
     "pipeline": "time of each offline stage as the data grows",
     "plan": "error of predicted training speeds against published runs; `plan capacity` measures the running stack",
