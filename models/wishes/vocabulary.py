@@ -21,7 +21,7 @@ _SHORT = 4
 _SAME, _NEAR = 0.9, 0.6
 """Certainty of synonyms: only the first exclude items."""
 _MIN_MISTYPED, _MAX_MISTYPED = 5, 5_000
-"""Letters of a name that is found despite an error, and values of a catalogue whose names are compared."""
+"""Minimum letters of a name for correction, and maximum values of a catalogue for correction."""
 _OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
 """Ages in years, before the newest item, from which an item begins to be old and is old; recent, and no longer."""
 
