@@ -107,6 +107,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the preface, with windows that never limit the answers."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.is_open = transport, True
         settings = struct.pack(">HIHI", 2, 0, _INITIAL_WINDOW, _MAX_WINDOW)
@@ -114,6 +115,7 @@ class Connection(asyncio.Protocol):
         transport.write(_PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, update))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End all calls as unavailable."""
         self.is_open = False
         waiting = [stream.ended for stream in self._streams.values()] + [ended for *_, ended in self._queued]
         self._streams.clear()
@@ -123,6 +125,7 @@ class Connection(asyncio.Protocol):
                 ended.set_result(Answer())
 
     def data_received(self, data: bytes) -> None:
+        """Handle whole frames, and keep the rest for the next data."""
         data, at = self._unread + data, 0
         while len(data) - at >= _HEAD_BYTES:
             size = int.from_bytes(data[at : at + 3], "big")

@@ -75,6 +75,7 @@ class Gateway:
         return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
 
     def num_loads(self, name: str) -> int:
+        """Return how often the gateway has loaded this name."""
         labels = {"part": "gateway", "name": name}
         return int(self.registry.get_sample_value("tailrace_model_loads_total", labels) or 0)
 

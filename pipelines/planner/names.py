@@ -1,7 +1,5 @@
 """How many requests find their model in memory, where a replica has room for some of many names. Pure."""
 
-import numpy as np
-
 _ROUNDS = 100
 
 
@@ -12,6 +10,8 @@ def resident_share(num_names: int, num_resident: int, zipf: float) -> float:
     2002), a name is in memory if it was asked for within a time that is equal for all names; that time is found by
     bisection on the number of names in memory. Loads take no time, so a busy loader makes the real fraction lower.
     """
+    import numpy as np  # its start-up time is not worth paying for other commands
+
     if num_resident >= num_names:
         return 1.0
     weights = np.arange(1, num_names + 1, dtype=np.float64) ** -zipf

@@ -9,6 +9,7 @@ from typing import Any
 import promql_parser
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.utils import floatToGoString
 
 from services.observability.metrics import (
@@ -49,13 +50,15 @@ def exported() -> dict[str, set[str]]:
         EdgeMetrics(registry),
         EngineMetrics(registry),
         ReleaseMetrics(registry),
-        ResidencyMetrics(registry),
+        ResidencyMetrics(registry, "llm"),
         ProcessMetrics(registry, "gateway"),
         BackgroundMetrics(registry),
         ItemsMetrics(registry),
     )
     found: dict[str, set[str]] = {}
-    for metric in (metric for holder in holders for metric in vars(holder).values()):
+    for metric in (
+        value for holder in holders for value in vars(holder).values() if isinstance(value, MetricWrapperBase)
+    ):
         for suffix in _SUFFIXES[metric._type]:
             extra = {"le"} if suffix == "_bucket" else set()
             found[metric._name + suffix] = set(metric._labelnames) | extra | SCRAPED

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 USERS = {
     "services/features/layout.py": "feast",
+    "services/gateway/grpc/acceptance.py": "grpcio",
     "services/llm/serving/affinity_router.py": "ray",
     "infra/local/servers/lean_ray.py": "ray",
     "infra/local/servers/loopback.py": "grpcio",

@@ -2,7 +2,7 @@
 
 grpc.aio asks its core for one call of a method, and for the next after several turns of the loop: under load most calls
 wait in the core, unread, while the loop has time. A changed limit is sent as initial metadata of the next answer,
-because HAProxy reads no trailers. Replaces a private class of grpcio, read in 1.85.1.
+because HAProxy reads no trailers. It replaces a private class, read in grpcio 1.85.1.
 """
 
 import asyncio
