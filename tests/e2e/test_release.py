@@ -40,7 +40,7 @@ def test_a_release_is_the_hash_s_at_both_doors_and_is_rolled_back_when_it_fails(
     items = store.live().item_ids()
     draw = random.Random(0)
 
-    for number in range(120):
+    for number in range(400):
         user_id, recent = f"release-{number}", [draw.choice(items)]
         rest = stack.recommend(user_id, k=3, recent_item_ids=recent)
         rpc = stack.rpc.Recommend(pb.RecommendRequest(user_id=user_id, k=3, recent_item_ids=recent))
