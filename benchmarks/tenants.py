@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience
+from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import Load, RequestOutcome, Send, percentile, run_load
@@ -35,7 +36,6 @@ from services.gateway.access.tenants import StoredTenant, TenantsFile, write_ten
 from services.settings.settings import Settings, load_settings
 
 FLOODING, OTHER = "a", "b"
-NUM_CALLERS = 32
 SHARE, OTHERS_PART = 0.5, 0.4
 PAUSE_S = 5.0
 _PARTS = ("goodput", "full")
@@ -99,7 +99,7 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
     async with RestClient(host, port, keys[FLOODING]) as flooding, RestClient(host, port, keys[OTHER]) as other:
         await require_ready(other)
         senders = {FLOODING: await _sender(flooding, options), OTHER: await _sender(other, options)}
-        capacity_rps = await _capacity(senders, options)
+        capacity_rps = await capacity_of(list(senders.values()), options.seconds, options.deadline_ms, _is_full)
         print(f"capacity {capacity_rps:.0f}/s", flush=True)
         rates = {FLOODING: options.flood * SHARE * capacity_rps, OTHER: OTHERS_PART * capacity_rps}
         rows = []
@@ -129,21 +129,9 @@ async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
     return send
 
 
-async def _capacity(senders: dict[str, Send], options: argparse.Namespace) -> float:
-    """Return the answers in time and not shed, per second, for closed-loop callers of both tenants."""
-    started_s, num_full = time.perf_counter(), 0
-
-    async def call_again_and_again(send: Send, first: int) -> None:
-        nonlocal num_full
-        while (departed_s := time.perf_counter()) < started_s + options.seconds:
-            outcome = await send(first)
-            is_in_time = 1_000 * (time.perf_counter() - departed_s) <= options.deadline_ms
-            num_full += outcome.is_ok and outcome.reason != "shed" and is_in_time
-            first += NUM_CALLERS
-
-    callers = [list(senders.values())[number % len(senders)] for number in range(NUM_CALLERS)]
-    await asyncio.gather(*(call_again_and_again(send, number) for number, send in enumerate(callers)))
-    return num_full / (time.perf_counter() - started_s)
+def _is_full(outcome: RequestOutcome) -> bool:
+    """Whether the request was ranked in full."""
+    return outcome.is_ok and outcome.reason != "shed"
 
 
 async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Load:
@@ -153,7 +141,7 @@ async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Loa
 def _row(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, Any]:
     """Return a tenant's figures: `goodput` is the part answered in time, `full` the part that was also not shed."""
     in_time = [shot for shot in load.shots if shot.is_in_time(deadline_ms)]
-    full = [shot for shot in in_time if shot.outcome.reason != "shed"]
+    full = [shot for shot in in_time if _is_full(shot.outcome)]
     return {
         "rate_rps": round(rate_rps, 1),
         "num_requests": len(load.shots),
@@ -176,10 +164,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "p99_ms_alone": alone_ms,
         "p99_ms_flooded": flooded_ms,
         "p99_ratio": round(flooded_ms / alone_ms, 3),
-        **{
-            part: round(sum(r[part] * r["num_requests"] for r in other[True]) / total, 4)
-            for part in ("goodput", "full")
-        },
+        **{part: round(sum(r[part] * r["num_requests"] for r in other[True]) / total, 4) for part in _PARTS},
     }
     print(json.dumps(found), flush=True)
     return found

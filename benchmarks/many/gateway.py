@@ -20,6 +20,7 @@ from benchmarks.load.lone_plane import plane_over
 from benchmarks.many.store import Wire, damaged_file, publish_many, wire_to_store
 from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
+from pipelines.planner.names import zipf_shares
 from services.contracts.access import ANYONE
 from services.contracts.recommend import Reason, RecommendRequest
 from services.errors import TailraceError
@@ -147,8 +148,7 @@ def outcome(answers: Sequence[Answer]) -> dict[str, float]:
 
 async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int, alone_p99_ms: float) -> dict[str, Any]:
     """Request names by Zipf's law with exponent 1."""
-    weights = 1 / np.arange(1, len(names) + 1)
-    drawn = np.random.default_rng(0).choice(len(names), num_requests, p=weights / weights.sum())
+    drawn = np.random.default_rng(0).choice(len(names), num_requests, p=zipf_shares(len(names), 1.0))
     answers = await many.ask_all([names[index] for index in drawn])
     warm, cold = ([answer for answer in answers if answer.is_warm is is_warm] for is_warm in (True, False))
     waited = [answer for answer in warm if answer.ms < 0.2 * DEADLINE_MS]

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.load.command import ReportOptions, about_run, write_report
 from pipelines.declaration import Option, parsed
+from pipelines.planner.names import zipf_shares
 from services.residency.state import Residency, ResidencyTable
 from services.router.placement import Placement
 
@@ -67,8 +68,7 @@ class Simulation:
         self._calm_hot_rate = calm_hot_rate
         self._cluster = cluster
         self._random = np.random.default_rng(cluster.seed)
-        weights = np.arange(1, cluster.num_names + 1, dtype=np.float64) ** -cluster.zipf
-        self._cumulated = np.cumsum(weights / weights.sum())
+        self._cumulated = np.cumsum(zipf_shares(cluster.num_names, cluster.zipf))
         self._hot_rate, self._hot_span_s = hot_rate, hot_span_s
         self.replicas = {f"replica-{number}": self._new_replica() for number in range(cluster.num_replicas)}
         self.known = tuple(self.replicas)

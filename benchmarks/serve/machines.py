@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience, find_audience
+from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from benchmarks.load.table import show
-from benchmarks.serve.overload import MULTIPLES, capacity_of, overload_rows
+from benchmarks.serve.overload import MULTIPLES, overload_rows
 from services.settings.settings import Settings, load_settings
 
 SHORT_DEADLINE_MS = 50
@@ -80,7 +81,7 @@ async def _measure_door(
     short |= meter.per_request(usage, num_requests)
     show(short, "door", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share")
     send = _sender(caller, audience, options.deadline_ms)
-    capacity_rps = await capacity_of(send, options)
+    capacity_rps = await capacity_of([send], options.seconds, options.deadline_ms)
     case = {"door": door, "kind": "overload", "priority": "normal"}
     return [short, *await overload_rows(send, case, capacity_rps, options, meter.groups)]
 

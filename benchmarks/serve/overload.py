@@ -14,13 +14,13 @@ the whole stack's for an answer of the first row. The load generator shares the 
 import argparse
 import asyncio
 import tempfile
-import time
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import find_audience
+from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, find_groups, used_by
@@ -32,7 +32,6 @@ from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
 
 MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
-NUM_CALLERS = 32
 _EDGES = ("edge", "ingress")
 PAUSE_S = 5.0
 """Time between cases, in which an overloaded stack must recover."""
@@ -79,7 +78,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], gr
 
         doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
         for door, callers in doors:
-            capacity_rps = await capacity_of(sender(callers[Priority.NORMAL]), options)
+            capacity_rps = await capacity_of([sender(callers[Priority.NORMAL])], options.seconds, options.deadline_ms)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
                 case = {"door": door, "priority": priority.name.lower()}
@@ -111,21 +110,6 @@ def refusal_cost(row: dict[str, Any], first: dict[str, Any]) -> float | None:
     row_ms, first_ms = (sum(one["cpu_ms_by_group"].get(name, 0.0) for name in _EDGES) for one in (row, first))
     refusals_ms = num * row_ms - num * (1 - row["refused"]) * first_ms
     return round(float(max(0.0, refusals_ms) / (num * row["refused"]) / answer_ms), 3)
-
-
-async def capacity_of(send: Send, options: argparse.Namespace) -> float:
-    """Return the answers in time per second for closed-loop callers."""
-    started_s, num_in_time = time.perf_counter(), 0
-
-    async def call_again_and_again(first: int) -> None:
-        nonlocal num_in_time
-        while (departed_s := time.perf_counter()) < started_s + options.seconds:
-            outcome = await send(first)
-            num_in_time += outcome.is_ok and 1_000 * (time.perf_counter() - departed_s) <= options.deadline_ms
-            first += NUM_CALLERS
-
-    await asyncio.gather(*(call_again_and_again(number) for number in range(NUM_CALLERS)))
-    return num_in_time / (time.perf_counter() - started_s)
 
 
 async def overload_row(
