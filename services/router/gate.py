@@ -9,6 +9,7 @@ Pure: time is an argument. What follows from the view is decided in policy.py.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,10 +73,10 @@ class LlmGate:
     def is_open(self, now_s: float) -> bool:
         return bool(self._replicas) and all(replica.is_open(now_s) for replica in self._replicas.values())
 
-    def started(self, name: str, size: RankSize, now_s: float) -> SentRequest:
-        """Count a request that is sent to a replica; its result goes to `ended`."""
+    def started(self, name: str, size: RankSize, now_s: float, budget_s: float = math.inf) -> SentRequest:
+        """Count a request that is sent to a replica, to be answered within `budget_s`; its result goes to `ended`."""
         self._num_in_flight += 1
-        return self._replica(name).started(name, size, now_s)
+        return self._replica(name).started(name, size, now_s, budget_s)
 
     def ended(self, outcome: LlmOutcome, sent: SentRequest, now_s: float, answered_by: str | None = None) -> None:
         """Record how a request ended. `answered_by` may differ from the replica that was chosen."""

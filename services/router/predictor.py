@@ -5,8 +5,10 @@ third quartile of the recent errors. One outlier moves neither: a result counts 
 prediction, and the third quartile ignores the largest quarter of the errors. Slow results whose waits overlap have one
 cause and count once. A late answer is cancelled, so only a lower bound of its latency is known. Ridge regression
 shrinks a slope to 0 while all served requests have the same load and work, since such requests cannot refute it.
-Without observations the prediction decays, so that a replica that was too slow gets another trial; each failed trial
-doubles the half-life.
+Without observations the prediction decays to 0 in a second, so that a replica that was too slow gets another trial,
+however slow it was. If the trial succeeds, the decayed prediction replaces the old one, but is at least twice the
+trial's time. Each failed trial doubles the time of the decay, up to four seconds: a failed trial costs one answer by
+the student at its deadline.
 
 Does not know deadlines: the policy decides whether a prediction fits.
 """
@@ -22,7 +24,7 @@ _ERROR_QUANTILE = 0.75
 _NUM_ERRORS = 12
 _MAX_OUTLIER = 2.0
 _LATE_GROWTH = 1.5
-_MAX_PATIENCE_S = 30.0
+_MAX_PATIENCE_S = 4.0
 
 
 @dataclass
@@ -46,6 +48,12 @@ class _Moments:
         for name in self.__dataclass_fields__:
             mean = getattr(self, name)
             setattr(self, name, mean + weight * (getattr(other, name) - mean))
+
+    def speed_up(self, factor: float) -> None:
+        """Multiply all seconds by `factor`."""
+        self.seconds *= factor
+        self.load_seconds *= factor
+        self.work_seconds *= factor
 
     def plane(self, load: float, work: float) -> float:
         """The fitted seconds at this load and work; no slope is negative, for more of either is never faster."""
@@ -74,7 +82,7 @@ class LatencyPredictor:
     Args:
         first_s: The prediction before anything was observed.
         weight: How much one observation counts (0 to 1).
-        patience_s: The decay's half-life without observations.
+        patience_s: The time without observations in which the prediction decays to 0.
     """
 
     def __init__(self, first_s: float, weight: float = 0.1, patience_s: float = 1.0) -> None:
@@ -98,13 +106,20 @@ class LatencyPredictor:
         """Return the prediction, decayed since the last observation: for one single trial."""
         if self._moments is None:
             return self._first_s
-        half_lives = max(0.0, now_s - self._observed_at_s) / self._patience_s
-        return self.predict_s(load, work) * math.exp2(-half_lives)
+        return self.predict_s(load, work) * self.decay(now_s)
 
-    def finished(self, load: float, seconds: float, now_s: float, work: float = 0.0) -> None:
-        """Learn from a request that took `seconds` to its result."""
+    def decay(self, now_s: float) -> float:
+        """Return the factor of a trial's prediction, 1 after an observation and 0 after the patience."""
+        return 1 - min(1.0, max(0.0, now_s - self._observed_at_s) / self._patience_s)
+
+    def finished(self, load: float, seconds: float, now_s: float, work: float = 0.0, decay: float = 1.0) -> None:
+        """Learn from a request that took `seconds` to its result; `decay` is less than 1 for a trial."""
         self._patience_s = self._first_patience_s
-        self._learn(load, work, seconds, now_s, now_s - seconds)
+        if self._moments is not None and (factor := self._kept_decay(load, work, seconds, decay)) < 1:
+            self._lower(self._moments, factor)
+            self._observed_at_s = now_s
+        else:
+            self._learn(load, work, seconds, now_s, now_s - seconds)
 
     def gave_up(self, load: float, waited_s: float, now_s: float, work: float = 0.0) -> None:
         """Learn from a request that had no result after `waited_s`.
@@ -116,6 +131,15 @@ class LatencyPredictor:
         self._patience_s = min(_MAX_PATIENCE_S, self._patience_s * 2)
         fitted_s = 0.0 if self._moments is None else self._moments.plane(load, work)
         self._learn(load, work, max(_LATE_GROWTH * waited_s, fitted_s), now_s, now_s - waited_s)
+
+    def _kept_decay(self, load: float, work: float, seconds: float, decay: float) -> float:
+        predicted_s = self.predict_s(load, work)
+        return max(decay, _MAX_OUTLIER * seconds / predicted_s) if predicted_s else 1.0
+
+    def _lower(self, moments: _Moments, factor: float) -> None:
+        moments.speed_up(factor)
+        self._margin_s *= factor
+        self._errors_s = deque((error_s * factor for error_s in self._errors_s), maxlen=_NUM_ERRORS)
 
     def _learn(self, load: float, work: float, seconds: float, now_s: float, started_s: float) -> None:
         self._observed_at_s = now_s

@@ -10,6 +10,7 @@ goes there.
 Pure: time is an argument.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from services.router.predictor import LatencyPredictor
 _LOAD_REPORT_LIFE_S = 1.0
 _VAIN_FACTOR = 4.0
 _SILENCE_OPEN_S = 0.05
-_SILENCE_MAX_OPEN_S = 30.0
+_SILENCE_MAX_OPEN_S = 4.0
 _OVERDUE_FACTOR = 1.5
 _OVERDUE_LEAST_S = 0.02
 _MAX_PROMPTS = 10_000
@@ -42,7 +43,10 @@ class RankSize:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A sent request: its replica, size, load and work at its start, its prediction, its number at each breaker."""
+    """A sent request: its replica, size, load and work at its start, its prediction, its number at each breaker.
+
+    `decay` is less than 1 for a request that was allowed only since its prediction had decayed.
+    """
 
     replica: str
     size: RankSize
@@ -52,6 +56,7 @@ class SentRequest:
     due_s: float
     failure_number: int
     silence_number: int
+    decay: float = 1.0
 
 
 class Replica:
@@ -97,13 +102,14 @@ class Replica:
         learned_s = self.predictor.trial_s(load, now_s, work) if is_lone else self.predictor.predict_s(load, work)
         return max(learned_s, _VAIN_FACTOR * self._waited_in_vain_s(now_s))
 
-    def started(self, name: str, size: RankSize, now_s: float) -> SentRequest:
-        """Count a request that is sent."""
+    def started(self, name: str, size: RankSize, now_s: float, budget_s: float = math.inf) -> SentRequest:
+        """Count a request that is sent, to be answered within `budget_s`."""
         load, work = self._load(now_s), self._work(size)
-        due_s = now_s + max(_OVERDUE_LEAST_S, _OVERDUE_FACTOR * self.predictor.predict_s(load, work))
-        sent = SentRequest(
-            name, size, load, work, now_s, due_s, self.failures.started(now_s), self.silence.started(now_s)
-        )
+        predicted_s = self.predictor.predict_s(load, work)
+        due_s = now_s + max(_OVERDUE_LEAST_S, _OVERDUE_FACTOR * predicted_s)
+        numbers = self.failures.started(now_s), self.silence.started(now_s)
+        decay = self.predictor.decay(now_s) if predicted_s > budget_s else 1.0
+        sent = SentRequest(name, size, load, work, now_s, due_s, *numbers, decay)
         self._in_flight[sent.failure_number] = sent
         return sent
 
@@ -117,7 +123,7 @@ class Replica:
         self.silence.succeeded()
         self._silent_s = 0.0
         self._answered_at_s = now_s
-        self.predictor.finished(sent.load, now_s - sent.started_s, now_s, sent.work)
+        self.predictor.finished(sent.load, now_s - sent.started_s, now_s, sent.work, sent.decay)
         self._prompts[sent.size.session] = (sent.size.window_start, sent.size.num_prompt_tokens)
         self._prompts.move_to_end(sent.size.session)
         if len(self._prompts) > _MAX_PROMPTS:

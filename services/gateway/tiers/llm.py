@@ -129,8 +129,8 @@ class LlmTier:
     def _started(
         self, context: RequestContext, replica: str, ranking: "asyncio.Task[TierResult]"
     ) -> "asyncio.Task[TierResult]":
-        name = context.live.name
-        sent = self._by_name[name].gate.started(replica, rank_size(context), self._clock())
+        name, now_s = context.live.name, self._clock()
+        sent = self._by_name[name].gate.started(replica, rank_size(context), now_s, context.deadline.budget_s(now_s))
         ranking.add_done_callback(lambda done: self._ended(done, sent, name))
         return ranking
 

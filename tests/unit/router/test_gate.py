@@ -101,7 +101,7 @@ def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_mo
             assert seen.trial == home
             trials_s.append(tenth / 10)
             rank(gate, home, LlmOutcome.LATE, 0.1, at_s=tenth / 10)
-    assert 3 < len(trials_s) < 12
+    assert 10 < len(trials_s) < 25
     pauses_s = [later - earlier for earlier, later in pairwise(trials_s)]
     assert pauses_s[-1] > 4 * pauses_s[0]
 

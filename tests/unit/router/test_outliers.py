@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.contracts.access import Priority
 from services.contracts.engine_load import EngineLoad
@@ -31,6 +33,7 @@ SECONDS, LIGHT_RPS, NUM_USERS, LIGHT_ITEMS = 15.0, 60.0, 300, 100
 BUDGET_S, WIRE_S, STEP_S, TOKEN_S, ROW_S = 0.19, 0.0005, 0.002, 0.00002, 0.00001
 DEPTH, BEAMS, NUM_REPLICAS, NUM_GATEWAYS = 3, 32, 3, 2
 PERIOD_S, STALL_S, BURST, SLOW_FACTOR = 5.0, 0.6, 60, 5.0
+SLOW_FROM_S, RECOVERY_S = 2.0, 5.0
 REPLICAS = tuple(f"replica-{index}" for index in range(NUM_REPLICAS))
 
 
@@ -126,6 +129,7 @@ class Simulation:
         `stalls` and `bursts` add a stalling ranking or a burst of long prompts every PERIOD_S.
         """
         self.num_light = self.num_in_time = 0
+        self.outcomes: list[tuple[float, LlmOutcome | None]] = []
         self.clock, self._random = Clock(), random.Random(1)
         self._engines = {name: Engine(self.clock, self._replied) for name in REPLICAS}
         self._engines[REPLICAS[0]].factor = factor
@@ -139,6 +143,17 @@ class Simulation:
             self.clock.after(PERIOD_S, self._stall)
         if bursts:
             self.clock.after(PERIOD_S, self._burst)
+
+    def slow_down(self, factor: float, until_s: float) -> None:
+        """Make all replicas slower by this factor, from SLOW_FROM_S on."""
+        for engine in self._engines.values():
+            self.clock.after(SLOW_FROM_S, lambda engine=engine: setattr(engine, "factor", factor))
+            self.clock.after(until_s, lambda engine=engine: setattr(engine, "factor", 1.0))
+
+    def fraction(self, outcome: LlmOutcome, from_s: float, until_s: float) -> float:
+        """Return the fraction of light requests of this time that ended so, of all that came."""
+        ends = [end for arrived_s, end in self.outcomes if from_s <= arrived_s < until_s]
+        return ends.count(outcome) / len(ends)
 
     def _light(self) -> None:
         self.clock.after(self._random.expovariate(LIGHT_RPS), self._light)
@@ -159,6 +174,7 @@ class Simulation:
         gate, now_s = self._random.choice(self._gates), self.clock.now_s
         view = gate.view(REPLICAS, request.size, Priority.NORMAL, request.budget_s, now_s)
         if plan(facts_of(view, request.budget_s)).tier is not Tier.LLM:
+            self.outcomes.append((now_s, None))
             return
         if view.trial is not None:
             self._send(gate, view.trial, replace(request, is_light=False, stall_s=0.0))
@@ -166,7 +182,7 @@ class Simulation:
 
     def _send(self, gate: LlmGate, name: str, request: Request) -> None:
         now_s, request_id = self.clock.now_s, str(next(self._ids))
-        request.sent = gate.started(name, request.size, now_s)
+        request.sent = gate.started(name, request.size, now_s, request.budget_s)
         self._in_flight[request_id] = gate, name, request
         self.clock.after(WIRE_S, lambda: self._reached(request_id, now_s + request.budget_s))
         self.clock.after(request.budget_s, lambda: self._ended(request_id, LlmOutcome.LATE))
@@ -190,6 +206,8 @@ class Simulation:
             gate.reported(name, load, self.clock.now_s)
         gate.ended(outcome, request.sent, self.clock.now_s)
         self.num_in_time += request.is_light and outcome is LlmOutcome.IN_TIME
+        if request.is_light:
+            self.outcomes.append((request.sent.started_s, outcome))
 
 
 def facts_of(view: LlmView, budget_s: float) -> Facts:
@@ -228,3 +246,26 @@ def test_light_requests_reach_the_llm_whatever_the_others_do(given) -> None:
 
     assert simulation.num_light > 800
     assert simulation.num_in_time >= 0.9 * simulation.num_light
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(5, 60), st.floats(SLOW_FROM_S + 1, SECONDS - RECOVERY_S - 2))
+def test_the_llm_is_back_five_seconds_after_a_slow_period_and_rarely_asked_in_it(factor: float, until_s: float) -> None:
+    """All replicas are slow for 1 to 6 s: few requests wait in vain, and 90 % are in time again 5 s after the end."""
+    simulation = Simulation()
+    simulation.slow_down(factor, until_s)
+
+    simulation.clock.run()
+
+    assert simulation.fraction(LlmOutcome.LATE, SLOW_FROM_S + 1, until_s + RECOVERY_S) < 0.1
+    assert simulation.fraction(LlmOutcome.IN_TIME, until_s + RECOVERY_S, SECONDS) > 0.9
+
+
+def test_a_slow_llm_is_not_asked_again_and_again() -> None:
+    """While every ranking takes longer than its deadline, at most one light request in thirty waits for it."""
+    simulation = Simulation()
+    simulation.slow_down(50.0, SECONDS)
+
+    simulation.clock.run()
+
+    assert simulation.fraction(LlmOutcome.LATE, SLOW_FROM_S + 2, SECONDS) < 1 / 30
