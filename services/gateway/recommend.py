@@ -60,7 +60,8 @@ from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
 _WISH_SHARE = 0.5
-_LOADING_SHARE = 0.3
+_LOADING_SHARE = 0.45
+"""Below the part of its deadline after which the queue counts a request as late."""
 _NUM_SPARE = 50
 """Items that are ranked beyond an answer, for items hidden meanwhile."""
 
@@ -87,7 +88,7 @@ class BundleFinder(Protocol):
         ...
 
     async def find_soon(self, name: str | None, unit_id: str | None, now_ms: float, timeout_s: float) -> Live:
-        """Return the bundle as `find` does, waiting this long for its load."""
+        """Return the bundle as `find` does, or its popular items if it is not loaded within this time."""
         ...
 
 

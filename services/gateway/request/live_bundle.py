@@ -29,7 +29,7 @@ from models.wishes.reading import Reading
 from models.wishes.vocabulary import WishItem
 from services.contracts.experiments import place_of
 from services.contracts.tenant import local_name, tenant_of_name
-from services.errors import BundleIncomplete, DependencyUnavailable, EnvironmentFault, TailraceError
+from services.errors import BundleIncomplete, DependencyUnavailable, EnvironmentFault
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
@@ -169,6 +169,11 @@ class LiveBundle:
         return self._serving.live is not None
 
     @property
+    def is_known(self) -> bool:
+        """Whether the popular items of a version were read to this machine."""
+        return self._last_version is not None
+
+    @property
     def is_broken(self) -> bool:
         """Whether a version that serves under the name could not be loaded at the last attempt."""
         return bool(self._follower.failed)
@@ -247,23 +252,23 @@ class LiveBundle:
         self._last_version = version
 
     def partial(self) -> Live:
-        """Return the popular items of the last known live version as a bundle without models. Blocks for milliseconds.
+        """Return the popular items of the last known live version as a bundle without models. Blocks while it reads.
 
-        Raises DependencyUnavailable if they are not known.
+        Raises DependencyUnavailable if nothing is promoted, or the item states are unknown; as `fetch` does if they
+        cannot be read.
         """
         self._check_items()
-        try:
-            if self._last_version is None:
-                self.learn()
-            manifest = self._store.described(self._last_version or "").manifest
-        except (TailraceError, OSError) as error:
-            raise self._missing() from error
-        if (catalogue := popular_catalogue(manifest)) is None:
+        if self._last_version is None:
+            self.learn()
+        if (version := self._last_version) is None:
             raise self._missing()
+        manifest = self._store.described(version).manifest
+        if (catalogue := popular_catalogue(manifest)) is None:
+            raise BundleIncomplete(f"{version}: the manifest lists no popular items; publish it again")
         items = self._catalogue_state.lay(catalogue)
         return Live(
             name=self.name,
-            version=self._last_version or "",
+            version=version,
             catalogue=catalogue,
             student=None,
             manifest=manifest,

@@ -2,12 +2,13 @@
 
 Without a `NameResidency` all names are loaded at the start. With one, a name's bundle is loaded when it is first asked
 for: requests wait for it within a part of their deadline, and are then answered with the popular items that its
-manifest lists. Until then the manifests of all names are read in the background, so that they are on this machine when
-the store is unavailable.
+manifest lists. A manifest that cannot be read in time is replaced by that of another name of the same tenant, the
+tenant's default first. The manifests of all names are read in the background, so that they are on this machine when the
+store is unavailable.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import structlog
 
 from models.registry.name_record import DEFAULT_NAME
 from services.contracts.tenant import local_name, scoped_name, tenant_of_name
-from services.errors import DependencyUnavailable, InvalidRequest, TailraceError
+from services.errors import BundleError, DependencyUnavailable, InvalidRequest, StoreUnavailable, TailraceError
 from services.gateway.request.live_bundle import Live, LiveBundle
 from services.observability.metrics import ResidencyMetrics
 from services.residency.residents import Residents
@@ -24,9 +25,12 @@ from services.residency.state import Residency, ResidencyTable
 
 log = structlog.get_logger()
 
-_NUM_READING = 4
+_NUM_READING = _NUM_LEARNING = 8
+"""Threads that read manifests: for requests, and in the background. A read takes a second in a slow store."""
 _MAX_PARTIAL = 100
-_LEARN_PAUSE_S = 0.01
+_LEARN_PAUSE_S = 0.1
+_LOAD_SHARE, _MANIFEST_SHARE, _STAND_IN_SHARE = 0.7, 0.2, 0.1
+"""Fractions of a request's wait: for the bundle, then its manifest (read meanwhile), then another bundle's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Names:
         self._awaited: dict[str, asyncio.Event] = {}
         self._partial: dict[str, asyncio.Future[Live]] = {}
         self._reading = ThreadPoolExecutor(_NUM_READING, "manifests")
+        self._background = ThreadPoolExecutor(_NUM_LEARNING, "manifests-ahead")
         self._learning: asyncio.Task[None] | None = None
         self.has_read_manifests = False
         """Whether the manifests of all names were read once, or could not be read."""
@@ -80,9 +85,9 @@ class Names:
         return bundle.of_unit(unit_id, now_ms)
 
     async def find_soon(self, name: str | None, unit_id: str | None, now_ms: float, timeout_s: float) -> Live:
-        """Return the bundle as `find` does, waiting for its load for `timeout_s`; then only its popular items.
+        """Return the bundle as `find` does within `timeout_s`; if it is not loaded by then, only its popular items.
 
-        These may take twice as long, if they are not on this machine yet.
+        If they cannot be read, return the popular items of another name of the tenant.
         """
         with suppress(DependencyUnavailable):
             return self.find(name, unit_id, now_ms)
@@ -90,13 +95,16 @@ class Names:
         if not self._is_lazy:
             return bundle.of_unit(unit_id, now_ms)
         partial = self._partial_of(bundle)
-        await self._wait(bundle.name, timeout_s)
+        await self._wait(bundle.name, _LOAD_SHARE * timeout_s)
+        if not bundle.is_loaded and (found := await _within(_MANIFEST_SHARE * timeout_s, partial)) is not None:
+            return found
         if bundle.is_loaded:
             return bundle.of_unit(unit_id, now_ms)
-        try:
-            return await asyncio.wait_for(asyncio.shield(partial), 2 * timeout_s)
-        except TimeoutError:
-            return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
+        if (other := self._stand_in(bundle)) is not None:
+            found = await _within(_STAND_IN_SHARE * timeout_s, self._partial_of(other))
+            if found is not None:
+                return found
+        return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
 
     def current(self, name: str | None) -> Live:
         """Return a name's live bundle; starts the load of an absent name. Raises as `find` does."""
@@ -160,7 +168,9 @@ class Names:
         """Stop following; loaded bundles stay."""
         if self._learning is not None:
             self._learning.cancel()
-        self._reading.shutdown(wait=False, cancel_futures=True)
+            await asyncio.wait((self._learning,))
+        for pool in (self._reading, self._background):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._source.is_stopped = True
         await asyncio.to_thread(self._residents.stop)
 
@@ -183,29 +193,60 @@ class Names:
         if (event := self._awaited.pop(name, None)) is not None:
             event.set()
 
-    def _partial_of(self, bundle: LiveBundle) -> "asyncio.Future[Live]":
-        """Return the popular items of a bundle, read once for all requests that arrive meanwhile."""
+    def _partial_of(self, bundle: LiveBundle) -> "asyncio.Future[Live] | None":
+        """Return the popular items of a bundle, read once for all requests that arrive meanwhile.
+
+        None while too many other bundles are being read.
+        """
         found = self._partial.get(bundle.name)
         if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
             if len(self._partial) >= _MAX_PARTIAL:
-                self._partial.pop(next(iter(self._partial)))
+                if (name := next((name for name, one in self._partial.items() if one.done()), None)) is None:
+                    return None
+                del self._partial[name]
             found = asyncio.get_running_loop().run_in_executor(self._reading, bundle.partial)
             found.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
             self._partial[bundle.name] = found
         return found
 
+    def _stand_in(self, bundle: LiveBundle) -> LiveBundle | None:
+        """Return a bundle of the same tenant to show while this bundle cannot be read."""
+        tenant = tenant_of_name(bundle.name)
+        default = self._bundles.get(scoped_name(tenant, DEFAULT_NAME))
+        if default is not None and default.is_known:
+            return default
+        own = (other for name, other in self._bundles.items() if tenant_of_name(name) == tenant)
+        return next((other for other in own if other.is_known), None)
+
     async def _learn(self) -> None:
-        """Read the manifests of all names, one after another."""
+        """Read the manifests of all names, a few at a time, default names first."""
+        ahead = iter(sorted(self._bundles.values(), key=lambda bundle: local_name(bundle.name) != DEFAULT_NAME))
+        num_failed = sum(await asyncio.gather(*(self._learn_some(ahead) for _ in range(_NUM_LEARNING))))
+        self.has_read_manifests = True
+        log.info("manifests_read", num_names=len(self._bundles), num_failed=num_failed)
+
+    async def _learn_some(self, bundles: Iterator[LiveBundle]) -> int:
+        """Read these manifests in turn; return the number of failures."""
         loop, num_failed = asyncio.get_running_loop(), 0
-        for bundle in self._bundles.values():
+        for bundle in bundles:
             if not bundle.is_loaded:
                 try:
-                    await loop.run_in_executor(self._reading, bundle.learn)
+                    await loop.run_in_executor(self._background, bundle.learn)
                 except (TailraceError, OSError):
                     num_failed += 1
                 await asyncio.sleep(_LEARN_PAUSE_S)
-        self.has_read_manifests = True
-        log.info("manifests_read", num_names=len(self._bundles), num_failed=num_failed)
+        return num_failed
+
+
+async def _within(timeout_s: float, partial: "asyncio.Future[Live] | None") -> Live | None:
+    """Return the popular items of a bundle; None if they were not read in time.
+
+    Raises DependencyUnavailable if there are none.
+    """
+    with suppress(TimeoutError, BundleError, StoreUnavailable, OSError):
+        if partial is not None:
+            return await asyncio.wait_for(asyncio.shield(partial), timeout_s)
+    return None
 
 
 class _BundleSource:

@@ -129,6 +129,34 @@ async def test_a_name_whose_bundle_is_damaged_answers_with_its_popular_items(sce
     assert (await scene.ask("news"))[1] is Tier.LLM
 
 
+async def test_a_name_whose_manifest_cannot_be_read_answers_with_the_default_names_items(scene: Scene) -> None:
+    """The answer names the version whose popular items it shows, and the name answers itself once it can be read."""
+    manifest, names = scene.root / "mail" / "manifest.json", scene.world.plane.names
+    await until(lambda: names.has_read_manifests)
+    names.of("mail")._last_version = None
+    content = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    answer = await scene.ask("mail")
+    manifest.write_bytes(content)
+
+    assert answer == ("v1", Tier.POPULAR, Reason.MODEL_LOADING, 3)
+    await until(lambda: names._residents.failure("mail") is not None)
+    names._residents._failures.clear()
+    assert (await scene.ask("mail"))[0] == "mail"
+
+
+async def test_a_manifest_that_is_read_too_slowly_is_replaced_within_the_deadline(scene: Scene) -> None:
+    """Requests for a name wait for its manifest for a part of their deadline."""
+    scene.gate.clear()
+    mail, slow = scene.world.plane.names.of("mail"), Event()
+    read = mail.partial
+    mail.partial = lambda: slow.wait(30.0) and read()  # type: ignore[method-assign, assignment, return-value]
+    version, tier, _, num_items = await scene.ask("mail", deadline_ms=1_000)
+    slow.set()
+
+    assert (version, tier, num_items) == ("v1", Tier.POPULAR, 3)
+
+
 async def test_a_name_without_a_bundle_is_refused_until_one_is_promoted(scene: Scene) -> None:
     """A name without a record is unavailable, and follows its first promotion."""
     shutil.rmtree(scene.root / "names" / "home.json", ignore_errors=True)
