@@ -143,4 +143,5 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    run_named({"warm-start": "benchmarks.quality.warm_start", "cold-items": "benchmarks.quality.cold_items"}, main)
+    names = {"warm-start": "warm_start", "cold-items": "cold_items", "linear-state": "linear_state"}
+    run_named({name: f"benchmarks.quality.{module}" for name, module in names.items()}, main)

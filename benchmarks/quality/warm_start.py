@@ -105,7 +105,8 @@ def main() -> None:
     console = Console(stderr=True)
     torch.set_num_threads(1)
     with exit_on_errors():
-        tokenized, state = _tokenize(options, console)
+        tokenized, state = tokenize(options.sequences, options.state, console)
+        state = state / "warm" / tokenized.name
         runs = list(_runs(tokenized, state, options, console))
     write_report(options.json, about_run("quality warm-start") | summarise(runs))
 
@@ -215,17 +216,16 @@ def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Co
             yield WarmStartRun(new_share=share, seed=seed, live=live, whole=whole, warm=warm)
 
 
-def _tokenize(options: argparse.Namespace, console: Console) -> tuple[Path, Path]:
-    """Run the pipeline up to its tokens, with a separate store. Return the folders of the stage and of the models."""
-    settings = with_own_store(load_settings(), options.state)
+def tokenize(sequences: Path | None, state: Path | None, console: Console) -> tuple[Path, Path]:
+    """Run the pipeline up to its tokens, with a separate store. Return the folders of the stage and of the run."""
+    settings = with_own_store(load_settings(), state)
     events = items = None
-    if options.sequences is not None:
-        events, items = as_tables(options.sequences, settings.state_dir / "tables")
+    if sequences is not None:
+        events, items = as_tables(sequences, settings.state_dir / "tables")
     chosen = PipelineOptions(events=events, items=items, with_live_log=False, until="tokenize")
     with feature_store(settings, console.print):
         report = run_pipeline(chosen, Places.from_settings(settings), console)
-    tokenized = report.stages[-1].path
-    return tokenized, settings.state_dir / "warm" / tokenized.name
+    return report.stages[-1].path, settings.state_dir
 
 
 def _options() -> argparse.Namespace:

@@ -22,7 +22,7 @@ BENCHMARKS = {
     "soak": "whether every promise holds for a long time under faults, on a separate stack",
     "engine": "the engine against transformers and vLLM; `engine curves`, `engine validity`",
     "foreign": "lists of an imported recommender against its framework's own decoding",
-    "quality": "ranking quality of decoder, student and baselines; `quality warm-start`, `quality cold-items`",
+    "quality": "ranking quality of decoder, student and baselines; `quality warm-start`, `cold-items`, `linear-state`",
     "pipeline": "time of each offline stage as the data grows",
     "plan": "error of predicted training speeds against published runs; `plan capacity` measures the running stack",
     "scale": "growth of the serving cost with size; `scale item-states`",

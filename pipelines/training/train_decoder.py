@@ -16,7 +16,7 @@ Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -271,14 +271,15 @@ def fit_decoder(
     teacher_decoder: Decoder | None = None,
     mesh: Mesh = ONE_PROCESS,
     out: Path | None = None,
+    new: Callable[[Catalogue, TrainOptions], Decoder] | None = None,
 ) -> FittedDecoder:
     """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes.
 
     Ranks of a sharded model write their parts below `out`, if given, except rows learned from text, which are folded
-    first.
+    first. `new` makes the untrained decoder of another class.
     """
     catalogue, device = data.catalogue, data.device
-    decoder = first_decoder(data.tokenized, catalogue, options).to(device)
+    decoder = (new(catalogue, options) if new else first_decoder(data.tokenized, catalogue, options)).to(device)
     begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
     if options.use_start and begun is None:
         start_from_use(decoder, catalogue, data.sequences)
@@ -440,11 +441,16 @@ def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
     """Return a decoder with fresh weights: normal, narrower for matrices that write to the residual stream."""
     torch.manual_seed(options.seed)
     decoder = Decoder(first_config(catalogue, options))
+    draw_weights(decoder)
+    return decoder
+
+
+def draw_weights(decoder: Decoder) -> None:
+    """Draw all matrices anew."""
     for name, parameter in decoder.named_parameters():
         if parameter.dim() > 1:
             adds = name.endswith(("output.weight", "down.weight"))
-            nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
-    return decoder
+            nn.init.normal_(parameter, std=0.02 / (2 * len(decoder.layers)) ** 0.5 if adds else 0.02)
 
 
 def _num_positions(catalogue: Catalogue, options: TrainOptions) -> int:

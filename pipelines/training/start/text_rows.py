@@ -157,7 +157,7 @@ def folded(decoder: Decoder) -> Decoder:
     if not parametrize.is_parametrized(decoder.embedding):
         return decoder
     with torch.device("meta"):
-        plain = Decoder(decoder.config)
+        plain = type(decoder)(decoder.config)
     weights = {name: value for name, value in decoder.state_dict().items() if not name.startswith("embedding.")}
     plain.load_state_dict(weights | {"embedding.weight": decoder.embedding.weight.detach()}, assign=True)
     return plain
