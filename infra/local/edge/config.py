@@ -111,8 +111,9 @@ _IS_OVER_LIMIT = "{ var(txn.is_over_limit) -m bool }"
 _COUNT_REFUSAL = f"""http-request set-var(txn.is_over_limit) bool(true) if \
 {{{{ var(proc.limit_{{door}}) -m int gt 0 }}}} {{{{ var(txn.in_flight),sub(proc.limit_{{door}}) gt 0 }}}} \
 {{{{ var(txn.others) -m int gt 0 }}}}{{above_share}}
-    http-request sc-inc-gpc0(0) if {{{_IS_OVER_LIMIT}}}
-    http-request sc-inc-gpc1(0) if {{{_IS_OVER_LIMIT}}} !{{{{ var(txn.share) -m int le {share_of(Priority.LOW)} }}}}"""
+    http-request sc-inc-gpc(0,0) if {{{_IS_OVER_LIMIT}}}
+    http-request sc-inc-gpc(1,0) if {{{_IS_OVER_LIMIT}}} !{{{{ var(txn.share) -m int le {share_of(Priority.LOW)} }}}}
+    http-request sc-inc-gpc(2,0) if {{{_IS_OVER_LIMIT}}} {{{{ var(txn.share) -m int ge {share_of(Priority.HIGH)} }}}}"""
 """Counts a request if more recommendations are in flight through this door than the gateways answer in time.
 
 A limit that is not a number reads as 0, which disables it. A batch with no other call in flight passes: otherwise
@@ -156,8 +157,9 @@ _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
     http-request set-header x-edge-name %[hostname]
     # while the edge refuses requests of a priority, the gateways answer that priority from memory
     http-request del-header x-edge-refused
-    http-request set-header x-edge-refused low if { sc0_gpc0_rate gt 0 }
-    http-request set-header x-edge-refused normal if { sc0_gpc1_rate gt 0 }"""
+    http-request set-header x-edge-refused low if { sc_gpc_rate(0,0) gt 0 }
+    http-request set-header x-edge-refused normal if { sc_gpc_rate(1,0) gt 0 }
+    http-request set-header x-edge-refused high if { sc_gpc_rate(2,0) gt 0 }"""
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
@@ -476,9 +478,9 @@ defaults
 
 backend {in_flight}
     # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and refusals: all,
-    # and those of more than low priority
+    # those of more than low priority, and those of high priority
     stick-table type integer size {entries} \
-store conn_cur,gpc0,gpc0_rate(1s),gpc1,gpc1_rate(1s),http_req_rate(1s)
+store conn_cur,gpc(3),gpc_rate(3,1s),http_req_rate(1s)
 {tenant_tables}
 frontend rest
     bind {bind_http}

@@ -40,7 +40,7 @@ from tests.unit.gateway.call.test_path import NOT_UTF8, OPENAI, TAILRACE
 REQUEST = {"user_id": "nobody", "k": 2}
 LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
 KEYS = KeysFile(
-    keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in (Priority.HIGH, Priority.LOW))
+    keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in reversed(Priority))
 )
 """Keys named by their priority; the gateway behind the edge admits every caller."""
 
@@ -239,6 +239,31 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert [answer.status_code for answer in unlimited] == [200] * 6
 
 
+@pytest.mark.parametrize(("limit", "mark"), [(1, "high"), (3, "normal"), (4, "low")])
+def test_the_gateways_learn_the_highest_priority_that_the_edge_refuses(edge: Edge, limit: int, mark: str) -> None:
+    """With two in flight and a limit of 1, 3 or 4, the edge refuses up to high, normal or low priority, and marks it."""
+    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(2) as pool:
+
+        def ask(priority: str) -> httpx.Response:
+            return http.post("/v1/recommendations", json=LONG, headers=bearer(priority))
+
+        time.sleep(1.1)  # the edge counts refusals of the last second
+        http.get("/limit/100")
+        admitted = [pool.submit(ask, "high") for _ in range(2)]
+        wait_for(lambda: edge.num_in_flight() == 2, what="two in flight")
+        http.get(f"/limit/{limit}")
+        wait_for(lambda: edge.announced() == str(limit), what="the limit")
+        refused = ("low", "normal", "high")[: 1 + ("low", "normal", "high").index(mark)]
+        answers = [ask(priority).status_code for priority in refused]
+        http.get("/limit/none")
+        wait_for(lambda: edge.announced() == "0", what="no limit")
+        marked = http.get("/v1/items/headers/similar", headers=bearer("high")).json()
+
+    assert answers == [429] * len(refused)
+    assert marked["x-edge-refused"] == mark
+    assert [answer.result().status_code for answer in admitted] == [200, 200]
+
+
 def test_a_tenant_above_its_share_is_refused_and_the_others_pass(
     tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> None:
@@ -355,9 +380,9 @@ def test_a_key_of_another_priority_counts_at_once(edge: Edge) -> None:
     raised = tuple(key.model_copy(update={"priority": Priority.HIGH}) for key in KEYS.keys)
 
     write_keys(keys_file, KeysFile(keys=raised))
-    wait_for(lambda: edge.shares() == ["100", "100"], what="the new priorities")
+    wait_for(lambda: edge.shares() == ["100", "100", "100"], what="the new priorities")
     write_keys(keys_file, KEYS)
-    wait_for(lambda: edge.shares() == ["100", "50"], what="the old priorities")
+    wait_for(lambda: edge.shares() == ["50", "75", "100"], what="the old priorities")
 
 
 def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:
