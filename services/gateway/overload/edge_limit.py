@@ -5,8 +5,10 @@ this process, plus the wait in this process's queue. Above the target, the limit
 of the requests in flight, and only requests that arrived afterwards can lower it again. Far below the target, the limit
 rises, from the requests in flight if more were admitted by another gateway's limit, to at most the requests in flight
 plus the headroom: the further requests that the gateways can work off within the target. A burst beyond it would wait
-unread for most of its deadline before the first window shows a wait. A quarter of the headroom is always admitted: if
-so few wait, other processes have the cores. Latency itself is not a signal: a request may wait for the LLM at no cost.
+unread for most of its deadline before the first window shows a wait: therefore the announced limit is at most the
+requests in flight of the last window plus the headroom, and the headroom alone after a pause. A quarter of the headroom
+is always admitted: if so few wait, other processes have the cores. Latency itself is not a signal: a request may wait
+for the LLM at no cost.
 
 `EdgeClock` measures the wait without synchronized clocks.
 """
@@ -24,6 +26,8 @@ _TARGET_SHARE = 0.3
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
+_PAUSE_SHARE = 5.0
+"""Of the usual deadline."""
 _MIN_LIMIT, _MIN_SHARE_OF_HEADROOM = 8, 0.25
 _MAX_LIMIT = 4_096
 
@@ -50,6 +54,7 @@ class EdgeLimit:
     def __init__(self, deadline_s: float = 0.2) -> None:
         self.target_s = _TARGET_SHARE * deadline_s
         self._window_s = _WINDOW_SHARE * deadline_s
+        self._pause_s = _PAUSE_SHARE * deadline_s
         self.limit = _MAX_LIMIT
         """Maximum recommendations in flight at the edge."""
         self.standing_wait_s = 0.0
@@ -58,13 +63,23 @@ class EdgeLimit:
         self._fell_s = float("-inf")
         self._num_observed = 0
         self._least_wait_s = float("inf")
-        self._most_in_flight = 0
+        self._most_in_flight = self._most_of_last_window = 0
+        self._observed_s = float("-inf")
+
+    def announced(self, now_s: float, headroom: int | None = None) -> int:
+        """Return the limit for the edge, which the next burst may fill before a window ends."""
+        if headroom is None:
+            return self.limit
+        has_paused = now_s - self._observed_s > self._pause_s
+        most = (0 if has_paused else self._most_of_last_window) + headroom
+        return max(_MIN_LIMIT, min(self.limit, most))
 
     def observed(self, waited_s: float, num_in_flight: int, now_s: float, headroom: int | None = None) -> None:
         """Record a request read now that waited since the edge, with this many requests in flight there.
 
         `headroom` is None before the cost of a request is known.
         """
+        self._observed_s = now_s
         if now_s - waited_s < self._fell_s:
             return
         self._num_observed += 1
@@ -76,7 +91,8 @@ class EdgeLimit:
         before, self.limit = self.limit, self._next(headroom)
         if self.limit < before:
             self._fell_s = now_s
-        self._began_s, self._num_observed, self._least_wait_s, self._most_in_flight = now_s, 0, float("inf"), 0
+        self._began_s, self._num_observed, self._least_wait_s = now_s, 0, float("inf")
+        self._most_of_last_window, self._most_in_flight = self._most_in_flight, 0
 
     def _next(self, headroom: int | None) -> int:
         least = max(_MIN_LIMIT, int(_MIN_SHARE_OF_HEADROOM * (headroom or 0)))

@@ -34,7 +34,8 @@ _MOST_WAIT_SHARE = 0.5
 """Cap on the wait, of the usual deadline: on its own it sheds normal priority but refuses nobody. The edge refuses, and
 stops as soon as the wait is over."""
 _NUM_DELAYS, _DELAY_QUANTILE = 256, 0.98
-_NUM_OF_COST, _NEWEST_COST_WEIGHT = 16, 0.25
+_NUM_OF_COST, _NEWEST_COST_WEIGHT, _COST_WITHIN_S = 16, 0.25, 1.0
+"""Slower requests do not count: the process's work at rest would be most of their cost."""
 _MAX_EDGES = 64
 
 
@@ -64,9 +65,11 @@ class LoadMonitor:
         self._edge_waits: dict[str, tuple[float, float]] = {}
         self._edge_refusals: dict[Priority, float] = {}
         self._num_judged = 0
-        self._judged_cpu_s = 0.0
-        self.request_cpu_s: float | None = None
+        self._judged_cpu_s = self._cost_began_s = 0.0
+        self._request_cpu_s: float | None = None
         """The process's CPU seconds per request, recently; None before the first requests."""
+        self._full_cpu_s: float | None = None
+        """The same without strain, while no request is shed."""
 
     async def start(self) -> None:
         """Start sampling the running event loop."""
@@ -144,18 +147,29 @@ class LoadMonitor:
         delay_s = max(late_s, wait_s)
         busy_s = time.process_time()
         self.admission.looked(now_s, delay_s, busy_s, max(map(strain_that_sheds, refused), default=0.0))
-        self._learn_cost(busy_s)
+        self._learn_cost(now_s, busy_s)
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
         self._schedule(now_s)
 
-    def _learn_cost(self, busy_s: float) -> None:
-        if self._num_judged < _NUM_OF_COST:
-            return
-        cost_s = (busy_s - self._judged_cpu_s) / self._num_judged
-        known_s = cost_s if self.request_cpu_s is None else self.request_cpu_s
-        self.request_cpu_s = known_s + _NEWEST_COST_WEIGHT * (cost_s - known_s)
-        self._num_judged, self._judged_cpu_s = 0, busy_s
+    def _learn_cost(self, now_s: float, busy_s: float) -> None:
+        is_old = now_s - self._cost_began_s > _COST_WITHIN_S
+        if self._num_judged >= _NUM_OF_COST and not is_old:
+            cost_s = (busy_s - self._judged_cpu_s) / self._num_judged
+            self._request_cpu_s = _blended(self._request_cpu_s, cost_s)
+            if not self.admission.strain:
+                self._full_cpu_s = _blended(self._full_cpu_s, cost_s)
+        if self._num_judged >= _NUM_OF_COST or is_old:
+            self._num_judged, self._judged_cpu_s, self._cost_began_s = 0, busy_s, now_s
+
+    @property
+    def next_cpu_s(self) -> float | None:
+        """The CPU seconds of a request that arrives now: without strain it is served in full."""
+        return self._request_cpu_s if self.admission.strain else self._full_cpu_s
+
+
+def _blended(known_s: float | None, cost_s: float) -> float:
+    return cost_s if known_s is None else known_s + _NEWEST_COST_WEIGHT * (cost_s - known_s)
 
 
 class EdgeWatch:
@@ -172,7 +186,8 @@ class EdgeWatch:
     @property
     def announcement(self) -> str:
         """The maximum recommendations in flight at the edge, by door, in the edge's format."""
-        return " ".join(str(limit.limit) for limit in self._limits.values())
+        now_s = self._clock()
+        return " ".join(str(limit.announced(now_s, self._headroom(limit.target_s))) for limit in self._limits.values())
 
     def news(self) -> str | None:
         """Return the announcement if it has changed since the last call."""
@@ -197,7 +212,7 @@ class EdgeWatch:
 
     def _headroom(self, target_s: float) -> int | None:
         """Return how many requests all gateways can work off within the target; None if it is not known."""
-        cost_s = self._load.request_cpu_s
+        cost_s = self._load.next_cpu_s
         return int(self._load.admission.limits.num_gateways * target_s / cost_s) if cost_s else None
 
     def _arrivals_at(self, edge: str) -> EdgeClock:

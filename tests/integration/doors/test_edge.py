@@ -39,9 +39,7 @@ from tests.unit.gateway.call.test_path import NOT_UTF8, OPENAI, TAILRACE
 
 REQUEST = {"user_id": "nobody", "k": 2}
 LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
-KEYS = KeysFile(
-    keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in reversed(Priority))
-)
+KEYS = KeysFile(keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in reversed(Priority)))
 """Keys named by their priority; the gateway behind the edge admits every caller."""
 
 
@@ -241,7 +239,7 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
 
 @pytest.mark.parametrize(("limit", "mark"), [(1, "high"), (3, "normal"), (4, "low")])
 def test_the_gateways_learn_the_highest_priority_that_the_edge_refuses(edge: Edge, limit: int, mark: str) -> None:
-    """With two in flight and a limit of 1, 3 or 4, the edge refuses up to high, normal or low priority, and marks it."""
+    """With two in flight, a limit of 1 refuses all priorities, 3 normal and low, 4 low; the highest is marked."""
     with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(2) as pool:
 
         def ask(priority: str) -> httpx.Response:

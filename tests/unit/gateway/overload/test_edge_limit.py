@@ -118,6 +118,19 @@ def test_what_another_gateways_limit_admits_without_a_wait_is_permitted() -> Non
     assert calm(limit, 60, 80, 200.0) >= 60
 
 
+def test_a_burst_after_a_pause_may_fill_the_headroom_only() -> None:
+    """The announced limit follows the last window's requests in flight, and forgets them within a second."""
+    limit = EdgeLimit()
+    learned = calm(limit, 100, 60, 1.0, 20)
+    assert limit.announced(3.2, 60) == learned == 160
+    calm(limit, 10, 60, 3.3)
+
+    assert limit.announced(3.4, 60) == 70
+    assert limit.announced(5.0, 60) == 60
+    assert limit.announced(5.0, 2) == 8
+    assert limit.announced(5.0, None) == limit.limit
+
+
 class LimitUnderAnyLoad(RuleBasedStateMachine):
     """Windows with any waits and counts, in any order."""
 

@@ -143,3 +143,15 @@ def test_requests_in_flight_fill_the_places() -> None:
 
     assert verdict_while_full is AdmissionDecision.SHED
     assert monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT
+
+
+@pytest.mark.parametrize(("step_s", "is_known"), [(0.02, True), (1.5, False)], ids=["busy", "nearly at rest"])
+async def test_the_cost_of_a_request_is_learned_only_while_there_are_many(step_s: float, is_known: bool) -> None:
+    """Between rare requests, the process's work at rest would count as their cost."""
+    monitor, *_ = monitor_on(step_s)
+    for _ in range(200):
+        monitor.judge(Priority.HIGH)
+        monitor._sample()
+    await monitor.stop()
+
+    assert (monitor.next_cpu_s is not None) is is_known
