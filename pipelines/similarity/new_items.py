@@ -20,7 +20,7 @@ _RUNGS = ((1.0, 1.0), (7.0, 1.25), (20.0, 1.25), (20.0, 1.5), (55.0, 1.5))
 """Factors of the model's and of the sources' scores, in rising order; the first changes nothing."""
 _MOST_LOST = 0.0025
 """The fraction of NDCG@10 that labels with events may lose."""
-_MIN_NEW, _MOST_OTHERS = 20, 3_000
+_MIN_NEW, _MOST_OTHERS = 20, 10_000
 _CUTOFF, _PER_BATCH = 10, 32
 
 

@@ -37,6 +37,7 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, StudentModel, read_student, save_student
+from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.foreign.stage import imported_beside
 from pipelines.runner.stage import Progress, silent
@@ -50,7 +51,7 @@ from pipelines.training.parallel.dropout import Dropout
 from pipelines.training.parallel.mesh import ONE_PROCESS, Mesh
 from pipelines.training.reports.curves import CURVES, write_png
 from pipelines.training.reports.watched import watched
-from pipelines.training.start.student_rows import encoded_rows, fill_rows
+from pipelines.training.start.student_rows import encoded_rows, fill_rows, fill_rows_from_texts
 from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
@@ -238,8 +239,11 @@ def fit_and_save(
     fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
     with watched(checkpoints, asdict(options), device, mesh) as watch:
         fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, mesh, watch)
+    unused = np.flatnonzero(catalogue.popularity == 0)
     if catalogue.depth > 1:
-        fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
+        fill_rows(student, catalogue, unused)
+    elif any(texts := read_texts(inputs.tokenized)):
+        fill_rows_from_texts(student, texts, unused)
     if mesh.is_main:
         save_student(student, path)
     return fitted
