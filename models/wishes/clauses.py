@@ -1,6 +1,6 @@
-"""Splits a wish into clauses: what is wanted, what is not, and examples, by words such as "no", "without" or "but".
+"""Splits a wish into wanted, unwanted and exemplary clauses, by words such as "no", "without" or "but".
 
-A clause ends at punctuation or at a word of contrast. A list goes on: "no romance, drama or horror" is one clause.
+A clause ends at punctuation or at a word of contrast. A list is a single clause: "no romance, drama or horror".
 """
 
 from collections.abc import Sequence
@@ -39,6 +39,10 @@ _MAX_AROUND = 8
 _ENDS = frozenset(".;:!?()\n")
 _ANSWERED = frozenset(":?,")
 _AUXILIARIES = frozenset(["is", "are", "was", "were", "do", "does", "did", "will", "would", "can", "could"])
+_ALSO = frozenset(["only", "just", "merely", "simply"])
+"""After "not", and before "but": "not only old films but new films"."""
+_NOUNS = frozenset(["love"])
+_BEFORE_VERBS = frozenset(["do", "does", "did", "to", "and", "also", "really", "just", "always", "still", "absolutely"])
 _RELATIVE = frozenset(["that", "which", "who", "it", "there", "they", "i", "we", "you", "he", "she"])
 
 
@@ -95,7 +99,7 @@ class _Splitter:
         return end
 
     def _says_nothing(self, at: int) -> bool:
-        """Whether only words of requests are between the last cue and this one: "do not show me"."""
+        """Whether only words of requests are between the last cue and this cue: "do not show me"."""
         between = [token.text for token in self._tokens[self._begun : at]]
         return all(map(is_stop, between)) and between[:1] not in (["i"], ["we"])
 
@@ -139,11 +143,28 @@ def _polarity(cue: str, before: Polarity, following: str) -> Polarity:
 
 def _cue_at(tokens: Sequence[Token], at: int) -> tuple[str, int] | None:
     """Return the longest cue at a token, and its length."""
-    cues = english().cues
-    for length in range(min(english().longest_cue, len(tokens) - at), 0, -1):
-        if (cue := cues.get(tuple(token.text for token in tokens[at : at + length]))) is not None:
+    cues, words = english().cues, [token.text for token in tokens[at : at + english().longest_cue]]
+    for length in range(len(words), 0, -1):
+        if (cue := cues.get(tuple(words[:length]))) is not None:
+            if length == 1 and _is_noun(tokens, at):
+                return None
+            if words[0] == "not" and words[length - 1] in _ALSO and _corrects(tokens, at + length):
+                return "want", length
             return cue, length
     return None
+
+
+def _corrects(tokens: Sequence[Token], at: int) -> bool:
+    """Whether the clause from this token ends at "but": "not only comedies but also dramas"."""
+    end = at + len(_until_end(tokens, at))
+    following = [token.text for token in tokens[end : end + 2]]
+    return "but" in following[: 2 if following[:1] == [","] else 1]
+
+
+def _is_noun(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a word that is a verb or a noun, as in "love stories", follows a word that no verb follows."""
+    before = tokens[at - 1] if at else None
+    return tokens[at].text in _NOUNS and before is not None and before.is_word and before.text not in _BEFORE_VERBS
 
 
 def _around(tokens: Sequence[Token], at: int) -> int | None:
@@ -163,6 +184,10 @@ def _behind(tokens: Sequence[Token], begun: int, at: int) -> int:
     for phrase in english().behind:
         if tuple(token.text for token in tokens[at : at + len(phrase)]) == phrase:
             return len(phrase)
+    if tokens[at].text in english().weakness and (
+        at + 1 == len(tokens) or tokens[at + 1].text == "and" or _is_end(tokens[at + 1])
+    ):
+        return 1
     if at == begun:
         return 0
     if tokens[at].text in _ANSWERED or tokens[at].text == "." == "".join(

@@ -1,4 +1,4 @@
-"""The words of a language by which wishes are read, from a file of this folder."""
+"""Reads a language's words of requests from a file of this folder."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -28,6 +28,7 @@ class Language:
     replacing: tuple[Phrase, ...]
     around: tuple[Phrase, ...]
     behind: tuple[Phrase, ...]
+    weakness: frozenset[str]
     faults: frozenset[str]
     appeal: frozenset[str]
     answers: frozenset[Phrase]
@@ -35,7 +36,7 @@ class Language:
     capitals: frozenset[str]
     fillers: tuple[str, ...]
     synonyms: tuple[tuple[tuple[Phrase, ...], tuple[Phrase, ...]], ...]
-    """Groups of phrases that stand for one another: almost always, and mostly."""
+    """Groups of phrases with the same meaning: almost always, and mostly."""
     contractions: Mapping[str, str]
     cues: Mapping[Phrase, str]
     longest_cue: int
@@ -62,6 +63,7 @@ def english() -> Language:
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),
         behind=_phrases(about["behind"]),
+        weakness=words["weakness"],
         faults=words["faults"],
         appeal=words["appeal"],
         answers=frozenset(_phrases(about["answers"])),

@@ -28,7 +28,7 @@ from models.wishes.vocabulary import Term, Vocabulary, WishItem
 
 VALUES, VALUE_VECTORS, ITEM_VECTORS = "values.json", "values.npy", "items.npy"
 MAX_VALUES = 2_000
-"""Values with a vector: those of the most items."""
+"""Maximum number of values with a vector; values of more items come first."""
 MAX_ITEMS = 20_000
 """Items of a catalogue whose texts are compared with a wish: above, only its values are."""
 _NUM_SAMPLED = 16
@@ -36,7 +36,7 @@ _BATCH = 512
 _SCALE = 127.0
 _TEMPERATURE = 0.03
 _BACKGROUND = 0.02
-"""Probability of a value for any item, whatever its own values."""
+"""Probability of a value for any item, independent of the item's own values."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -163,7 +163,7 @@ def measure(
 
 
 def load_meaning(folder: Path, num_items: int, load_encoder: LoadEncoder) -> Meaning | None:
-    """Read what `save` wrote beside an encoder; None in a folder without one. Raises BundleCorrupt."""
+    """Read the files of `save`; None in a folder without an encoder. Raises BundleCorrupt."""
     encoder = load_encoder(folder)
     if encoder is None:
         return None

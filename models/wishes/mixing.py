@@ -1,4 +1,4 @@
-"""Mixes a reading of a wish with what the tiers rank for a user. Numpy only; no torch.
+"""Mixes a reading of a wish with the tiers' rankings for a user. Numpy only; no torch.
 
     score of an item = personal * log(probability by the tiers) + weight * score by the reader
 

@@ -27,7 +27,7 @@ from models.wishes.wants import Wants, read_wants
 ABOUT = "reader.json"
 YEAR = "year"
 CERTAIN = 0.8
-"""Certainty from which a value's name excludes its items."""
+"""Minimum certainty of a value's name to exclude its items."""
 _NUM_NEAR = 50.0
 """Similar items of an example that count in full; the count falls by half there."""
 _BESIDE = 0.25
@@ -192,7 +192,7 @@ class Reader:
         return near_V
 
     def _add_words(self, wants: Wants, found: "_Sum") -> None:
-        """Raise the items that have all other words of a clause; beside named values, words count little."""
+        """Raise the items that have all other words of a clause; next to named values, words count little."""
         beside = _BESIDE if found.scores else 1.0
         for polarity, words, weight in wants.words:
             scores_V = self.vocabulary.words_scores(words)

@@ -1,4 +1,4 @@
-"""What a reader makes of a wish: words that it understood, scores of items, and items to exclude. Numpy only.
+"""The result of reading a wish: understood words, scores of items, and items to exclude. Numpy only.
 
 Shape suffix: V items of the catalogue, then the items that `Reader.with_items` added, in the order given.
 """
@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class ReadTerms:
-    """What a wish asks for, in the catalogue's own words.
+    """A wish in the catalogue's own words.
 
     Args:
         must: Wanted attribute values and dates.
-        must_not: Excluded values; only those that the wish states without doubt. Other dislikes lower scores.
+        must_not: Excluded values that the wish states without doubt. Other dislikes lower scores.
         liked: Titles of items that the wish names as examples.
-        reader: Parts of the reader that contributed: `keywords`, or `encoder` for keywords and encoder. Empty if
-            nothing was understood.
+        reader: Parts of the reader that contributed: `keywords`, or `encoder` for keywords and encoder. Empty for a
+            wish without a known word.
     """
 
     must: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Reading:
     """A wish that was read.
 
     Args:
-        understood: What was understood, for the answer.
+        understood: The understood terms, for the answer.
         scores: (V,) float32, to be added to log-probabilities of a model; None if the wish prefers no item.
         excluded: (V,) bool, the items that `understood.must_not` excludes; None if it is empty.
         exclusions: The tests that `excluded` was computed from.

@@ -1,4 +1,4 @@
-"""The words by which wishes name items: categories, title words, whole titles, years and popularity.
+"""The words that name items in wishes: categories, title words, whole titles, years and popularity.
 
 All of them come from the items. A category is matched by its name, by a word that only its name has, by abbreviation
 ("sci-fi" and "science fiction"), by synonyms in English, and despite one typing error. Numpy only.
@@ -23,7 +23,7 @@ _SAME, _NEAR = 0.9, 0.6
 _MIN_MISTYPED, _MAX_MISTYPED = 5, 5_000
 """Minimum letters of a name for correction, and maximum values of a catalogue for correction."""
 _OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
-"""Ages in years, before the newest item, from which an item begins to be old and is old; recent, and no longer."""
+"""Ages in years before the newest item: an item begins to be old, is old; is recent, is no longer recent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Vocabulary:
         return {phrase: term for phrase, term in found.items() if phrase}
 
     def _add_synonyms(self, found: dict[tuple[str, ...], tuple[Term, float]]) -> None:
-        """Let each group of synonyms stand for the value that one of its phrases names."""
+        """Let each group of synonyms name the value that one of its phrases names."""
         for same, near in english().synonyms:
             named = [found[phrase][0] for phrase in map(stems, same) if phrase in found and found[phrase][1] == 1]
             if named:

@@ -1,4 +1,4 @@
-"""What the wishes of a conversation want and refuse: values, dates, examples, and other words. Pure.
+"""The wanted and refused parts of a conversation's wishes: values, dates, examples, and other words. Pure.
 
 Wishes are read oldest first. A newer wish replaces what it contradicts: a value by its polarity, dates by newer dates,
 and after "actually" or "instead" all wanted values.
@@ -85,7 +85,7 @@ def _read(vocabulary: Vocabulary, text: str, wants: Wants) -> Wants:
 
 @dataclass(slots=True)
 class _Clause:
-    """What a clause names. Examples have a polarity of their own; `left` are words that name nothing."""
+    """The terms that a clause names. Examples have a polarity of their own; `left` are words that name nothing."""
 
     polarity: Polarity
     of_items: Polarity

@@ -10,6 +10,8 @@ from models.wishes.language import english
 _APOSTROPHES = str.maketrans({0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2013: "-"})
 _TOKEN = re.compile(r"w/o\b|[^\W_]+(?:'[^\W_]+)*|[,.;:!?()\"\n/&]", re.IGNORECASE)
 _NOT = re.compile(r"(.*)n't$")
+_SHORT = {"m": "am", "re": "are", "ve": "have", "ll": "will", "d": "would"}
+"""Verbs after an apostrophe: "I'm", "we've"."""
 _MIN_STEM = 4
 
 
@@ -62,7 +64,8 @@ def _expanded(word: str) -> list[str]:
         return words.split()
     if word.endswith("'s"):
         word = word[:-2] + ("s" if word[:-2].isdigit() else "")
-    return [part for part in word.split("'") if part]
+    first, *others = (part for part in word.split("'") if part)
+    return [first, *(_SHORT.get(part, part) for part in others)]
 
 
 def words_of(text: str) -> tuple[str, ...]:

@@ -67,6 +67,16 @@ def best(text: str, session: tuple[str, ...] = (), reader: Reader = READER) -> l
         ("1950-1960 westerns", {"Western", "1950-1960"}, set()),
         ("around 1985", {"around 1985"}, set()),
         ("a no-nonsense western", {"Western"}, set()),
+        ("a comedy please, I get scared easily", {"Comedy"}, {"Horror"}),
+        ("my niece is easily frightened, so a comedy", {"Comedy"}, set()),
+        ("a drama, I'm bothered by romance", {"Drama"}, set()),
+        ("we're so over westerns, what about drama", {"Drama"}, {"Western"}),
+        ("they've had enough of horror, a comedy", {"Comedy"}, {"Horror"}),
+        ("a comedy that isn't merely romantic", {"Comedy"}, set()),
+        ("not just comedies but also dramas", {"Comedy", "Drama"}, set()),
+        ("a drama in which nobody is romantic", {"Drama"}, {"Romance"}),
+        ("a western without corny love stories", {"Western"}, {"Romance"}),
+        ("a comedy, my friends love westerns", {"Comedy", "Western"}, set()),
     ],
 )
 def test_clauses_decide_what_is_wanted_and_what_is_excluded(text: str, must: set[str], must_not: set[str]) -> None:
