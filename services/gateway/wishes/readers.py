@@ -75,8 +75,8 @@ class WishReaders:
         if timeout_s <= 0 or not self._breaker.allows(now_s):
             return None, "late" if timeout_s <= 0 else "open"
         number = self._breaker.started(now_s)
-        reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read_now, in_use, key, wishes)
         try:
+            reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read_now, in_use, key, wishes)
             found = await asyncio.wait_for(reading, timeout_s)
         except TimeoutError:
             if timeout_s > _PATIENCE * self._usual_s:

@@ -132,6 +132,18 @@ async def test_a_slow_reader_opens_a_breaker_and_every_answer_is_in_time(world: 
     assert len(world.reader.wishes) < 6
 
 
+async def test_a_reader_whose_thread_is_gone_costs_no_answer(world: World) -> None:
+    """Readings that cannot even be submitted count as failures: answered in time, and by the breaker after some."""
+    assert (await world.recommend("short", wish="the first")).reason != "wish_not_read"
+    world.plane.wishes._readers._thread.shutdown()
+
+    answers = [await world.recommend("short", wish=f"wish {number}", deadline_ms=200) for number in range(6)]
+
+    assert {(answer.tier, answer.reason) for answer in answers} == {("student", "wish_not_read")}
+    assert world.metric("tailrace_wishes_total", outcome="failed") > 0
+    assert world.metric("tailrace_wishes_total", outcome="open") > 0
+
+
 async def test_equal_wishes_are_read_once(world: World) -> None:
     """Spaces do not matter; another conversation is another wish."""
     for wish, before in (("a  comedy", ()), ("a comedy ", ()), ("a comedy", ("old",))):
