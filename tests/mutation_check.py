@@ -25,6 +25,7 @@ from rich.progress import track
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "What decides is pure"
 MOST_SURVIVORS = 1 / 20
+LONGEST_RUN_S = 1_800
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -130,13 +131,14 @@ def copy_tree(target: Path) -> None:
         subprocess.run(["git", *command], cwd=target, check=True)
 
 
-def is_found(tree: Path, tests: Path, *options: str) -> bool:
-    """Return whether a test fails or never ends in the mutated copy."""
+def failure_of(tree: Path, tests: Path, *options: str) -> str | None:
+    """Return the end of the report if a test fails or never ends in the copy, otherwise None."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, str(tests)]
     try:
-        return subprocess.run(command, cwd=tree, capture_output=True, check=False, timeout=900).returncode != 0
+        run = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, timeout=LONGEST_RUN_S)
     except subprocess.TimeoutExpired:
-        return True
+        return f"{tests} ran longer than {LONGEST_RUN_S} s"
+    return run.stdout[-2_000:] if run.returncode else None
 
 
 def main() -> None:
@@ -151,12 +153,12 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         copy_tree(Path(scratch))
-        if is_found(Path(scratch), Path("tests/unit"), "-n", "auto"):
-            sys.exit("a unit test fails in the copy without a mutation; run `make test-unit` and mend it first")
+        if failure := failure_of(Path(scratch), Path("tests/unit"), "-n", "auto"):
+            sys.exit(f"{failure}\na unit test fails in the copy without a mutation: mend it first")
         for one in track(drawn, "mutations", console=console):
             one.apply(Path(scratch))
             tests = mirrored_tests(one.path)
-            if not (is_found(Path(scratch), tests) or is_found(Path(scratch), Path("tests/unit"), "-n", "auto")):
+            if not (failure_of(Path(scratch), tests) or failure_of(Path(scratch), Path("tests/unit"), "-n", "auto")):
                 survivors.append(one)
                 console.print(f"not noticed: {one}", markup=False, soft_wrap=True)
             shutil.copy(ROOT / one.path, Path(scratch, one.path))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from services.llm.engine.sequence import Sequence
 
 
@@ -28,6 +30,14 @@ class Chunk:
         Valid before the step has started.
         """
         return self.end >= self.sequence.num_tokens
+
+    @property
+    def num_outputs(self) -> int:
+        """The chunk's last rows whose hidden states are read: of the sequence's last token and of each draft.
+
+        Valid before the step has started.
+        """
+        return 1 + len(self.sequence.drafts) if self.is_last else 0
 
     @property
     def tokens(self) -> list[int]:
@@ -86,6 +96,14 @@ class StepPlan:
     def num_batched_tokens(self) -> int:
         """Tokens to compute, without beam rows."""
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def output_rows(self) -> np.ndarray:
+        """The rows whose hidden states are read, ascending: those of the chunks, then all beams at their level."""
+        ends = np.cumsum([0, *(chunk.num_tokens for chunk in self.chunks)])
+        num_rows = ends[-1] + sum(sequence.num_beam_rows for sequence in self.beam_steps)
+        read = [np.arange(end - chunk.num_outputs, end) for chunk, end in zip(self.chunks, ends[1:], strict=True)]
+        return np.concatenate([*read, np.arange(ends[-1], num_rows)])
 
     @property
     def num_requests(self) -> int:

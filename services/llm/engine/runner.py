@@ -178,12 +178,13 @@ class EagerSteps:
         tokens_T, positions_T = self._lay_out(plan, beams)
         slot_mapping_P = self._slot_mapping(plan)
         tails = beams.tails if beams is not None else None
-        step = StepInputs(tokens_T, positions_T, slot_mapping_P, self._forward.prepare(plan), tails)
+        pages, rows_R = self._forward.prepare(plan), self._on_device(plan.output_rows)
+        step = StepInputs(tokens_T, positions_T, slot_mapping_P, pages, tails, rows_R)
         return self._select(plan, beams, self._forward.hidden(step))
 
     def end(self, plan: StepPlan, hidden_TD: Tensor) -> tuple[list[RankedItems], SampledTokens]:
         """Return the rankings and tokens from the hidden states of a plan without beams; extra rows are ignored."""
-        return self._select(plan, None, hidden_TD)
+        return self._select(plan, None, hidden_TD[self._on_device(plan.output_rows)])
 
     def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:
         tokens = [token for chunk in plan.chunks for token in chunk.tokens]
@@ -202,27 +203,22 @@ class EagerSteps:
         return self._on_device(np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64))
 
     def _select(
-        self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
+        self, plan: StepPlan, beams: BeamBatch | None, hidden_RD: Tensor
     ) -> tuple[list[RankedItems], SampledTokens]:
-        ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
-        ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
-        ranked = [pair for pair in ending if pair[0].num_levels]
-        texts = [
-            (sequence, row)
-            for sequence, end in ending
-            if not sequence.num_levels
-            for row in range(end - len(sequence.drafts), end + 1)
-        ]
+        """Return the rankings and tokens from the hidden states of the plan's output rows."""
+        ending = [chunk.sequence for chunk in plan.chunks for _ in range(chunk.num_outputs)]
+        ranked = [(sequence, row) for row, sequence in enumerate(ending) if sequence.num_levels]
+        texts = [(sequence, row) for row, sequence in enumerate(ending) if not sequence.num_levels]
         rankings: list[RankedItems] = []
         if self._ranker is not None and ranked:
-            rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
+            rankings += self._ranker.begin(*self._rows_of(ranked, hidden_RD))
         if self._ranker is not None and beams is not None:
-            rankings += self._ranker.extend(beams, hidden_TD[plan.num_batched_tokens :])
-        return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts and self._samples else []
+            rankings += self._ranker.extend(beams, hidden_RD[len(ending) :])
+        return rankings, self._sample(*self._rows_of(texts, hidden_RD)) if texts and self._samples else []
 
-    def _last_hidden(self, ending: list[tuple[Sequence, int]], hidden_TD: Tensor) -> tuple[list[Sequence], Tensor]:
+    def _rows_of(self, ending: list[tuple[Sequence, int]], hidden_RD: Tensor) -> tuple[list[Sequence], Tensor]:
         rows = self._on_device(np.array([row for _, row in ending], dtype=np.int64))
-        return [sequence for sequence, _ in ending], hidden_TD[rows]
+        return [sequence for sequence, _ in ending], hidden_RD[rows]
 
     def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> SampledTokens:
         logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)

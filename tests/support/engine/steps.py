@@ -1,6 +1,7 @@
 """Random steps of small decoders of any family and shape, to compare forward passes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -128,13 +129,18 @@ def prompt_of(rows: int) -> StepPlan:
     return StepPlan(chunks=[Chunk(sequence, 0, rows)])
 
 
-def run_step(build: Callable[[KvCache], Forward], weights: DecoderWeights, plan: StepPlan) -> list[Tensor]:
+def run_step(
+    build: Callable[[KvCache], Forward],
+    weights: DecoderWeights,
+    plan: StepPlan,
+    output_rows_R: Tensor | None = None,
+) -> list[Tensor]:
     """Run a step through a forward pass over a filled cache; return hidden states, cache contents and tails."""
     cache = filled_cache(weights.config, weights.head_VD.dtype)
     forward = build(cache)
     with torch.inference_mode():
         step = inputs_of(plan, weights.config, weights.head_VD.dtype, forward.prepare(plan))
-        hidden_TD = forward.hidden(step)
+        hidden_RD = forward.hidden(replace(step, output_rows_R=output_rows_R))
     layers = [cache.slots(layer) for layer in range(weights.config.num_hidden_layers)]
     tails = [] if step.tails is None else [step.tails.keys_YBLGK, step.tails.values_YBLGK]
-    return [hidden_TD, *(x for layer in layers for x in (layer.keys, layer.values)), *tails]
+    return [hidden_RD, *(x for layer in layers for x in (layer.keys, layer.values)), *tails]

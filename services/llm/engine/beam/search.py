@@ -91,10 +91,10 @@ def level_logits(logits: Logits, level: Level, hidden: Tensor, vocab_size: int) 
     if level.over_children:
         return logits(hidden, first, last)
     rows_RD = hidden.reshape(-1, hidden.shape[-1])
-    parts = []
-    for part_RD in torch.split(rows_RD, max(1, _MAX_LOGITS // vocab_size)):
-        logits_RV = logits(part_RD, 0, vocab_size)
-        parts.append(logits_RV[:, first:last] - logits_RV.logsumexp(-1, keepdim=True))
+    parts = [
+        logits(part_RD, 0, vocab_size).log_softmax(-1)[:, first:last]
+        for part_RD in torch.split(rows_RD, max(1, _MAX_LOGITS // vocab_size))
+    ]
     return torch.cat(parts).view(*hidden.shape[:-1], level.size)
 
 

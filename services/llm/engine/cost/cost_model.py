@@ -1,17 +1,17 @@
 """The roofline cost of a step: the least bytes it must move and FLOPs it must compute, counted from its plan.
 
 The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory bandwidth
-and its FLOPs over the compute rate. Counted are matrices (once per step, however many rows), embedding rows, keys and
-values read and written (a request's context once, however many beams attend to it) and the scored rows of the head. Not
-counted are norms, biases and activations, which are under a hundredth of the total or in caches. Pure: no torch, no
-clock.
+and its FLOPs over the compute rate. Counted are matrices (read once per step, however many rows; after the last layer's
+keys and values only rows that are read are multiplied), embedding rows, keys and values read and written (a request's
+context once, however many beams attend to it) and the scored rows of the head. Not counted are norms, biases and
+activations, which are under a hundredth of the total or in caches. Pure: no torch, no clock.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from models.decoder.config import DecoderConfig
-from models.decoder.layer import num_matrix_weights
+from models.decoder.layer import MATRICES, num_matrix_weights
 from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
@@ -75,6 +75,8 @@ class CostModel:
     def __init__(self, shape: DecoderConfig, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
         query, key = (shape.head_dim * heads for heads in (shape.num_attention_heads, shape.num_key_value_heads))
         self._matrix_numbers = num_matrix_weights(shape)
+        after_values = (row for name, rows in MATRICES.items() if name != "qkv" for row in rows)
+        self._numbers_after_values = sum(row.rows(shape) * row.columns(shape) for row in after_values)
         self._hidden_size = shape.hidden_size
         self._vocab_size = shape.vocab_size
         self._level_sizes = level_sizes
@@ -107,13 +109,15 @@ class CostModel:
         )
 
     def _flops_of(self, tally: "_Tally") -> float:
-        matrices = 2 * self._matrix_numbers * tally.rows
+        unread = tally.rows - tally.outputs
+        matrices = 2 * (self._matrix_numbers * tally.rows - self._numbers_after_values * unread)
         head = 2 * self._hidden_size * tally.scores
         return float(matrices + head + self._flops_per_pair * tally.pair_layers)
 
     def _count_chunk(self, tally: "_Tally", chunk: Chunk) -> None:
         count, end = chunk.num_tokens, chunk.end
         tally.rows += count
+        tally.outputs += chunk.num_outputs
         tally.passes = max(tally.passes, 1)
         tally.kv_token_layers += self._seen_by_any(end, count) + count * (self._full_layers + self._windowed_layers)
         tally.pair_layers += self._full_layers * _sum_to(chunk.start, end)
@@ -133,6 +137,7 @@ class CostModel:
         tally.passes = max(tally.passes, len(rows_by_level))
         for decoded, rows in enumerate(rows_by_level, start=sequence.num_levels_done):
             tally.rows += rows
+            tally.outputs += rows
             tally.kv_token_layers += self._seen_by_any(context, 1)
             tally.tail_tokens += rows * decoded
             seen = context + decoded
@@ -147,12 +152,14 @@ class CostModel:
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over a step's requests. A pair is a row attending to a position; `_layers` sums over the layers.
+    """Sums over a step's requests. `outputs` are the rows whose hidden states are read.
 
-    A pass reads all matrices; a step has one pass, or one for each level that it selects in sequence.
+    A pair is a row attending to a position; `_layers` sums over the layers. A pass reads all matrices; a step has one
+    pass, or one for each level that it selects in sequence.
     """
 
     rows: int = 0
+    outputs: int = 0
     passes: int = 0
     kv_token_layers: int = 0
     tail_tokens: int = 0

@@ -6,6 +6,7 @@
 
 #include "attention_gemm.h"
 #include "attention_gemv.h"
+#include "row_ops.h"
 
 namespace tailrace {
 
@@ -56,11 +57,11 @@ inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, 
             if (!tails.seen[at]) continue;
             const T* key = tails.keys + (at * num_kv_heads + kv_head) * head_dim;
             const T* value = tails.values + (at * num_kv_heads + kv_head) * head_dim;
-            float score = 0, *out = sums.out.data() + i * sums.padded;
-            for (int64_t k = 0; k < head_dim; k++) score += to_float(q[i * head_dim + k]) * to_float(key[k]);
+            float* out = sums.out.data() + i * sums.padded;
+            const float score = dot(q + i * head_dim, key, head_dim);
             const float peak = std::max(sums.peak[i], score);
             const float shrink = std::exp((sums.peak[i] - peak) * queries.scale), weight = std::exp((score - peak) * queries.scale);
-            for (int64_t k = 0; k < head_dim; k++) out[k] = out[k] * shrink + weight * to_float(value[k]);
+            scale_and_add(out, shrink, value, weight, head_dim);
             sums.total[i] = sums.total[i] * shrink + weight;
             sums.peak[i] = peak;
         }

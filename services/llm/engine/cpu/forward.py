@@ -128,9 +128,11 @@ class CpuForward:
         return tile_table(plan, self._cache.block_tokens, self._config.window)
 
     def hidden(self, step: StepInputs) -> Tensor:
-        """Embed, run all layers, norm."""
+        """Embed, run all layers, norm. Returns (R, D) of the output rows."""
         tiles: TileTable = step.pages
-        hidden_TD = torch.empty(len(step.tokens_T), self._config.hidden_size, dtype=self._dtype)
+        outputs_R = step.output_rows_R
+        num_outputs = len(step.tokens_T) if outputs_R is None else len(outputs_R)
+        hidden_RD = torch.empty(num_outputs, self._config.hidden_size, dtype=self._dtype)
         keys, values = self._cache.slots(0).keys, self._cache.slots(0).values
         struct = StepStruct(
             rows=len(step.tokens_T),
@@ -147,7 +149,9 @@ class CpuForward:
             values=values.data_ptr(),
             layer_slots=len(keys),
             block_tokens=self._cache.block_tokens,
-            hidden=hidden_TD.data_ptr(),
+            num_outputs=num_outputs,
+            output_rows=None if outputs_R is None else outputs_R.data_ptr(),
+            hidden=hidden_RD.data_ptr(),
         )
         if step.tails is not None:
             struct.tail_keys = step.tails.keys_YBLGK.data_ptr()
@@ -156,7 +160,7 @@ class CpuForward:
             struct.tail_seen = step.tails.seen_BL.data_ptr()
             struct.num_tail_places = step.tails.keys_YBLGK.shape[2]
         self._library.forward(self._model.struct, struct)
-        return hidden_TD
+        return hidden_RD
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
         """Multiply by these rows of the output matrix."""

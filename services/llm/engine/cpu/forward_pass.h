@@ -47,12 +47,13 @@ class ForwardPass {
           qkv_width_((model.num_heads + 2 * model.num_kv_heads) * model.head_dim), residual_(new float[step.rows * model.hidden]),
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
-          gates_(new float[step.rows < kGemmMinRows ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
+          gates_(new float[std::min(step.rows, kGemmMinRows) * 2 * model.ffn]), scales_(new float[step.rows]),
           bytes_(new uint8_t[model.is_quantised ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
           next_task_(new std::atomic<int64_t>[model.num_layers]()) {}
 
     void run(int thread, int threads) {
-        const Range rows(step_.rows, 1, thread, threads);
+        int64_t count = step_.rows;
+        Range rows(count, 1, thread, threads);
         const auto add_to_residual = [this](int64_t row, int64_t n, const float* y, int count) {
             for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
         };
@@ -62,7 +63,7 @@ class ForwardPass {
             const TailraceLayer& layer = model_.layers[index];
             norm(rows, layer.attention_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
-            linear(layer.qkv, x_.get(), model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
+            linear(layer.qkv, x_.get(), count, model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
                 std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
             });
             Attention<T> attention = attention_of(index, threads, space);
@@ -71,15 +72,21 @@ class ForwardPass {
             barrier();
             attention.run(heads_or_ffn_.get(), x_.get());
             barrier();
+            if (index == model_.num_layers - 1 && step_.num_outputs < step_.rows) {
+                if (thread == 0) keep_output_rows();
+                barrier();
+                count = step_.num_outputs;
+                rows = Range(count, 1, thread, threads);
+            }
             if (model_.is_quantised) quantise_rows(rows, x_.get(), query_width_);
-            linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
+            linear(layer.output, x_.get(), count, query_width_, model_.hidden, thread, threads, add_to_residual);
             barrier();
             norm(rows, layer.ffn_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
-            gate_up(layer.gate_up, rows, thread, threads);
+            gate_up(layer.gate_up, count, rows, thread, threads);
             barrier();
             if (model_.is_quantised) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
-            linear(layer.down, heads_or_ffn_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
+            linear(layer.down, heads_or_ffn_.get(), count, model_.ffn, model_.hidden, thread, threads, add_to_residual);
             barrier();
         }
         norm(rows, model_.norm, static_cast<T*>(step_.hidden));
@@ -130,22 +137,31 @@ class ForwardPass {
         barrier();
     }
 
+    // Move what the last layer continues with, residual and attention's output, to the first rows.
+    void keep_output_rows() {
+        for (int64_t row = 0; row < step_.num_outputs; row++) {
+            const int64_t from = step_.output_rows[row];
+            std::copy_n(residual_.get() + from * model_.hidden, model_.hidden, residual_.get() + row * model_.hidden);
+            std::copy_n(x_.get() + from * query_width_, query_width_, x_.get() + row * query_width_);
+        }
+    }
+
     // out = x W^T + bias: `put(row, n, y, count)` receives numbers n to n + count - 1 of the row.
     template <class Put>
-    void linear(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int thread, int threads, Put put) {
-        multiply_by(matrix, x, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+    void linear(const TailraceMatrix& matrix, const T* x, int64_t count, int64_t size, int64_t width, int thread, int threads, Put put) {
+        multiply_by(matrix, x, count, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
             put(row, n, y[0], count);
         });
     }
 
     // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows gate and up are collected first.
-    void gate_up(const TailraceMatrix& matrix, const Range& rows, int thread, int threads) {
+    void gate_up(const TailraceMatrix& matrix, int64_t count, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        if (step_.rows >= kGemmMinRows)
-            return multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+        if (count >= kGemmMinRows)
+            return multiply_by(matrix, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
                 silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
-        linear(matrix, x_.get(), model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
+        linear(matrix, x_.get(), count, model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
             std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
         });
         barrier();
@@ -154,7 +170,7 @@ class ForwardPass {
     }
 
     template <class Put>
-    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int parts, int thread, int threads, Put put) {
+    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t count, int64_t size, int64_t width, int parts, int thread, int threads, Put put) {
         const auto put_biased = [&](int64_t row, int64_t n, float* const* y, int count) {
             if (const T* bias = static_cast<const T*>(matrix.bias))
                 for (int part = 0; part < parts; part++)
@@ -162,10 +178,10 @@ class ForwardPass {
             put(row, n, y, count);
         };
         if (!model_.is_quantised) {
-            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), step_.rows, size, width, parts};
+            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), count, size, width, parts};
             return multiply(product, thread, threads, kGemmMinRows, put_biased);
         }
-        multiply_bytes(matrix, bytes_.get(), scales_.get(), step_.rows, size, width, parts, thread, threads, put_biased);
+        multiply_bytes(matrix, bytes_.get(), scales_.get(), count, size, width, parts, thread, threads, put_biased);
     }
 
     // Head norms and rope; keys and values go to the paged cache or to the beams' tails.

@@ -63,8 +63,8 @@ class StepStruct(ctypes.Structure):
         ("layer_slots", _Number),
         ("block_tokens", _Number),
         *((name, _Address) for name in ("tail_keys", "tail_values", "tail_places", "tail_seen")),
-        ("num_tail_places", _Number),
-        ("hidden", _Address),
+        *((name, _Number) for name in ("num_tail_places", "num_outputs")),
+        *((name, _Address) for name in ("output_rows", "hidden")),
     )
 
 

@@ -41,8 +41,9 @@ struct TailraceStep {
     void *tail_keys, *tail_values;
     const int64_t* tail_places;
     const uint8_t* tail_seen;
-    int64_t num_tail_places;
-    void* hidden;
+    int64_t num_tail_places, num_outputs;
+    const int64_t* output_rows;  // ascending; not read if all rows are
+    void* hidden;                // of the output rows
 };
 
 }  // namespace tailrace

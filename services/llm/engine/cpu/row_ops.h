@@ -1,4 +1,4 @@
-// Operations on one row: RMS norm, rope, SiLU times gate, quantisation.
+// Operations on one row: products, RMS norm, rope, SiLU times gate, quantisation.
 
 #pragma once
 
@@ -8,6 +8,24 @@
 #include "simd.h"
 
 namespace tailrace {
+
+template <class T>
+inline float dot(const T* x, const T* y, int64_t size) {
+    Floats products = {};
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) products += load(x + k) * load(y + k);
+    float total = sum_of(products);
+    for (; k < size; k++) total += to_float(x[k]) * to_float(y[k]);
+    return total;
+}
+
+// out = out * shrink + x * weight
+template <class T>
+inline void scale_and_add(float* out, float shrink, const T* x, float weight, int64_t size) {
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) store(out + k, load(out + k) * shrink + load(x + k) * weight);
+    for (; k < size; k++) out[k] = out[k] * shrink + to_float(x[k]) * weight;
+}
 
 // Root-mean-square norm (Zhang and Sennrich 2019).
 template <class T, class To>

@@ -27,13 +27,18 @@ from services.llm.engine.plan import StepPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
-    """The tensors of one step. `pages` is the result of the attention's `prepare`."""
+    """The tensors of one step. `pages` is the result of the attention's `prepare`.
+
+    `output_rows_R` are the rows whose hidden states are read, ascending; None: all. The last layer computes only its
+    keys and values for the other rows.
+    """
 
     tokens_T: Tensor
     positions_T: Tensor
     slot_mapping_P: Tensor
     pages: Any
     tails: Tails | None
+    output_rows_R: Tensor | None = None
 
 
 class Forward(Protocol):
@@ -49,7 +54,7 @@ class Forward(Protocol):
         ...
 
     def hidden(self, step: StepInputs) -> Tensor:
-        """Return the hidden states (T, D) after the final norm, and store the step's keys and values."""
+        """Return the hidden states (R, D) of the output rows after the final norm; store all keys and values."""
         ...
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
@@ -97,14 +102,16 @@ class LayerLoop:
         return self._attention.prepare_tiles(batch)
 
     def hidden(self, step: StepInputs) -> Tensor:
-        """Embed, run all layers, norm."""
+        """Embed, run all layers, norm. Returns (R, D) of the output rows."""
         weights, ops, eps = self._weights, self._ops, self._weights.config.rms_norm_eps
         residual_TD = weights.embedding_VD[step.tokens_T]
         cos_sin = rotary_angles(step.positions_T, weights.config.head_dim, weights.config.rope, residual_TD.dtype)
         normed_TD = ops.rms_norm(residual_TD, weights.layers[0].attention_norm, eps)
         following = [*(layer.attention_norm for layer in weights.layers[1:]), weights.norm_D]
         for index, (layer, next_norm_D) in enumerate(zip(weights.layers, following, strict=True)):
-            attended_TD = self._attend(index, layer, normed_TD, cos_sin, step)
+            rows_R = step.output_rows_R if next_norm_D is weights.norm_D else None
+            attended_TD = self._attend(index, layer, normed_TD, cos_sin, step, rows_R)
+            residual_TD = residual_TD if rows_R is None else residual_TD[rows_R]
             normed_TD, residual_TD = ops.add_rms_norm(attended_TD, residual_TD, layer.ffn_norm, eps)
             fed_TD = self._feed_forward(layer, normed_TD)
             normed_TD, residual_TD = ops.add_rms_norm(fed_TD, residual_TD, next_norm_D, eps)
@@ -123,8 +130,15 @@ class LayerLoop:
         return self._ops.linear(hidden_RD, head_ND, None).float()
 
     def _attend(
-        self, index: int, layer: LayerWeights, normed_TD: Tensor, cos_sin: tuple[Tensor, Tensor], step: StepInputs
+        self,
+        index: int,
+        layer: LayerWeights,
+        normed_TD: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        step: StepInputs,
+        rows_R: Tensor | None,
     ) -> Tensor:
+        """Attend, and return the projected output of these rows; None: of all."""
         ops = self._ops
         qkv_TX = ops.linear(normed_TD, *layer.qkv)
         q_THK = ops.rope_and_store(
@@ -138,6 +152,7 @@ class LayerLoop:
             step.tails,
         )
         out_THK = self._attention.attend(q_THK, self._cache, index, step.pages, step.tails)
+        out_THK = out_THK if rows_R is None else out_THK[rows_R]
         return self._reduce(ops.linear(out_THK.flatten(1), *layer.output))
 
     def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:

@@ -89,12 +89,16 @@ def test_one_rank_needs_no_follower() -> None:
 
 
 def test_the_bytes_sent_equal_the_planners_count(two_ranks: tuple[Engine, LeadRank]) -> None:
-    """Two all-reduces a layer, of every row of every step."""
+    """Two all-reduces a layer of every row; in the last layer of the rows that are read: the beams' and ten others."""
     engine, ranks = two_ranks
     play = Play(World(2), engine).run([("text", 0, 8), ("rank", 4, 9), ("rank", 5, 3)])
 
     rows = sum(size.num_rows for size in play.sizes)
-    assert ranks.bytes_sent == all_reduce_bytes(rows, hidden_size=32, num_layers=2, shards=2, number_bytes=4)
+    read = sum(size.num_beam_rows for size in play.sizes) + 8 + 2
+    counted = (
+        all_reduce_bytes(count, hidden_size=32, num_layers=1, shards=2, number_bytes=4) for count in (rows, read)
+    )
+    assert ranks.bytes_sent == sum(counted)
 
 
 @pytest.mark.parametrize("loss", [signal.SIGKILL, signal.SIGSTOP])

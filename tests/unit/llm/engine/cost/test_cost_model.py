@@ -17,6 +17,8 @@ SHAPE = attention_shape(2, 1, 4, layers=3, vocab_size=100, hidden_size=8, interm
 SIZES = NumberSizes(matrix=2, head=2, tail=2, kv_token_layer=16)
 MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
 """Query and output 8x8 each, key and value 8x4 each, gate, up and down 8x16 each, in three layers."""
+AFTER_VALUES = 8 * 8 + 3 * 8 * 16
+"""The last layer's output, gate, up and down, which rows that are not read skip."""
 
 
 def text(num_tokens: int, **fields: Any) -> Sequence:
@@ -45,19 +47,19 @@ SELECTING = ranking(10, num_levels_done=2, num_computed_tokens=10)
             StepPlan(chunks=[WRITING, Chunk(text(4), 0, 4)]),
             StepKind.MIXED,
             2 * MATRIX_NUMBERS + (5 + 100) * 8 * 2 + 3 * (11 + 8) * 16,
-            2 * MATRIX_NUMBERS * 5 + 2 * 8 * 200 + 3 * (10 + 10) * 4 * 8,
+            2 * (MATRIX_NUMBERS * 5 - AFTER_VALUES * 3) + 2 * 8 * 200 + 3 * (10 + 10) * 4 * 8,
         ),
         (  # a chunk in the middle of its prompt needs no head
             StepPlan(chunks=[Chunk(text(30), 8, 16)]),
             StepKind.PREFILL,
             2 * MATRIX_NUMBERS + 16 * 8 * 2 + 3 * (24 + 16) * 16,
-            2 * MATRIX_NUMBERS * 16 + 3 * sum(range(9, 25)) * 4 * 8,
+            2 * (MATRIX_NUMBERS - AFTER_VALUES) * 16 + 3 * sum(range(9, 25)) * 4 * 8,
         ),
         (  # a ranking's prompt reads the first level's rows of the head, not the whole vocabulary
             StepPlan(chunks=[Chunk(ranking(5), 0, 5)]),
             StepKind.PREFILL,
             2 * MATRIX_NUMBERS + (5 + 20) * 8 * 2 + 3 * (5 + 5) * 16,
-            2 * MATRIX_NUMBERS * 5 + 2 * 8 * 20 + 3 * sum(range(1, 6)) * 4 * 8,
+            2 * (MATRIX_NUMBERS * 5 - AFTER_VALUES * 4) + 2 * 8 * 20 + 3 * sum(range(1, 6)) * 4 * 8,
         ),
         (  # six beams at the third level: context once for all, two tail positions each, the level's head rows
             StepPlan(beam_steps=[SELECTING]),

@@ -70,6 +70,29 @@ def test_fp32_equals_torch_to_rounding(library, steps, decoder, data) -> None:
         torch.testing.assert_close(compiled, plain, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("weight_kind", ["model", "int8"])
+@STEPS
+@SHAPES
+@given(decoders(), st.data())
+def test_rows_that_are_not_read_change_nothing(library, weight_kind, steps, decoder, data) -> None:
+    """Any output rows, none included, have the hidden states of a step that returns all; so have keys and values."""
+    plan = data.draw(steps)
+    is_read = st.lists(st.booleans(), min_size=plan.size.num_rows, max_size=plan.size.num_rows)
+    rows_R = torch.tensor(data.draw(is_read)).nonzero().flatten()
+    weights = join_weights(decoder)
+    attention = TorchAttention(8, 16, BLOCK, CPU, weights.config.window)
+    builds = (
+        lambda cache: CpuForward(library, weights, cache, weight_kind),
+        lambda cache: LayerLoop(weights, cache, TorchOps(), attention),
+    )
+    for build in builds:
+        hidden_TD, *stored = run_step(build, weights, plan)
+        hidden_RD, *stored_too = run_step(build, weights, plan, rows_R)
+
+        torch.testing.assert_close(hidden_RD, hidden_TD[rows_R], atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(stored_too, stored)
+
+
 @STEPS
 @SHAPES
 @given(decoders(), st.data())
