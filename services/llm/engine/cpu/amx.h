@@ -64,20 +64,21 @@ inline void release_tiles() {
     if constexpr (std::is_same_v<W, int8_t>) _tile_dpbusd(sum, x, w); \
     else _tile_dpbf16ps(sum, x, w);
 
-// Vectors `v` and, with PAIR, `v + 1`; with LOWER also rows 16 to 31.
+// One strip or, with PAIR, two; with LOWER also rows 16 to 31.
 template <class W, bool PAIR, bool LOWER>
-inline void amx_tiles(const uint32_t* x, int64_t words, const uint32_t* panel, int vectors, PrefetchRange& prefetch, float* out) {
+inline void amx_tiles(const uint32_t* x, int64_t words, const uint32_t* strip, PrefetchRange& prefetch, float* out) {
     _tile_zero(0);
     if constexpr (PAIR) _tile_zero(1);
     if constexpr (LOWER) _tile_zero(2);
     if constexpr (PAIR && LOWER) _tile_zero(3);
     for (int64_t k = 0; k < words; k += 16) {
-        for (int line = 0; line < 16 && prefetch.next < prefetch.end; line++, prefetch.next += 64) _mm_prefetch(prefetch.next, _MM_HINT_T1);
+        for (int line = 0; line < 16 * prefetch.lines_per_word && prefetch.next < prefetch.end; line++, prefetch.next += 64)
+            _mm_prefetch(prefetch.next, _MM_HINT_T1);
         _tile_loadd(4, x + k, words * 4);
-        _tile_loadd(6, panel + k * vectors * 16, vectors * 64);
+        _tile_loadd(6, strip + k * 16, 64);
         TAILRACE_ADD_TILES(W, 0, 4, 6)
         if constexpr (PAIR) {
-            _tile_loadd(7, panel + (k * vectors + 1) * 16, vectors * 64);
+            _tile_loadd(7, strip + (words + k) * 16, 64);
             TAILRACE_ADD_TILES(W, 1, 4, 7)
         }
         if constexpr (LOWER) {
@@ -103,7 +104,7 @@ TAILRACE_SHARED inline void amx_panel(
         const bool is_pair = v + 1 < vectors;
         const auto tiles = rows > 16 ? (is_pair ? amx_tiles<W, true, true> : amx_tiles<W, false, true>)
                                      : (is_pair ? amx_tiles<W, true, false> : amx_tiles<W, false, false>);
-        tiles(x, words, panel + v * 16, vectors, prefetch, out[0] + v * 16);
+        tiles(x, words, panel + v * words * 16, prefetch, out[0] + v * 16);
     }
     if constexpr (std::is_same_v<W, int8_t>)
         for (int m = 0; m < rows; m++)
@@ -134,6 +135,7 @@ inline void multiply_panel(int rows, const uint32_t* x, int64_t words, const uin
         if (suits_amx<W>(words)) return amx_panel<W>(rows, x, words, panel, VECS, prefetch, out);
 #endif
     const int tiles = (rows + kTileRows - 1) / kTileRows;
+    prefetch.lines_per_word = int((prefetch.end - prefetch.next + 64 * words * tiles - 1) / (64 * words * tiles));
     for (int tile = 0; tile < tiles; tile++) {
         const int begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
         dispatch_panel_tile<VECS, W>(end - begin, x + begin * words, words, panel, prefetch, out + begin);

@@ -23,14 +23,18 @@ inline void pack_keys(const Chunk<T>& chunk, int64_t words, std::vector<Line>& p
     for (int v = 0; v < kVectors; v++) {
         const uint32_t* rows[16];
         for (int i = 0; i < 16; i++) rows[i] = reinterpret_cast<const uint32_t*>(chunk.keys[v * 16 + i]);
-        pack_rows(rows, words, v, kVectors, panel.data()->words);
+        pack_rows(rows, words, panel[v * words].words);
     }
 }
 
 template <class T>
 inline void pack_values(const Chunk<T>& chunk, int64_t first, int64_t size, Line* panel) {
-    for (int c = 0; c < kChunk; c += kKeysPerWord<T>, panel += kVectors)
-        load_values(chunk, c, first, [&](const T* from, int offset) { return load_masked(from, size - first - offset); }, reinterpret_cast<__m512i*>(panel));
+    constexpr int64_t kWords = kChunk / kKeysPerWord<T>;
+    for (int64_t word = 0; word < kWords; word++) {
+        __m512i value[kVectors];
+        load_values(chunk, int(word) * kKeysPerWord<T>, first, [&](const T* from, int offset) { return load_masked(from, size - first - offset); }, value);
+        for (int v = 0; v < kVectors; v++) _mm512_store_si512(panel + v * kWords + word, value[v]);
+    }
 }
 
 // Add a chunk to the queries' softmax states.

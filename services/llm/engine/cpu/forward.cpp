@@ -34,10 +34,10 @@ void forward(const TailraceModel& model, const TailraceStep& step, int threads) 
 // The matrix without its first rows.
 template <class T>
 TailraceMatrix rows_from(const TailraceMatrix& matrix, int64_t first, int64_t size) {
-    if (!matrix.scales) return {static_cast<const T*>(matrix.weight) + first * size, nullptr, nullptr, nullptr, nullptr};
+    if (!matrix.scales) return {static_cast<const T*>(matrix.weight) + first * size, nullptr, nullptr, nullptr, nullptr, nullptr};
     const int64_t groups = padded(size) / 32, row_bytes = matrix.multipliers ? padded(size) / 2 : padded(size);
     const uint8_t* multipliers = matrix.multipliers ? matrix.multipliers + first * groups : nullptr;
-    return {static_cast<const uint8_t*>(matrix.weight) + first * row_bytes, nullptr, matrix.scales + first, matrix.sums + first, multipliers};
+    return {static_cast<const uint8_t*>(matrix.weight) + first * row_bytes, nullptr, nullptr, matrix.scales + first, matrix.sums + first, multipliers};
 }
 
 template <class T>
@@ -61,6 +61,22 @@ extern "C" {
 
 // Call once before the other functions. Returns an `Amx` of `library.py`.
 int32_t tailrace_start() { return int32_t(enable_amx()); }
+
+// Whether matrices can be packed: with AVX-512.
+int32_t tailrace_packs() {
+#if defined(__AVX512F__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Pack a matrix of `parts` times `width` rows of `words` 32-bit words into strips: `parts` times `width`, rounded up to 16, such rows.
+void tailrace_pack(const uint32_t* from, int64_t parts, int64_t width, int64_t words, uint32_t* strips) {
+#if defined(__AVX512F__)
+    pack_matrix(from, int(parts), width, words, strips);
+#endif
+}
 
 void tailrace_forward(const TailraceModel* model, const TailraceStep* step, int32_t threads) {
     if (model->is_bf16) forward<Bf16>(*model, *step, threads);

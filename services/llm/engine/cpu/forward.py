@@ -112,7 +112,7 @@ class CpuForward:
         self._config = config
         self._cache = cache
         self._dtype = weights.head_VD.dtype
-        self._model = PackedModel(weights, weight_kind)
+        self._model = PackedModel(library, weights, weight_kind)
         use_huge_pages(self._model.tensors)
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8

@@ -34,7 +34,7 @@ inline void multiply_bytes(
         const Product<uint8_t, Int4> product = {x, static_cast<const Int4*>(matrix.weight), rows, padded(size), width, parts, matrix.multipliers};
         return multiply(product, thread, threads, kInt8GemmMinRows, put_real);
     }
-    const Product<uint8_t, int8_t> product = {x, static_cast<const int8_t*>(matrix.weight), rows, padded(size), width, parts};
+    const Product<uint8_t, int8_t> product = {x, static_cast<const int8_t*>(matrix.weight), rows, padded(size), width, parts, nullptr, matrix.strips};
     multiply(product, thread, threads, kInt8GemmMinRows, put_real);
 }
 
@@ -154,10 +154,10 @@ class ForwardPass {
         });
     }
 
-    // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows gate and up are collected first.
+    // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows of a matrix that is not packed gate and up are collected first.
     void gate_up(const TailraceMatrix& matrix, int64_t count, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        if (count >= kGemmMinRows)
+        if (count >= kGemmMinRows || matrix.strips)
             return multiply_by(matrix, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
                 silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
@@ -178,7 +178,7 @@ class ForwardPass {
             put(row, n, y, count);
         };
         if (!model_.is_quantised) {
-            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), count, size, width, parts};
+            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), count, size, width, parts, nullptr, matrix.strips};
             return multiply(product, thread, threads, kGemmMinRows, put_biased);
         }
         multiply_bytes(matrix, bytes_.get(), scales_.get(), count, size, width, parts, thread, threads, put_biased);

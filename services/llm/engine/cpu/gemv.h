@@ -204,6 +204,7 @@ struct Product {
     int64_t rows, size, width;
     int parts;
     const uint8_t* multipliers = nullptr;  // of 4-bit weights, one for each 32
+    const uint32_t* strips = nullptr;      // of a packed matrix, whose w is not read
 
     int64_t stride() const { return size / kPacked; }
     int64_t index_of(int part, int64_t n) const { return part * width + std::min(n, width - 1); }

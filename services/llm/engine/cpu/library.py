@@ -22,9 +22,12 @@ _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class MatrixStruct(ctypes.Structure):
-    """A matrix (out, in): in the model's dtype, or rows of 8 or 4 bits as `quantise.py` makes them."""
+    """A matrix (out, in): in the model's dtype, or rows of 8 or 4 bits as `quantise.py` makes them.
 
-    _fields_ = tuple((name, _Address) for name in ("weight", "bias", "scales", "sums", "multipliers"))
+    `weight` is the address of its rows or, packed by `Library.pack`, null, and `strips` that of its strips.
+    """
+
+    _fields_ = tuple((name, _Address) for name in ("weight", "strips", "bias", "scales", "sums", "multipliers"))
 
 
 class LayerStruct(ctypes.Structure):
@@ -92,7 +95,10 @@ def _shown() -> AbstractContextManager[object]:
 
 
 class Library:
-    """The library's functions, run on torch's number of threads. `amx`: whether prompts are multiplied with AMX."""
+    """The library's functions, run on torch's number of threads.
+
+    `amx`: whether prompts are multiplied with AMX. `packs`: whether matrices of this processor can be packed.
+    """
 
     def __init__(self, path: Path) -> None:
         """Load the library and run its AMX self-test. Raises OSError."""
@@ -101,6 +107,10 @@ class Library:
         self.amx = Amx(loaded.tailrace_start())
         if self.amx in _WHY_NO_AMX:
             _log.warning("the engine runs without AMX, several times slower at prompts: %s", _WHY_NO_AMX[self.amx])
+        self._pack = loaded.tailrace_pack
+        self._pack.argtypes = (_Address, *[_Number] * 3, _Address)
+        self._pack.restype = None
+        self.packs = bool(loaded.tailrace_packs())
         self._forward.argtypes = (ctypes.POINTER(ModelStruct), ctypes.POINTER(StepStruct), ctypes.c_int32)
         matrix = ctypes.POINTER(MatrixStruct)
         self._score.argtypes = (ctypes.c_int32, _Address, matrix, _Address, *[_Number] * 4, ctypes.c_int32)
@@ -110,6 +120,18 @@ class Library:
         """Run a step: writes `step.hidden`, the cache and the tails."""
         with _shown():
             self._forward(model, step, torch.get_num_threads())
+
+    def pack(self, matrix_NI: Tensor, parts: int) -> Tensor:
+        """Return the strips of a contiguous matrix of `parts` equal parts, whose rows are whole 32-bit words.
+
+        A strip is 16 rows, word by word, the layout that the library multiplies; the last of a part is filled up.
+        """
+        assert self.packs and matrix_NI.is_contiguous(), "addresses carry no strides"  # noqa: PT018
+        words_NI = matrix_NI.view(torch.int32)
+        width, words = len(words_NI) // parts, words_NI.shape[1]
+        strips = torch.empty(parts * -(-width // 16) * 16, words, dtype=torch.int32)
+        self._pack(matrix_NI.data_ptr(), parts, width, words, strips.data_ptr())
+        return strips
 
     def score(self, x_RI: Tensor, weight_NI: Tensor) -> Tensor:
         """Multiply rows by a matrix (out, in), both contiguous and fp32 or both bf16, to fp32 (R, N)."""

@@ -1,7 +1,7 @@
 // The gemm micro-kernel: rows of x times a packed panel, a few columns of a matrix laid out so that a lane is a column.
 //
-// A panel is (words, VECS, 16) words of 32 bits, each one fp32, two bf16 or four int8 that are adjacent in a column: what AVX-512 multiplies
-// by a word of x, and the layout of AMX's right operand. AVX-512 only.
+// A strip is 16 columns, (words, 16) words of 32 bits, each one fp32, two bf16 or four int8 that are adjacent in a column: what AVX-512
+// multiplies by a word of x, and the layout of AMX's right operand. A panel is up to kVectors strips, one after the other. AVX-512 only.
 
 #pragma once
 
@@ -22,15 +22,16 @@ struct alignas(64) Line {
     uint32_t words[16];
 };
 
-// Memory that will be read next, to be prefetched into the L2 cache.
+// Memory that will be read next, to be prefetched into the L2 cache, some lines with each word.
 struct PrefetchRange {
     const char *next, *end;
+    int lines_per_word = 1;
 };
 
 #if defined(__AVX512F__)
 
-// Transpose 16 rows of 16 words into 16 vectors, each of one word of all rows, `stride` words apart.
-TAILRACE_SHARED inline void transpose_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
+// Transpose 16 rows of 16 words into 16 vectors, each of one word of all rows.
+TAILRACE_SHARED inline void transpose_words(const uint32_t* const* rows, int64_t at, uint32_t* out) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + at);
@@ -45,19 +46,19 @@ TAILRACE_SHARED inline void transpose_words(const uint32_t* const* rows, int64_t
     for (int i = 0; i < 4; i++) {
         const __m512i low = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xDD);
         const __m512i low2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88), high2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xDD);
-        _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(low, low2, 0x88));
-        _mm512_storeu_si512(out + (4 + i) * stride, _mm512_shuffle_i32x4(high, high2, 0x88));
-        _mm512_storeu_si512(out + (8 + i) * stride, _mm512_shuffle_i32x4(low, low2, 0xDD));
-        _mm512_storeu_si512(out + (12 + i) * stride, _mm512_shuffle_i32x4(high, high2, 0xDD));
+        _mm512_storeu_si512(out + i * 16, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(out + (4 + i) * 16, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(out + (8 + i) * 16, _mm512_shuffle_i32x4(low, low2, 0xDD));
+        _mm512_storeu_si512(out + (12 + i) * 16, _mm512_shuffle_i32x4(high, high2, 0xDD));
     }
 }
 
-// Pack 16 rows of `words` words into vector `v` of a panel.
-inline void pack_rows(const uint32_t* const* rows, int64_t words, int v, int vectors, uint32_t* panel) {
+// Pack 16 rows of `words` words into a strip.
+inline void pack_rows(const uint32_t* const* rows, int64_t words, uint32_t* strip) {
     const int64_t whole = words / 16 * 16;
-    for (int64_t at = 0; at < whole; at += 16) transpose_words(rows, at, panel + (at * vectors + v) * 16, vectors * 16);
+    for (int64_t at = 0; at < whole; at += 16) transpose_words(rows, at, strip + at * 16);
     for (int64_t at = whole; at < words; at++)
-        for (int i = 0; i < 16; i++) panel[(at * vectors + v) * 16 + i] = rows[i][at];
+        for (int i = 0; i < 16; i++) strip[at * 16 + i] = rows[i][at];
 }
 
 inline __m512 add_products(__m512 sum, __m512i x, __m512i w, float) {
@@ -110,11 +111,13 @@ inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, 
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) sum[m][v] = typename SumOf<W>::type{};
         for (; k < last; k++) {
-            _mm_prefetch(fetched, _MM_HINT_T1);
-            fetched += fetched < prefetch.end ? 64 : 0;
+            for (int line = 0; line < prefetch.lines_per_word; line++) {
+                _mm_prefetch(fetched, _MM_HINT_T1);
+                fetched += fetched < prefetch.end ? 64 : 0;
+            }
             __m512i column[VECS];
 #pragma GCC unroll 4
-            for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (k * VECS + v) * 16);
+            for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (v * words + k) * 16);
 #pragma GCC unroll 6
             for (int m = 0; m < ROWS; m++) {
                 const __m512i word = _mm512_set1_epi32(int32_t(x[m * words + k]));

@@ -8,7 +8,8 @@ namespace tailrace {
 
 // A matrix (out, in): in the model's dtype, or rows of int8 or of 4 bits (int4.h), padded to 64, with each row's scale and sum.
 struct TailraceMatrix {
-    const void* weight;
+    const void* weight;      // rows; null if packed
+    const uint32_t* strips;  // null unless packed
     const void* bias;
     const float* scales;   // null: in the model's dtype
     const int32_t* sums;   // of the row's int8 numbers

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.decoder.layer import MATRICES, NORMS
 from models.decoder.rope import periods
 from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, WeightKind
-from services.llm.engine.cpu.library import LayerStruct, MatrixStruct, ModelStruct
+from services.llm.engine.cpu.library import LayerStruct, Library, MatrixStruct, ModelStruct
 from services.llm.engine.cpu.quantise import check_shape, quantise
 from services.llm.engine.forward.weights import DecoderWeights, LayerWeights, Linear, num_bytes
 
@@ -25,15 +25,18 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 class PackedModel:
-    """Owns every tensor that its structs point to; quantised copies replace matrices as `weight_kind` says.
+    """Owns every tensor that its structs point to; copies, quantised as `weight_kind` says, replace the matrices.
+
+    The layers' matrices of 8 bits and more are packed, if the library can.
 
     Raises ConfigError naming the field if the decoder's shape does not fit that kind.
     """
 
-    def __init__(self, weights: DecoderWeights, weight_kind: WeightKind) -> None:
+    def __init__(self, library: Library, weights: DecoderWeights, weight_kind: WeightKind) -> None:
         config = weights.config
         check_shape(config, weight_kind)
         self.tensors: list[Tensor] = []
+        self._library = library
         self._matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
         layers = (LayerStruct * len(weights.layers))(*(self._layer(layer) for layer in weights.layers))
         embedding = self._matrix(Linear(weights.embedding_VD, None), table_bits)
@@ -65,22 +68,26 @@ class PackedModel:
         norms = {name: getattr(layer, name) for name in NORMS}
         return LayerStruct(
             **{name: None if norm is None else self._address(norm) for name, norm in norms.items()},
-            **{name: self._matrix(getattr(layer, name), self._matrix_bits) for name in MATRICES},
+            **{
+                name: self._matrix(getattr(layer, name), self._matrix_bits, parts=2 if name == "gate_up" else 1)
+                for name in MATRICES
+            },
         )
 
-    def _matrix(self, linear: Linear, bits: int | None) -> MatrixStruct:
+    def _matrix(self, linear: Linear, bits: int | None, parts: int = 0) -> MatrixStruct:
+        """Return a matrix in its kind of weights; packed, if it can be, in `parts` equal parts unless these are 0."""
         weight_NI, bias_N = linear
-        bias = None if bias_N is None else self._address(bias_N)
-        if bits is None:
-            return MatrixStruct(weight=self._address(weight_NI), bias=bias)
-        rows = quantise(weight_NI, bits)
-        return MatrixStruct(
-            weight=self._address(rows.codes),
-            bias=bias,
-            scales=self._address(rows.scale_N),
-            sums=self._address(rows.sum_N),
-            multipliers=None if rows.multiplier_NG is None else self._address(rows.multiplier_NG),
-        )
+        struct = MatrixStruct(bias=None if bias_N is None else self._address(bias_N))
+        stored = weight_NI.contiguous()
+        if bits is not None:
+            rows = quantise(weight_NI, bits)
+            stored, struct.scales, struct.sums = rows.codes, self._address(rows.scale_N), self._address(rows.sum_N)
+            struct.multipliers = None if rows.multiplier_NG is None else self._address(rows.multiplier_NG)
+        if parts and bits != 4 and self._library.packs and stored.shape[1] * stored.element_size() % 4 == 0:
+            struct.strips = self._address(self._library.pack(stored, parts))
+        else:
+            struct.weight = self._address(stored)
+        return struct
 
     def _address(self, tensor: Tensor) -> int:
         """Keep a tensor alive and return the address of its contiguous data."""

@@ -52,7 +52,7 @@ def library(request, tmp_path_factory) -> Library:
 def matrix_of(rows: QuantisedRows) -> MatrixStruct:
     """Build a struct that points at the tensors of these rows."""
     multipliers = None if rows.multiplier_NG is None else rows.multiplier_NG.data_ptr()
-    return MatrixStruct(rows.codes.data_ptr(), None, rows.scale_N.data_ptr(), rows.sum_N.data_ptr(), multipliers)
+    return MatrixStruct(rows.codes.data_ptr(), None, None, rows.scale_N.data_ptr(), rows.sum_N.data_ptr(), multipliers)
 
 
 def quantised_rows(x_RI: Tensor) -> Tensor:
