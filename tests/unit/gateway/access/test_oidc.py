@@ -182,7 +182,7 @@ def forged(provider: Provider, kind: str) -> str:
     if kind == "changed claims":
         changed = base64.urlsafe_b64encode(json.dumps({**claims, "tenant": "bolt"}).encode()).rstrip(b"=").decode()
         return f"{header}.{changed}.{signature}"
-    return {"no JSON": f"a.b.{signature}", "long": f"{token}{'A' * 9_000}"}[kind]
+    return {"no JSON": f"a.b.{signature}", "long": f"{token}{'A' * 6_144}"}[kind]
 
 
 @pytest.mark.parametrize(
