@@ -42,7 +42,7 @@ class _Event(msgspec.Struct):
     item_id: str
 
 
-class Ask(msgspec.Struct, kw_only=True):
+class RankBody(msgspec.Struct, kw_only=True):
     """The body of a request. `user_id` is the request's id for an anonymous user."""
 
     user_id: str
@@ -57,7 +57,7 @@ class _Item(msgspec.Struct):
     score: float
 
 
-class Answer(msgspec.Struct):
+class RankReply(msgspec.Struct):
     """The body of an answer; other fields are ignored."""
 
     recommendations: list[_Item]
@@ -75,7 +75,7 @@ class RemoteLlm:
     def __init__(self, url: str, key: Callable[[], str], beam_width: int) -> None:
         self._key = key
         self._beam_width = beam_width
-        self._decoder = msgspec.json.Decoder(Answer)
+        self._decoder = msgspec.json.Decoder(RankReply)
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
@@ -116,12 +116,12 @@ class RemoteLlm:
         return await self._http.post(_PATH, content=body, headers=headers)
 
 
-def ask_of(request: RankRequest, beam_width: int) -> Ask:
+def ask_of(request: RankRequest, beam_width: int) -> RankBody:
     """Return the body for the other server: enough items that k are left without the excluded items."""
     per_item = 1 if request.filters == _NO_FILTERS else _PER_ITEM_WITH_FILTER
     wanted = request.k * per_item + len(request.excluded_item_ids)
     num_items = min(wanted, max(_MAX_ITEMS, request.k))
-    return Ask(
+    return RankBody(
         user_id=request.user_id or request.request_id,
         sequence=[_Event(item_id) for item_id in request.history_item_ids],
         top_k=num_items,
@@ -129,7 +129,7 @@ def ask_of(request: RankRequest, beam_width: int) -> Ask:
     )
 
 
-def _result_of(answer: Answer, request: RankRequest) -> RankResult:
+def _result_of(answer: RankReply, request: RankRequest) -> RankResult:
     """Return the items, best first. Raises ValueError for a score that is not finite."""
     excluded = frozenset(request.excluded_item_ids)
     if not all(math.isfinite(item.score) for item in answer.recommendations):

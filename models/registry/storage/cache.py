@@ -4,7 +4,8 @@
     <root>/versions/<version>/      links to these files
     <root>/versions/.evicted.*      a version that is being deleted
 
-Whoever opens a version holds a shared lock on its manifest until it drops its `Hold`; a killed process drops its locks.
+Whoever opens a version holds a shared lock on its manifest until it drops its `VersionHold`; a killed process drops its
+locks.
 A version is deleted only under the exclusive lock, after a rename, so a reader finds it whole or not at all.
 """
 
@@ -20,7 +21,7 @@ from models.files import rename_if_absent
 from models.registry.manifest import MANIFEST
 
 
-class Hold:
+class VersionHold:
     """Keeps a version in the cache while it is referenced: an open, locked manifest."""
 
     def __init__(self, descriptor: int) -> None:
@@ -46,7 +47,7 @@ class VersionCache:
         """Whether the version is cached now; only `hold` keeps it so."""
         return (self.folder_of(version) / MANIFEST).exists()
 
-    def hold(self, version: str) -> Hold | None:
+    def hold(self, version: str) -> VersionHold | None:
         """Return a hold on a version, which counts as opened now; None if it is absent."""
         path = self.folder_of(version) / MANIFEST
         try:
@@ -57,7 +58,7 @@ class VersionCache:
             os.utime(path)  # least recently opened versions are evicted first
         return hold
 
-    def keep(self, folder: Path, version: str, digests: Mapping[str, str]) -> Hold | None:
+    def keep(self, folder: Path, version: str, digests: Mapping[str, str]) -> VersionHold | None:
         """Make a finished folder of these files, by their SHA-256, the cached version, and return a hold on it.
 
         Returns None if another process has finished the version first.
@@ -99,10 +100,10 @@ class VersionCache:
                 path.unlink(missing_ok=True)
 
 
-def _locked(path: Path, operation: int) -> Hold:
+def _locked(path: Path, operation: int) -> VersionHold:
     """Open and lock a file that is still at this path. Raises FileNotFoundError, or BlockingIOError if locked."""
     mode = os.O_RDWR if operation & fcntl.LOCK_EX else os.O_RDONLY  # as NFS requires
-    hold = Hold(descriptor := os.open(path, mode))
+    hold = VersionHold(descriptor := os.open(path, mode))
     fcntl.flock(descriptor, operation)
     if not os.path.samestat(os.fstat(descriptor), path.stat()):
         raise FileNotFoundError(path)

@@ -42,7 +42,7 @@ from models.files import file_sha256, rename_durably
 from models.registry.bundle import REPORT, hashes, open_bundle
 from models.registry.manifest import MANIFEST, decode_manifest
 from models.registry.name_record import is_name
-from models.registry.storage.cache import Hold, VersionCache
+from models.registry.storage.cache import VersionCache, VersionHold
 from models.registry.storage.port import OpenedFolder, StoredRecord
 
 log = structlog.get_logger()
@@ -263,7 +263,7 @@ class ObjectStorage:
         decode_manifest(content, version, f"{self._url}/{path}")
         return content
 
-    def _download(self, version: str) -> Hold | None:
+    def _download(self, version: str) -> VersionHold | None:
         manifest = self._manifest(version)
         scratch = self.scratch(f"{version}.{threading.get_ident()}")  # names may share a version
         scratch.mkdir()
