@@ -1,23 +1,28 @@
-"""Two tenants on one stack: what a flood of one costs the other.
+"""Two tenants on one stack: the cost of a flood of one tenant for another.
 
     python -m benchmarks.tenants --json OUT [--rounds 3] [--seconds 10] [--flood 5] [--deadline-ms 200] [--up]
                                  [--url ...] [--grpc ...]
 
 Tenants `a` and `b` have equal shares, keys of normal priority, and names that serve the default name's bundle. The
 capacity is the rate of answers in time, ranked in full, for closed-loop callers of both. `b` sends 0.4 of the capacity,
-within its share of 0.5, alone and while `a` sends `--flood` times its share; both open loop, in turn. Latency counts
-from the intended departure. The load generator runs on the same machine. Without `--up`, the running stack must have
-been started with the same tenants; `--up` starts it.
+within its share of 0.5: alone, while `a` sends its share, and while `a` sends `--flood` times its share. Both are open
+loop, and each has a load generator on the same machine; that of `a` runs at the lowest priority of the system. Latency
+counts from the intended departure. Without `--up`, the running stack must have been started with the same tenants;
+`--up` starts it.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,8 @@ from services.settings.settings import Settings, load_settings
 
 FLOODING, OTHER = "a", "b"
 SHARE, OTHERS_PART = 0.5, 0.4
+TIMES_SHARE = (0.0, 1.0, 5.0)
+LOWEST_PRIORITY = 19
 PAUSE_S = 5.0
 _PARTS = ("goodput", "full")
 _MEMORY_GIB, _START_S = 2.0, 120.0
@@ -58,7 +65,7 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
-    parser.add_argument("--flood", type=above_zero, default=5.0, help="times its share that tenant a sends")
+    parser.add_argument("--flood", type=above_zero, default=TIMES_SHARE[-1], help="times its share that tenant a sends")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
     add_stack_options(parser, settings)
     return parser.parse_args()
@@ -101,17 +108,50 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
         senders = {FLOODING: await _sender(flooding, options), OTHER: await _sender(other, options)}
         capacity_rps = await capacity_of(list(senders.values()), options.seconds, options.deadline_ms, _is_full)
         print(f"capacity {capacity_rps:.0f}/s", flush=True)
-        rates = {FLOODING: options.flood * SHARE * capacity_rps, OTHER: OTHERS_PART * capacity_rps}
-        rows = []
+    rows = []
+    with _generator(0) as other_process, _generator(LOWEST_PRIORITY) as flooding_process:
+        processes = {OTHER: other_process, FLOODING: flooding_process}
         for number in range(options.rounds):
-            for tenants in ((OTHER,), (OTHER, FLOODING)):
+            for times_share in (*TIMES_SHARE[:-1], options.flood):
                 await asyncio.sleep(PAUSE_S)
-                loads = await asyncio.gather(*(_load(senders[one], rates[one], options) for one in tenants))
-                for tenant, load in zip(tenants, loads, strict=True):
-                    case = {"round": number, "is_flooded": len(tenants) > 1, "tenant": tenant}
-                    rows.append(case | _row(load, rates[tenant], options.deadline_ms))
-                    show(rows[-1], "round", "is_flooded", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
+                rates = {OTHER: OTHERS_PART * capacity_rps, FLOODING: times_share * SHARE * capacity_rps}
+                for row in await _case(processes, {one: rate for one, rate in rates.items() if rate}, keys, options):
+                    rows.append({"round": number, "times_share": times_share, **row})
+                    show(rows[-1], "round", "times_share", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
     return {**about_run("tenants"), "capacity_rps": round(capacity_rps, 1), "summary": _summary(rows), "rows": rows}
+
+
+@contextmanager
+def _generator(niceness: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a started process with this addition to its niceness."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=os.nice, initargs=(niceness,)) as process:
+        process.submit(int).result()
+        yield process
+
+
+async def _case(
+    processes: Mapping[str, ProcessPoolExecutor],
+    rates: dict[str, float],
+    keys: dict[str, str],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Return a row of each tenant, from a process of its own."""
+    loop = asyncio.get_running_loop()
+    calls = [loop.run_in_executor(processes[one], _run_tenant, rate, keys[one], options) for one, rate in rates.items()]
+    return [{"tenant": one, **row} for one, row in zip(rates, await asyncio.gather(*calls), strict=True)]
+
+
+def _run_tenant(rate_rps: float, key: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Send one tenant's requests, and return its row."""
+
+    async def run() -> dict[str, Any]:
+        host, port = options.url
+        async with RestClient(host, port, key) as client:
+            load = await _load(await _sender(client, options), rate_rps, options)
+            return _row(load, rate_rps, options.deadline_ms)
+
+    return asyncio.run(run())
 
 
 async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
@@ -154,17 +194,18 @@ def _row(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, Any]:
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the other tenant's median p99 alone and flooded, their ratio, and its goodput under the flood."""
-    other = {
-        flag: [row for row in rows if row["tenant"] == OTHER and row["is_flooded"] is flag] for flag in (False, True)
-    }
-    alone_ms, flooded_ms = (percentile([row["p99_ms"] for row in other[flag]], 0.5) for flag in (False, True))
-    total = sum(row["num_requests"] for row in other[True])
+    """Return the other tenant's median p99 in each case, its ratio to the flooded case, and its goodput under it."""
+    alone, at_share, flooded = (
+        [row for row in rows if row["tenant"] == OTHER and row["times_share"] == times]
+        for times in sorted({row["times_share"] for row in rows})
+    )
+    p99s_ms = [percentile([row["p99_ms"] for row in case], 0.5) for case in (alone, at_share, flooded)]
+    total = sum(row["num_requests"] for row in flooded)
     found = {
-        "p99_ms_alone": alone_ms,
-        "p99_ms_flooded": flooded_ms,
-        "p99_ratio": round(flooded_ms / alone_ms, 3),
-        **{part: round(sum(r[part] * r["num_requests"] for r in other[True]) / total, 4) for part in _PARTS},
+        **dict(zip(("p99_ms_alone", "p99_ms_at_share", "p99_ms_flooded"), p99s_ms, strict=True)),
+        "p99_to_alone": round(p99s_ms[2] / p99s_ms[0], 3),
+        "p99_to_at_share": round(p99s_ms[2] / p99s_ms[1], 3),
+        **{part: round(sum(r[part] * r["num_requests"] for r in flooded) / total, 4) for part in _PARTS},
     }
     print(json.dumps(found), flush=True)
     return found

@@ -16,8 +16,10 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from services.contracts.fairness import FairOrder
+from services.contracts.tenant import tenant_of_name
 from services.observability.metrics import ResidencyMetrics
-from services.residency.state import Actions, Residency, ResidencyTable, TooLarge
+from services.residency.state import FORGET_S, Actions, Residency, ResidencyTable, TooLarge
 
 log = structlog.get_logger()
 
@@ -80,9 +82,13 @@ class Residents(Generic[Model]):
         self._metrics = metrics
         self._poll_s = poll_s
         self._clock = clock
-        self._changed = threading.Condition(threading.RLock())  # guards the next four, and the table
+        self._changed = threading.Condition(threading.RLock())  # guards the table and what follows
         self._models: dict[str, Model] = {}
         self._fetching: set[str] = set()
+        """Names whose files are fetched, or wait for it in `_to_fetch`."""
+        self._to_fetch: dict[str, dict[str, float]] = {}
+        """By tenant, the waiting names with the time when each was last asked for."""
+        self._fetch_order = FairOrder()
         self._refreshing: set[str] = set()
         self._failures: dict[str, LoadFailure] = {}
         self._fetchers = ThreadPoolExecutor(_NUM_FETCHING, "model-fetch")
@@ -173,13 +179,36 @@ class Residents(Generic[Model]):
         self._table.still_wanted(name, now_s)
         failure = self._failures.get(name)
         is_due = failure is None or now_s >= failure.retry_at_s
+        waiting = self._to_fetch.get(tenant := tenant_of_name(name), {})
+        if name in waiting:
+            waiting[name] = now_s
         if is_due and name not in self._fetching and self._table.state(name) is Residency.ABSENT:
             if self._stopped.is_set():
                 return
             self._fetching.add(name)
-            self._fetchers.submit(self._fetch, name)
+            self._to_fetch.setdefault(tenant, {})[name] = now_s
+            self._fetchers.submit(self._fetch_next)
 
-    def _fetch(self, name: str) -> None:
+    def _next_to_fetch(self) -> str | None:
+        """Return the waiting name that is fetched next: tenants take turns, the oldest name of a tenant is first.
+
+        None if nobody has asked for it for a while.
+        """
+        with self._changed:
+            tenant = self._fetch_order.next(self._to_fetch)
+            self._fetch_order.charge(tenant, 1, 1)
+            name = next(iter(self._to_fetch[tenant]))
+            asked_s = self._to_fetch[tenant].pop(name)
+            if not self._to_fetch[tenant]:
+                del self._to_fetch[tenant]
+            if self._clock() - asked_s > FORGET_S and name not in self._table.pinned:
+                self._fetching.discard(name)
+                return None
+            return name
+
+    def _fetch_next(self) -> None:
+        if (name := self._next_to_fetch()) is None:
+            return
         try:
             num_bytes = self._source.fetch(name)
             with self._changed:

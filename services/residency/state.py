@@ -10,18 +10,23 @@ A name is absent, loading, resident or draining:
 Loading, resident and draining names occupy bytes, and their sum never exceeds the budget: a load starts only after the
 names that it displaces are unloaded. Displaced is the name that was used least recently, names in use last; pinned
 names and names that became resident less than the minimum stay ago are never displaced. A draining name takes no new
-references, and is unloaded when the last one is released. Of the waiting names, the most wanted loads first, and
-`max_loading` names load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is
-forgotten.
+references, and is unloaded when the last one is released. The waiting names of the tenants load in turn by their bytes,
+of a tenant the most wanted first, and `max_loading` names load at a time, so that a name in demand overtakes rare
+names; a name that nobody wants any more is forgotten. Names of a tenant that holds no more than an equal part of the
+budget are displaced last by the names of other tenants.
 
 Time is an argument, in seconds. `next_actions` is called after each event and from time to time.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-_FORGET_S = 10.0
+from services.contracts.fairness import FairOrder
+from services.contracts.tenant import tenant_of_name
+
+FORGET_S = 10.0
 """A waiting name that no request wanted for this long is not loaded."""
 
 
@@ -101,6 +106,7 @@ class ResidencyTable:
         self._idle_s = idle_s
         self._models: dict[str, _Model] = {}
         self._wanted: dict[str, _Wanted] = {}
+        self._order = FairOrder()
 
     @property
     def num_bytes(self) -> int:
@@ -179,7 +185,7 @@ class ResidencyTable:
         """
         model = self._models[name]
         needed = num_bytes - model.num_bytes
-        if needed > 0 and not self._make_room(needed, now_s, spared=name):
+        if needed > 0 and not self._make_room(name, needed, now_s):
             return False
         model.num_bytes = num_bytes
         return True
@@ -192,18 +198,27 @@ class ResidencyTable:
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
         for name, one in list(self._wanted.items()):
-            is_forgotten = name not in self.pinned and now_s - one.wanted_s > _FORGET_S
+            is_forgotten = name not in self.pinned and now_s - one.wanted_s > FORGET_S
             if is_forgotten or not self._can_fit(one.num_bytes):
                 del self._wanted[name]
-        by_demand = sorted(self._wanted.items(), key=lambda one: (one[0] not in self.pinned, -one[1].num_requests))
-        num_loading = len(self.names(Residency.LOADING))
-        for num_started, (name, one) in enumerate(by_demand):
-            is_full = self._max_loading is not None and num_loading + num_started >= self._max_loading
-            if is_full or not self._make_room(one.num_bytes, now_s):
+        num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
+        while self._wanted and num_free > 0:
+            name = self._next_wanted()
+            num_bytes = self._wanted[name].num_bytes
+            if not self._make_room(name, num_bytes, now_s):
                 return
             del self._wanted[name]
-            self._models[name] = _Model(Residency.LOADING, one.num_bytes, now_s, now_s)
+            self._order.charge(tenant_of_name(name), 1, num_bytes)
+            self._models[name] = _Model(Residency.LOADING, num_bytes, now_s, now_s)
+            num_free -= 1
             yield name
+
+    def _next_wanted(self) -> str:
+        """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is."""
+        wanted = [name for name in self._wanted if name in self.pinned] or list(self._wanted)
+        tenant = self._order.next(map(tenant_of_name, wanted))
+        own = (name for name in wanted if tenant_of_name(name) == tenant)
+        return max(own, key=lambda name: self._wanted[name].num_requests)
 
     def _can_fit(self, num_bytes: int) -> bool:
         """Return whether this many bytes fit next to the pinned names."""
@@ -216,8 +231,11 @@ class ResidencyTable:
                 model.is_unloading = True
                 yield name
 
-    def _make_room(self, num_bytes: int, now_s: float, spared: str | None = None) -> bool:
-        """Return whether this many bytes are free; if not, drain as many names as are needed, if they suffice."""
+    def _make_room(self, requester: str, num_bytes: int, now_s: float) -> bool:
+        """Return whether this many bytes are free for a name.
+
+        If not, drain as many other names as are needed, if they suffice.
+        """
         if self._budget_bytes is None:
             return True
         free = self._budget_bytes - self.num_bytes
@@ -225,10 +243,10 @@ class ResidencyTable:
             return True
         coming = sum(model.num_bytes for model in self._models.values() if model.state is Residency.DRAINING)
         missing, victims = num_bytes - free - coming, list[str]()
-        for name in self._displaceable(now_s):
+        for name in self._displaceable(tenant_of_name(requester), now_s):
             if missing <= 0:
                 break
-            if name != spared:
+            if name != requester:
                 victims.append(name)
                 missing -= self._models[name].num_bytes
         if missing <= 0:
@@ -236,8 +254,8 @@ class ResidencyTable:
                 self._drain(name, Eviction.ROOM, now_s)
         return False
 
-    def _displaceable(self, now_s: float) -> list[str]:
-        """Return the names that may be unloaded for room: unused names first, least recently used first."""
+    def _displaceable(self, tenant: str, now_s: float) -> list[str]:
+        """Return the names that may be unloaded for a name of this tenant, first those displaced first."""
         old = [
             name
             for name, model in self._models.items()
@@ -245,7 +263,20 @@ class ResidencyTable:
             and name not in self.pinned
             and now_s - model.since_s >= self._min_stay_s
         ]
-        return sorted(old, key=lambda name: (self._models[name].num_references > 0, self._models[name].used_s))
+        spared = self._within_share() - {tenant}
+
+        def turn(name: str) -> tuple[bool, bool, float]:
+            return tenant_of_name(name) in spared, self._models[name].num_references > 0, self._models[name].used_s
+
+        return sorted(old, key=turn)
+
+    def _within_share(self) -> set[str]:
+        """Return the tenants that hold at most an equal part of the budget, of those that hold or want memory."""
+        num_bytes = dict.fromkeys(map(tenant_of_name, self._wanted), 0)
+        for name, model in self._models.items():
+            tenant = tenant_of_name(name)
+            num_bytes[tenant] = num_bytes.get(tenant, 0) + model.num_bytes
+        return {tenant for tenant, held in num_bytes.items() if held * len(num_bytes) <= (self._budget_bytes or 0)}
 
     def _drain_idle(self, now_s: float) -> None:
         if self._idle_s is None:

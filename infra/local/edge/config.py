@@ -107,10 +107,11 @@ _ONE_READING = _refusal(
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
-_IS_OVER_LIMIT = "{ var(txn.is_over_limit) -m bool }"
+_IS_OVER_LIMIT, _IS_REFUSED = "{ var(txn.is_over_limit) -m bool }", "{ var(txn.is_refused) -m bool }"
 _COUNT_REFUSAL = f"""http-request set-var(txn.is_over_limit) bool(true) if \
 {{{{ var(proc.limit_{{door}}) -m int gt 0 }}}} {{{{ var(txn.in_flight),sub(proc.limit_{{door}}) gt 0 }}}} \
 {{{{ var(txn.others) -m int gt 0 }}}}{{above_share}}
+    http-request set-var(txn.is_refused) bool(true) if {{{_IS_OVER_LIMIT}}}
     http-request sc-inc-gpc(0,0) if {{{_IS_OVER_LIMIT}}}
     http-request sc-inc-gpc(1,0) if {{{_IS_OVER_LIMIT}}} !{{{{ var(txn.share) -m int le {share_of(Priority.LOW)} }}}}
     http-request sc-inc-gpc(2,0) if {{{_IS_OVER_LIMIT}}} {{{{ var(txn.share) -m int ge {share_of(Priority.HIGH)} }}}}"""
@@ -123,20 +124,40 @@ _ABOVE_SHARE = " {{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(p
 """A second part of the condition, where there are tenants: the caller's tenant has more in flight than its share of the
 limit, which is its weight by the number of active tenants and the mean weight.
 """
+_REFUSE_LARGEST = """
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
+{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.others),sub(proc.fair_{door}) ge 0 }} \
+{{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
+{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.own),sub(proc.fair_{door}) gt 0 }}
+    http-request set-var(txn.is_refused) bool(true) if {{ var(txn.is_unfair) -m bool }}
+    http-request track-sc{counter} int({fair}) table {table} if {{ var(txn.is_unfair) -m bool }}
+    http-request sc-inc-gpc(0,{counter}) if {{ var(txn.is_unfair) -m bool }}"""
+"""Refuses tenants that send more than the mean, by weight, while more are in flight than the gateways answer without a
+wait; and any tenant that has as many in flight itself, since its rate is known only after a moment.
+"""
+_ALL_TENANTS = "*"
 _TENANT_TABLE = """
 backend tenants_{door}
-    # each tenant's recommendations in flight through this door; tenants that have sent none for a while are forgotten
-    stick-table type string len 40 size 4096 expire 10s store conn_cur
+    # each tenant's recommendations through this door, and all tenants'
+    stick-table type string len 40 size 4096 expire 10s store conn_cur,http_req_rate(200ms)
 """
-"""The count of a door, by tenant."""
+"""The counts of a door, by tenant."""
 _LEARN_LIMIT = """# a gateway announces the limit in flight of each door; callers do not see it
     http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) \
 if { res.hdr(x-edge-limit) -m found }
     http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) \
 if { res.hdr(x-edge-limit) -m found }
+    http-response set-var(proc.fair_rest) res.hdr(x-edge-limit),word(3,' '),add(0) \
+if { res.hdr(x-edge-limit) -m found }
+    http-response set-var(proc.fair_grpc) res.hdr(x-edge-limit),word(4,' '),add(0) \
+if { res.hdr(x-edge-limit) -m found }
     http-response del-header x-edge-limit"""
 _SERVICE = "/tailrace.v1.Recommender/"
 _BATCH_BITS = (MAX_BATCH - 1).bit_length()
+_ALL_COUNTER, _FAIR_COUNTER = 2 + _BATCH_BITS, 3 + _BATCH_BITS
+"""HAProxy's counters: the door, the bits of a batch, the tenant, all tenants, the refusals of the fair limit."""
+_FAIR_REFUSALS = 3
 _RANKED = {
     "rest": """acl is_ranked path /v1/recommendations /v1/recommendations:batch /v1/popular /v1/search
     acl is_ranked path_reg ^/v1/items/.+/similar$
@@ -259,12 +280,12 @@ class EdgePlan:
             one_reading=_ONE_READING,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
-            counters=2 + _BATCH_BITS,
+            counters=_FAIR_COUNTER + 1,
             tenant_tables="".join(_TENANT_TABLE.format(door=door) for door in _RANKED) if self.has_tenants else "",
-            entries=2 * (1 + _BATCH_BITS),
+            entries=2 * (1 + _BATCH_BITS) + 1,
             count_refusal_rest=self._count_refusal("rest"),
             count_refusal_grpc=self._count_refusal("grpc"),
-            is_over_limit=_IS_OVER_LIMIT,
+            is_refused=_IS_REFUSED,
             learn_limit=_LEARN_LIMIT,
             count_rest=self._count(1, "rest"),
             count_grpc=self._count(2, "grpc"),
@@ -274,7 +295,12 @@ class EdgePlan:
 
     def _count_refusal(self, door: str) -> str:
         above_share = _ABOVE_SHARE.format(door=door) if self.has_tenants else ""
-        return _COUNT_REFUSAL.format(door=door, above_share=above_share)
+        counted = _COUNT_REFUSAL.format(door=door, above_share=above_share)
+        if not self.has_tenants:
+            return counted
+        return counted + _REFUSE_LARGEST.format(
+            door=door, counter=_FAIR_COUNTER, fair=_FAIR_REFUSALS, table=IN_FLIGHT_TABLE
+        )
 
     def _count(self, door: int, name: str) -> str:
         """Return the rules that count the recommendations in flight at this door, scaled by the caller's priority.
@@ -414,7 +440,7 @@ if {{ var(txn.limit) -m int lt {self.default_deadline_ms} }}
 
 def _tenant_rules(door: str) -> list[str]:
     """Return the rules that count the recommendations in flight of the caller's tenant, and the active tenants."""
-    tenant, counter = f"sha2(256),hex,lower,map_str({KEY_TENANTS},{OPERATOR})", 1 + _BATCH_BITS
+    tenant, counter = f"sha2(256),hex,lower,map_str({KEY_TENANTS},{OPERATOR})", _ALL_COUNTER - 1
     return [
         f"http-request set-var(txn.tenant) str({OPERATOR})",
         f"http-request set-var(txn.tenant) req.hdr(x-api-key),{tenant} if {{ req.hdr(x-api-key) -m found }}",
@@ -423,8 +449,11 @@ def _tenant_rules(door: str) -> list[str]:
             "if { req.hdr(authorization) -m found }"
         ),
         f"http-request track-sc{counter} var(txn.tenant) table tenants_{door} if is_ranked",
+        f"http-request track-sc{_ALL_COUNTER} str({_ALL_TENANTS}) table tenants_{door} if is_ranked",
         f"http-request set-var(txn.own) sc_conn_cur({counter}) if is_ranked",
-        f"http-request set-var(txn.tenants) table_cnt(tenants_{door})",
+        f"http-request set-var(txn.rate) sc_http_req_rate({counter}) if is_ranked",
+        f"http-request set-var(txn.rate_of_all) sc_http_req_rate({_ALL_COUNTER}) if is_ranked",
+        f"http-request set-var(txn.tenants) table_cnt(tenants_{door}),sub(1)",
         f"http-request set-var(txn.weight) var(txn.tenant),map_str_int({TENANT_WEIGHTS},100)",
     ]
 
@@ -470,8 +499,12 @@ defaults
     # the limit, also where no caller uses REST; without an announcement there is no limit
     http-check unset-var(proc.limit_rest)
     http-check unset-var(proc.limit_grpc)
+    http-check unset-var(proc.fair_rest)
+    http-check unset-var(proc.fair_grpc)
     http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
     http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
+    http-check set-var(proc.fair_rest) res.hdr(x-edge-limit),word(3,' '),add(0)
+    http-check set-var(proc.fair_grpc) res.hdr(x-edge-limit),word(4,' '),add(0)
     default-server inter 600ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
     http-error status 504 content-type application/json lf-string '{late}'
@@ -487,7 +520,7 @@ frontend rest
 {named}{one_reading}    {count_rest}
     {count_refusal_rest}
     http-request return status 429 content-type application/json hdr retry-after 1 \
-lf-string '{overloaded}' if {is_over_limit}
+lf-string '{overloaded}' if {is_refused}
     {mark}
     # the caller's address replaces its headers' claims, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
@@ -500,7 +533,7 @@ frontend grpc
     {count_grpc}
     {count_refusal_grpc}
     http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 \
-hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {is_over_limit}
+hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {is_refused}
     {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds

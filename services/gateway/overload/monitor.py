@@ -22,6 +22,7 @@ from services.gateway.overload.admission import Admission, AdmissionDecision, st
 from services.gateway.overload.begin_queue import BeginQueue
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
+from services.gateway.overload.fair_limit import FairLimit
 from services.router.deadline import Arrival
 
 DOORS = ("rest", "grpc")
@@ -180,14 +181,17 @@ class EdgeWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._arrivals: dict[str, EdgeClock] = {}
-        self._limits = {door: EdgeLimit(load.admission.limits.deadline_s) for door in DOORS}
+        limits = load.admission.limits
+        self._limits = {door: EdgeLimit(limits.deadline_s) for door in DOORS}
+        self._fair_limits = {door: FairLimit(limits.deadline_s, limits.num_gateways) for door in DOORS}
         self._announced = ""
 
     @property
     def announcement(self) -> str:
-        """The maximum recommendations in flight at the edge, by door, in the edge's format."""
+        """The maximum recommendations in flight at the edge, by door, then both fair limits, in the edge's format."""
         now_s = self._clock()
-        return " ".join(str(limit.announced(now_s, self._headroom(limit.target_s))) for limit in self._limits.values())
+        limits = (limit.announced(now_s, self._headroom(limit.target_s)) for limit in self._limits.values())
+        return " ".join(map(str, (*limits, *(limit.limit for limit in self._fair_limits.values()))))
 
     def news(self) -> str | None:
         """Return the announcement if it has changed since the last call."""
@@ -204,7 +208,9 @@ class EdgeWatch:
         arrivals = self._arrivals_at(mark.edge)
         waited_s = arrivals.waited_s(mark.stamp_ms, mark.num_in_flight, self._wall_clock(), now_s)
         limit = self._limits[door]
-        limit.observed(waited_s + self._load.queue.delay_s, mark.num_in_flight, now_s, self._headroom(limit.target_s))
+        wait_s = waited_s + self._load.queue.delay_s
+        limit.observed(wait_s, mark.num_in_flight, now_s, self._headroom(limit.target_s))
+        self._fair_limits[door].observed(wait_s, mark.num_in_flight, now_s, self._load.next_cpu_s)
         if mark.refused is not None:
             self._load.refused_at_edge(mark.refused, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)

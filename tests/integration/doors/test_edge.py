@@ -293,6 +293,42 @@ def test_a_tenant_above_its_share_is_refused_and_the_others_pass(
     assert [answer.status_code for answer in answers] == [200] * 5
 
 
+def test_beyond_the_fair_limit_the_tenant_that_sends_most_is_refused(
+    tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
+) -> None:
+    """The fair limit holds below the limit, and only for the tenant that sends most.
+
+    Alone, a tenant may have more in flight.
+    """
+    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
+    tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
+    with (
+        running_edge(tmp_path / "edge", ca, doors, keys=keys, tenants=tenants) as edge,
+        httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http,
+        ThreadPoolExecutor(24) as pool,
+    ):
+
+        def ask(tenant: str) -> httpx.Response:
+            return http.post("/v1/recommendations", json=LONG, headers=bearer(tenant))
+
+        http.get("/limit/99,3")
+        wait_for(lambda: edge.announced() == "99", what="the limit")
+        flood = [pool.submit(ask, "acme") for _ in range(4)]
+        wait_for(lambda: edge.num_in_flight() == 4, what="a tenant alone beyond the fair limit")
+        own = [pool.submit(ask, "bolt")]
+        wait_for(lambda: edge.num_in_flight() == 5, what="the other tenant's request")
+        refused = list(pool.map(ask, ["acme"] * 8))
+        num_counted = num_refused(edge_folder(edge.settings.state_dir))
+        own += [pool.submit(ask, "bolt")]
+        wait_for(lambda: edge.num_in_flight() == 6, what="one more of the other tenant")
+        http.get("/limit/none")
+        answers = [one.result() for one in flood + own]
+
+    assert {answer.status_code for answer in refused} == {429}
+    assert num_counted == len(refused)
+    assert [answer.status_code for answer in answers] == [200] * 6
+
+
 @pytest.mark.parametrize("door", ["rest", "grpc"])
 def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> None:
     """A batch counts by its size: five of six leave room for one request; without a size it counts as 100, and passes

@@ -58,7 +58,7 @@ class FixedWatch(EdgeWatch):
     @property
     def announcement(self) -> str:
         """The announced limit."""
-        return f"{self._text} {self._text}"
+        return " ".join(f"{limit} {limit}" for limit in self._text.split(","))
 
 
 async def serve(http_port: int, grpc_port: int, host: str) -> None:
@@ -80,7 +80,7 @@ async def serve(http_port: int, grpc_port: int, host: str) -> None:
     async def limit(http: Request) -> JSONResponse:
         """Announce this text from now on, behind a new replica without latency history, which would affect routing."""
         world.llm.names = (f"replica {next(replicas)}",)
-        world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
+        world.llm.delay_s = 3.0 if http.path_params["limit"].partition(",")[0].isdecimal() else 0.0
         world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])
         return JSONResponse({})
 

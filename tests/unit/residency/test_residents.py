@@ -21,6 +21,8 @@ class Files:
 
     sizes: dict[str, int]
     gate: threading.Event = field(default_factory=threading.Event)
+    fetch_gate: threading.Semaphore | None = None
+    fetched: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     loads: Counter[str] = field(default_factory=Counter)
     unloads: Counter[str] = field(default_factory=Counter)
@@ -28,6 +30,9 @@ class Files:
 
     def fetch(self, name: str) -> int:
         """Return the size of a name, or fail."""
+        if self.fetch_gate is not None:
+            self.fetch_gate.acquire(timeout=30.0)
+        self.fetched.append(name)
         if name in self.broken:
             raise OSError(f"{name}: no space left on device")
         return self.sizes[name]
@@ -163,3 +168,22 @@ def test_an_idle_name_is_unloaded() -> None:
     scene.wait_for("a", Residency.ABSENT)
     assert scene.value("tailrace_model_evictions_total", name="a", reason="idle") == 1
     scene.models.stop()
+
+
+def test_the_files_of_tenants_are_fetched_in_turn(scene: Scene) -> None:
+    """A tenant that asks for many names at once does not delay another, and names asked for long ago are skipped."""
+    names = [f"acme.{number}" for number in range(50)]
+    scene.files.sizes |= dict.fromkeys((*names, "bolt.one"), 1)
+    scene.files.fetch_gate = threading.Semaphore(0)
+    for name in (*names, "bolt.one"):
+        scene.models.acquire(name)
+    scene.files.fetch_gate.release(6)
+    wait_for(lambda: len(scene.files.fetched) == 6)
+    early = list(scene.files.fetched)
+    wait_for(lambda: len(scene.models._fetching) == 45)
+    scene.now_s = 60.0
+    scene.files.fetch_gate.release(45)
+    wait_for(lambda: not scene.models._fetching)
+
+    assert "bolt.one" in early
+    assert len(scene.files.fetched) <= 6 + 4

@@ -246,3 +246,47 @@ def test_of_the_waiting_names_the_most_wanted_loads_first() -> None:
         order += table.next_actions(6.0).load
 
     assert order == ["first", "hot", "rare"]
+
+
+def test_a_tenant_that_wants_many_names_does_not_delay_another() -> None:
+    """The tenants' loads take turns by their bytes, however many requests wait for one tenant's names."""
+    table, loaded = ResidencyTable(max_loading=1), []
+    for number in range(20):
+        table.want(f"acme.{number}", 3, 0.0)
+        for _ in range(50):
+            table.still_wanted(f"acme.{number}", 0.0)
+    for name in ("bolt.one", "bolt.two"):
+        table.want(name, 3, 0.0)
+    for _ in range(6):
+        (name,) = table.next_actions(0.0).load
+        table.loaded(name, 0.0)
+        loaded.append(name)
+
+    assert {name for name in loaded[:4] if name.startswith("bolt")} == {"bolt.one", "bolt.two"}
+
+
+def test_a_tenant_that_wants_many_names_does_not_displace_another_within_its_share() -> None:
+    """A flood of cold names displaces names of its own tenant, and a tenant above its share gives memory back."""
+    table = ResidencyTable(budget_bytes=10)
+
+    def load(name: str, now_s: float) -> None:
+        """Load a name, and unload what it displaces."""
+        table.want(name, 1, now_s)
+        for _ in range(2):
+            actions = table.next_actions(now_s)
+            for other in actions.unload:
+                table.unloaded(other)
+            for other in actions.load:
+                table.loaded(other, now_s)
+
+    for number in range(3):
+        load(f"bolt.{number}", 0.0)
+    for number in range(50):
+        load(f"acme.{number}", 1.0 + number)
+    flooded = {name for name in table.bytes_by_name() if name.startswith("bolt")}
+    for number in range(50):
+        load(f"bolt.{number}", 100.0 + number)
+    shared = sum(name.startswith("acme") for name in table.bytes_by_name())
+
+    assert flooded == {"bolt.0", "bolt.1", "bolt.2"}
+    assert shared == 5

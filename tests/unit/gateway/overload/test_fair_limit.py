@@ -1,0 +1,171 @@
+"""The learned limit for the tenants that send most, against a simulation of two gateways behind the edge's rules."""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Mapping
+from itertools import count
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.gateway.overload.edge_clock import EdgeClock
+from services.gateway.overload.fair_limit import FairLimit
+
+CAPACITY_RPS = 600.0
+NUM_PROCESSES, NUM_STAGES = 2, 4
+ELSEWHERE_S, RATE_WINDOW_S = 0.003, 0.2
+SECONDS, FLOOD_FROM_S = 12.0, 2.0
+
+
+class Simulation:
+    """Requests visit the queue of one process in four stages, with a pause elsewhere between the second and third."""
+
+    def __init__(self, rates: Mapping[str, float], *, has_limit: bool = True) -> None:
+        self.rates = rates
+        self.has_limit = has_limit
+        self.rng, self.order = random.Random(1), count()
+        self.events: list[tuple[float, int, tuple[object, ...]]] = []
+        self.free_at_s, self.busy_s, self.num_read = [0.0] * NUM_PROCESSES, [0.0] * NUM_PROCESSES, [0] * NUM_PROCESSES
+        self.clocks = [EdgeClock() for _ in range(NUM_PROCESSES)]
+        self.limits = [FairLimit(0.2, NUM_PROCESSES) for _ in range(NUM_PROCESSES)]
+        self.limit = 10**6
+        self.own = dict.fromkeys(rates, 0)
+        self.recent = {tenant: deque[float]() for tenant in rates}
+        self.latencies_s: dict[str, list[float]] = {tenant: [] for tenant in rates}
+        self.num_sent = dict.fromkeys(rates, 0)
+
+    def run(self) -> None:
+        """Send each tenant's requests evenly; the second tenant begins later."""
+        for number, tenant in enumerate(self.rates):
+            self._at(FLOOD_FROM_S * number + 0.3 / self.rates[tenant], tenant)
+        while self.events:
+            now_s, _, event = heapq.heappop(self.events)
+            if len(event) == 1:
+                self._arrive(now_s, str(event[0]))
+            else:
+                self._work(now_s, *event)  # type: ignore[arg-type]
+
+    def _at(self, at_s: float, *event: object) -> None:
+        heapq.heappush(self.events, (at_s, next(self.order), event))
+
+    def _arrive(self, now_s: float, tenant: str) -> None:
+        if now_s >= SECONDS:
+            return
+        self._at(now_s + 1 / self.rates[tenant], tenant)
+        self.num_sent[tenant] += 1
+        self.recent[tenant].append(now_s)
+        for times_s in self.recent.values():
+            while times_s and times_s[0] < now_s - RATE_WINDOW_S:
+                times_s.popleft()
+        if self.has_limit and self._is_refused(tenant):
+            return
+        self.own[tenant] += 1
+        self._at(now_s, tenant, self.rng.randrange(NUM_PROCESSES), 0, now_s, sum(self.own.values()))
+
+    def _is_refused(self, tenant: str) -> bool:
+        """The edge's rules (infra/local/edge/config.py)."""
+        active = [one for one in self.rates if self.num_sent[one]]
+        rates = {one: len(times_s) for one, times_s in self.recent.items()}
+        is_largest = rates[tenant] * len(active) > sum(rates.values())
+        is_over = sum(self.own.values()) + 1 > self.limit and is_largest
+        return len(active) > 1 and (is_over or self.own[tenant] + 1 > self.limit)
+
+    def _work(self, now_s: float, tenant: str, process: int, stage: int, sent_s: float, num_in_flight: int) -> None:
+        if stage == NUM_STAGES:
+            self.own[tenant] -= 1
+            self.latencies_s[tenant].append(now_s - sent_s)
+            return
+        begins_s = max(now_s, self.free_at_s[process])
+        cost_s = NUM_PROCESSES / CAPACITY_RPS / NUM_STAGES * self.rng.uniform(0.5, 1.5)
+        self.free_at_s[process] = begins_s + cost_s
+        self.busy_s[process] += cost_s
+        if stage == 0:
+            self.num_read[process] += 1
+            known_s = self.busy_s[process] / self.num_read[process] if self.num_read[process] > 16 else None
+            waited_s = self.clocks[process].waited_s(int(1_000 * sent_s), num_in_flight, begins_s, begins_s)
+            self.limits[process].observed(waited_s, num_in_flight, begins_s, known_s)
+            self.limit = self.limits[process].limit
+        pause_s = ELSEWHERE_S if stage == 1 else 0.0005
+        self._at(begins_s + cost_s + pause_s, tenant, process, stage + 1, sent_s, num_in_flight)
+
+    def p99_ms(self, tenant: str) -> float:
+        """Return the 99th percentile of a tenant's latencies."""
+        ordered = sorted(self.latencies_s[tenant])
+        return 1_000 * ordered[int(0.99 * (len(ordered) - 1))]
+
+
+def simulated(flood: float, *, has_limit: bool = True) -> Simulation:
+    """Return a run in which B sends 0.4 of the capacity and A this multiple of its share."""
+    simulation = Simulation({"b": 0.4 * CAPACITY_RPS, "a": flood * 0.5 * CAPACITY_RPS}, has_limit=has_limit)
+    simulation.run()
+    return simulation
+
+
+def test_a_flood_costs_another_tenant_no_more_than_a_tenant_at_its_share() -> None:
+    """B is answered, no later than while A sends its share without a limit; A gets what B leaves."""
+    at_share, flooded = simulated(1.0, has_limit=False), simulated(5.0)
+
+    assert len(flooded.latencies_s["b"]) >= 0.99 * flooded.num_sent["b"]
+    assert flooded.p99_ms("b") <= 1.2 * at_share.p99_ms("b")
+    assert len(flooded.latencies_s["a"]) >= 0.4 * CAPACITY_RPS * (SECONDS - FLOOD_FROM_S)
+
+
+def test_a_flood_of_a_hundred_times_a_share_is_no_worse() -> None:
+    """Refused requests cost the gateways nothing."""
+    assert simulated(100.0).p99_ms("b") <= 1.2 * simulated(1.0, has_limit=False).p99_ms("b")
+
+
+def test_without_the_limit_a_flood_makes_the_other_tenant_late() -> None:
+    """Without the limit the simulation shows the fault that the limit prevents."""
+    assert simulated(5.0, has_limit=False).p99_ms("b") > 1_000
+
+
+@pytest.mark.parametrize("num_gateways", [1, 16])
+def test_before_the_cost_of_a_request_is_known_nothing_is_limited(num_gateways: int) -> None:
+    """The first requests of a gateway pass."""
+    limit = FairLimit(num_gateways=num_gateways)
+    for number in range(100):
+        limit.observed(0.1, 50, float(number), None)
+
+    assert limit.limit == 4_096
+
+
+class LimitUnderAnyLoad(RuleBasedStateMachine):
+    """Windows with any waits and counts, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit = FairLimit(num_gateways=2)
+        self.now_s = 0.0
+
+    def window(self, wait_s: float, num_in_flight: int) -> tuple[int, int]:
+        """Simulate a window in which every request waits this long; return the limit before and after."""
+        self.now_s += wait_s + 0.11
+        before = self.limit.limit
+        for _ in range(6):
+            self.limit.observed(wait_s, num_in_flight, self.now_s, 0.004)
+        return before, self.limit.limit
+
+    @rule(wait_s=st.floats(0.0041, 30.0), num_in_flight=st.integers(1, 5_000))
+    def waits(self, wait_s: float, num_in_flight: int) -> None:
+        """Waits beyond a request's time lower the limit below the requests in flight."""
+        before, after = self.window(wait_s, num_in_flight)
+        assert after <= max(8, int(0.8 * min(before, num_in_flight)))
+
+    @rule(wait_s=st.floats(0.0, 0.0019), num_in_flight=st.integers(1, 5_000))
+    def calm(self, wait_s: float, num_in_flight: int) -> None:
+        """Calm windows permit at most twice the requests in flight and a little more."""
+        before, after = self.window(wait_s, num_in_flight)
+        assert after == min(4_096, 2 * num_in_flight + 8) or before < after <= 2 * num_in_flight + 8
+
+    @invariant()
+    def is_within_bounds(self) -> None:
+        """The limit is within its bounds."""
+        assert 8 <= self.limit.limit <= 4_096
+
+
+LimitUnderAnyLoad.TestCase.settings = hypothesis_settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestLimitUnderAnyLoad = LimitUnderAnyLoad.TestCase
