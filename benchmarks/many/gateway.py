@@ -32,6 +32,9 @@ from services.router.deadline import Arrival
 DEADLINE_MS = 200
 _POLL_S = 5.0
 _NUM_AT_ONCE = 2
+_NUM_ROUNDS, _RATE_RPS, _MIN_STAY_S = 10, 100.0, 10.0
+_WAITED_SHARE = 0.2
+"""Of the deadline: a request that took longer waited for the load of its name."""
 _NUM_FIRST_CALLS = 100
 _NUM_FAULT_CALLS = 100
 _MAX_LOOKS, _LOOK_S = 1_000, 0.1
@@ -75,6 +78,14 @@ class Gateway:
 
         return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
 
+    async def ask_at(self, names: Sequence[str], rate_rps: float) -> list[Answer]:
+        """Request these names at a fixed rate."""
+        began_s, asked = time.monotonic(), []
+        for number, name in enumerate(names):
+            await asyncio.sleep(max(0.0, began_s + number / rate_rps - time.monotonic()))
+            asked.append(asyncio.create_task(self.ask(name)))
+        return await asyncio.gather(*asked)
+
     def num_loads(self, name: str) -> int:
         """Return how often the gateway has loaded this name."""
         labels = {"part": "gateway", "name": name}
@@ -94,13 +105,15 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(url: str, cache: Path, names: Sequence[str], room: int | None) -> AsyncIterator[Gateway]:
+async def gateway(
+    url: str, cache: Path, names: Sequence[str], room: int | None, min_stay_s: float = 0.0
+) -> AsyncIterator[Gateway]:
     """Yield a started gateway with memory for `room` names, besides the first; None loads all at the start."""
     store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
     residency = None
     if room is not None:
         budget = (room + 1) * memory_of(store.named(names[0]).live())
-        residency = NameResidency(budget_bytes=budget, min_stay_s=0.0, pinned=frozenset())
+        residency = NameResidency(budget_bytes=budget, min_stay_s=min_stay_s, pinned=frozenset())
     plane = plane_over(store, names, registry, residency=residency, bundle_poll_s=_POLL_S)
     began_s = time.monotonic()
     await plane.start()
@@ -120,10 +133,12 @@ async def measure(
     async with gateway(url, folder / "one", names[:1], None) as one:
         alone = latency(await one.ask_all(names[:1] * num_requests))
         yield {"row": "one name", "start_s": one.start_s, **alone}
+        async with gateway(url, folder / "warm", names, room, _MIN_STAY_S) as many:
+            yield await warm(one, many, names, num_requests)
     with wire_to_store() as wire:
         async with gateway(url, folder / "many", names, room) as many:
             yield {"row": "start", "names": num_names, "start_s": many.start_s, "one_start_s": one.start_s}
-            yield await by_zipf(many, names, num_requests, alone["p99_ms"])
+            yield await by_zipf(many, names, num_requests)
             yield await first_calls(many, names[-1])
             await many.until_read()
             async for row in faults(many, url, folder, names, wire):
@@ -146,19 +161,43 @@ def outcome(answers: Sequence[Answer]) -> dict[str, float]:
     }
 
 
-async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int, alone_p99_ms: float) -> dict[str, Any]:
-    """Request names by Zipf's law with exponent 1."""
-    drawn = np.random.default_rng(0).choice(len(names), num_requests, p=zipf_shares(len(names), 1.0))
-    answers = await many.ask_all([names[index] for index in drawn])
-    warm, cold = ([answer for answer in answers if answer.is_warm is is_warm] for is_warm in (True, False))
-    waited = [answer for answer in warm if answer.ms < 0.2 * DEADLINE_MS]
-    p99 = latency(waited)["p99_ms"]
+def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
+    """Return names by Zipf's law with exponent 1."""
+    indices = np.random.default_rng(seed).choice(len(names), num_requests, p=zipf_shares(len(names), 1.0))
+    return [names[index] for index in indices]
+
+
+async def warm(one: Gateway, many: Gateway, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+    """Compare requests for names in memory with requests of a gateway with one name: both in this process, in turn.
+
+    Both get the same rate. Other names of the second gateway load meanwhile.
+    """
+    await many.until_read()
+    await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
+    alone, mixed, loads = list[Answer](), list[Answer](), many.total("tailrace_model_loads_total")
+    for number in range(_NUM_ROUNDS):
+        asked = drawn(names, num_requests // _NUM_ROUNDS, seed=2 + number)
+        alone += await one.ask_at([names[0]] * len(asked), _RATE_RPS)
+        mixed += await many.ask_at(asked, _RATE_RPS)
+    known = latency([answer for answer in mixed if answer.is_warm and answer.ms < _WAITED_SHARE * DEADLINE_MS])
+    of_one = latency(alone)
+    return {
+        "row": "warm",
+        **{f"one_{name}": value for name, value in of_one.items()},
+        **{f"warm_{name}": value for name, value in known.items()},
+        "p99_to_one": known["p99_ms"] / of_one["p99_ms"],
+        "loads": many.total("tailrace_model_loads_total") - loads,
+        **outcome(mixed),
+    }
+
+
+async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+    """Request names by Zipf's law as fast as two callers can."""
+    answers = await many.ask_all(drawn(names, num_requests, seed=0))
     return {
         "row": "zipf",
-        **{f"warm_{name}": value for name, value in latency(waited).items()},
-        "warm_p99_to_one": p99 / alone_p99_ms,
-        "waited": len(warm) - len(waited),
-        "cold": len(cold),
+        "requests": num_requests,
+        "cold": sum(not answer.is_warm for answer in answers),
         **outcome(answers),
         "loads": many.total("tailrace_model_loads_total"),
         "evictions": many.total("tailrace_model_evictions_total"),
@@ -229,7 +268,7 @@ async def cycles(many: Gateway, names: Sequence[str], num_cycles: int) -> dict[s
         memory.append((int(many.total("tailrace_model_evictions_total") - began), psutil.Process().memory_info().rss))
         if done and len(memory) > num_cycles:
             break
-    first = next(rss for evictions, rss in memory if evictions >= num_cycles / 4)
+    first = next((rss for evictions, rss in memory if evictions >= num_cycles / 4), memory[-1][1])
     return {
         "row": "cycles",
         "evictions": memory[-1][0],

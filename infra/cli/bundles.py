@@ -224,8 +224,13 @@ def _list_resident() -> None:
 
 
 def resident_rows(metrics: "Iterable[Metric]") -> list[tuple[str, ...]]:
-    """Return a row for each model in memory or with a failed load: see RESIDENT_COLUMNS."""
+    """Return a row for each model in memory or with a failed load: see RESIDENT_COLUMNS.
+
+    Processes without a memory limit do not count bytes; they keep each model that they have loaded.
+    """
     samples = [sample for metric in metrics for sample in metric.samples]
+    in_memory = [sample for sample in samples if sample.name == "tailrace_model_resident_bytes"]
+    counting = {sample.labels["part"] for sample in in_memory if sample.value}
 
     def total(metric: str, part: str, name: str, **labels: str) -> int:
         """Return the sum of a metric's samples with these labels."""
@@ -233,14 +238,16 @@ def resident_rows(metrics: "Iterable[Metric]") -> list[tuple[str, ...]]:
         return int(sum(one.value for one in samples if one.name == metric and wanted <= one.labels.items()))
 
     rows = []
-    for sample in samples:
+    for sample in in_memory:
         part, name, pid = (sample.labels.get(label, "") for label in ("part", "name", "pid"))
         has_failed = bool(total("tailrace_model_load_failed", part, name))
-        if sample.name == "tailrace_model_resident_bytes" and (sample.value or has_failed):
-            counts = [total("tailrace_model_loads_total", part, name)]
-            counts += [total("tailrace_model_evictions_total", part, name, reason=one) for one in ("room", "idle")]
+        loads = total("tailrace_model_loads_total", part, name)
+        evictions = [total("tailrace_model_evictions_total", part, name, reason=one) for one in ("room", "idle")]
+        is_kept = part not in counting and loads > sum(evictions)
+        if sample.value or has_failed or is_kept:
+            size = "-" if is_kept else f"{sample.value / 2**20:,.1f}"
             state = "cannot be loaded" if has_failed else ""
-            rows.append((part, pid, name, f"{sample.value / 2**20:,.1f}", *map(str, counts), state))
+            rows.append((part, pid, name, size, *map(str, (loads, *evictions)), state))
     return sorted(rows)
 
 

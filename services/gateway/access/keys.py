@@ -14,7 +14,7 @@ import os
 import secrets
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -37,6 +37,9 @@ class Stored(BaseModel):
     """A value of a settings file that a command writes: frozen, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Checked = TypeVar("Checked", bound=Stored)
 
 
 class StoredHash(Stored):
@@ -160,15 +163,20 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> KeysFile:
-    """Read a keys file. Raises ConfigError with the problem; the message quotes no value of the file."""
+    """Read a keys file. Raises ConfigError; the message quotes no value of the file."""
+    return read_checked(path, KeysFile, "keys")
+
+
+def read_checked(path: Path, kind: type[Checked], what: str) -> Checked:
+    """Read a JSON file that `tailrace {what} new` makes. Raises ConfigError without values of the file."""
     try:
-        return KeysFile.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"keys file {path}: {error.strerror}; `tailrace keys new` makes one") from error
+        raise ConfigError(f"{what} file {path}: {error.strerror}; `tailrace {what} new` makes one") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise ConfigError(f"keys file {path}: {place}: {first['msg']}") from None
+        field = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ConfigError(f"{what} file {path}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:

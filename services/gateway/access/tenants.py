@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from services.contracts.access import Allowance
 from services.contracts.recommend import MAX_K
 from services.contracts.tenant import Tenant, TenantState, check_tenant
 from services.errors import ConfigError
-from services.gateway.access.keys import Stored, write_privately
+from services.gateway.access.keys import Stored, read_checked, write_privately
 from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
 
 TenantId = Annotated[str, AfterValidator(check_tenant)]
@@ -96,14 +96,7 @@ class FollowedTenants(FollowsFile[Mapping[str, Tenant]]):
 
 def read_tenants(path: Path) -> TenantsFile:
     """Read a tenants file. Raises ConfigError."""
-    try:
-        return TenantsFile.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"tenants file {path}: {error.strerror}; `tailrace tenants new` makes one") from error
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        path_of = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ConfigError(f"tenants file {path}: {path_of}: {first['msg'].removeprefix('Value error, ')}") from None
+    return read_checked(path, TenantsFile, "tenants")
 
 
 def write_tenants(path: Path, tenants: TenantsFile) -> None:

@@ -23,3 +23,14 @@ def test_a_row_says_who_holds_a_model_and_why_it_was_unloaded() -> None:
         ("llm", "", "home", "0.0", "0", "0", "0", "cannot be loaded"),
         ("llm", "", "mail", "3.0", "2", "1", "0", ""),
     ]
+
+
+def test_models_of_a_process_without_a_memory_limit_are_listed() -> None:
+    """Their bytes are not counted, and none is unloaded."""
+    registry = CollectorRegistry()
+    gateway = ResidencyMetrics(registry, "gateway")
+    gateway.resident_bytes.labels("gateway", "mail").set(0)
+    gateway.resident_bytes.labels("gateway", "news").set(0)
+    gateway.loads.labels("gateway", "mail").inc()
+
+    assert resident_rows(registry.collect()) == [("gateway", "", "mail", "-", "1", "0", "0", "")]
