@@ -73,6 +73,15 @@ class Judgement:
         return {"compared_with": self.compared_with, "reference": self.reference}
 
 
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The bundles to compare with: the live one, None if there is none, and the reference or why it is absent."""
+
+    live: Bundle | None
+    reference: Bundle | None
+    about_reference: str
+
+
 def judge(
     models: evaluate.EvaluatedModels,
     held_out: HeldOut,
@@ -84,41 +93,63 @@ def judge(
 ) -> Judgement:
     """Judge the evaluated models. `live` is the bundle that they are to replace, None if there is none."""
     bounds = json.loads(json.dumps({"gate": asdict(options.gate), "checks": asdict(options.checks)}))
-    other, is_compared = live, options.split == SplitKind.LEAVE_ONE_OUT
-    reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
-    if live is not None and _holds(live, evaluated):
-        parents, given = parents_of(live.manifest), live.manifest["lineage"].get("options", {})
-        if bounds == {name: given.get(name) for name in bounds} and not _FOUND - live.manifest.keys():
-            found: dict[str, Any] = {name: live.manifest.get(name) for name in _RECORDED}
-            before: dict[str, Any] = {name: parents.get(name) for name in ("compared_with", "reference")}
-            return Judgement(**found, **before, problems=(), bounds=bounds)
-        other = _open(store, parents.get("compared_with"))
-        if reference is not None and reference.version == live.version:
-            reference, about_reference = None, f"{about_reference}: it has these models"
-    if live is not None and is_compared and reference is None:
-        log.warning("reference_not_compared", why=about_reference)
-    before_data = other.manifest.get("data") if other else None
-    data = checks.describe(ingested, before_data, time.time_ns() // 1_000)
-    rows = {
-        bundle.version: champion.compare(models, held_out, evaluated.path, bundle)
-        for bundle in {one.version: one for one in (other, reference) if one}.values()
-    }
-    compared = gate.Compared(
-        live=rows[other.version] if other else [], reference=rows[reference.version] if reference else []
-    )
+    judged = live if live is not None and _holds(live, evaluated) else None
+    if judged is not None and (before := _judgement_of(judged, bounds)) is not None:
+        return before
+    others = _others(store, ingested, live, judged, options)
+    live_data = others.live.manifest.get("data") if others.live else None
+    data = checks.describe(ingested, live_data, time.time_ns() // 1_000)
+    compared = _compare(models, held_out, evaluated, others)
     problems = gate.find_problems(evaluate.read_report(evaluated.path)["metrics"], compared, options.gate)
-    problems += checks.problems(data, before_data, options.checks)
+    problems += checks.problems(data, live_data, options.checks)
     return Judgement(
         data=data,
         against_live=compared.live,
         against_reference=compared.reference,
-        about_reference=about_reference,
+        about_reference=others.about_reference,
         problems=problems,
         forced=problems if options.force else (),
-        compared_with=other.version if other else None,
-        reference=reference.version if reference else None,
+        compared_with=others.live.version if others.live else None,
+        reference=others.reference.version if others.reference else None,
         withdrawn=left.describe() if (left := store.rolled_back()) else None,
         bounds=bounds,
+    )
+
+
+def _judgement_of(bundle: Bundle, bounds: Mapping[str, Any]) -> Judgement | None:
+    """Return the judgement that a bundle's manifest records; None if its bounds were others or a result is missing."""
+    parents, given = parents_of(bundle.manifest), bundle.manifest["lineage"].get("options", {})
+    if bounds != {name: given.get(name) for name in bounds} or _FOUND - bundle.manifest.keys():
+        return None
+    found: dict[str, Any] = {name: bundle.manifest.get(name) for name in _RECORDED}
+    compared: dict[str, Any] = {name: parents.get(name) for name in ("compared_with", "reference")}
+    return Judgement(**found, **compared, problems=(), bounds=bounds)
+
+
+def _others(
+    store: BundleStore, ingested: Path, live: Bundle | None, judged: Bundle | None, options: PipelineOptions
+) -> _Others:
+    """Choose the bundles to compare with. `judged` is the live bundle if it has the evaluated models itself."""
+    is_compared = options.split == SplitKind.LEAVE_ONE_OUT
+    reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
+    if judged is not None and reference is not None and reference.version == judged.version:
+        reference, about_reference = None, f"{about_reference}: it has these models"
+    if live is not None and is_compared and reference is None:
+        log.warning("reference_not_compared", why=about_reference)
+    if judged is not None:
+        live = _open(store, parents_of(judged.manifest).get("compared_with"))
+    return _Others(live, reference, about_reference)
+
+
+def _compare(
+    models: evaluate.EvaluatedModels, held_out: HeldOut, evaluated: StageOutput, others: _Others
+) -> gate.Compared:
+    """Compare the models with each of the other bundles, with a bundle that is both once."""
+    bundles = {one.version: one for one in (others.live, others.reference) if one}
+    rows = {version: champion.compare(models, held_out, evaluated.path, bundle) for version, bundle in bundles.items()}
+    return gate.Compared(
+        live=rows[others.live.version] if others.live else [],
+        reference=rows[others.reference.version] if others.reference else [],
     )
 
 
