@@ -11,10 +11,6 @@ from infra.cli.session import audited, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from prometheus_client import Metric
-
     from models.registry.store import BundleStore
 
 RESIDENT_COLUMNS = ("part", "process", "name", "MiB", "loads", "unloaded for room", "idle", "")
@@ -214,41 +210,16 @@ def _list_resident() -> None:
     from rich.table import Table
 
     from services.observability.node_metrics import node_registry
+    from services.residency.report import resident_models
     from services.settings.settings import load_settings
 
     folder = load_settings().metrics_dir
     table = Table(*RESIDENT_COLUMNS, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for row in resident_rows(node_registry(folder).collect()) if folder.exists() else ():
-        table.add_row(*row)
+    for one in resident_models(node_registry(folder).collect()) if folder.exists() else ():
+        size = "-" if one.num_bytes is None else f"{one.num_bytes / 2**20:,.1f}"
+        counts = map(str, (one.num_loads, one.num_evicted_for_room, one.num_evicted_idle))
+        table.add_row(one.part, one.process, one.name, size, *counts, "cannot be loaded" if one.has_failed else "")
     out.print(table if table.row_count else "no model is in memory; `tailrace up` starts the stack")
-
-
-def resident_rows(metrics: "Iterable[Metric]") -> list[tuple[str, ...]]:
-    """Return a row for each model in memory or with a failed load: see RESIDENT_COLUMNS.
-
-    Processes without a memory limit do not count bytes; they keep each model that they have loaded.
-    """
-    samples = [sample for metric in metrics for sample in metric.samples]
-    in_memory = [sample for sample in samples if sample.name == "tailrace_model_resident_bytes"]
-    counting = {sample.labels["part"] for sample in in_memory if sample.value}
-
-    def total(metric: str, part: str, name: str, **labels: str) -> int:
-        """Return the sum of a metric's samples with these labels."""
-        wanted = {"part": part, "name": name, **labels}.items()
-        return int(sum(one.value for one in samples if one.name == metric and wanted <= one.labels.items()))
-
-    rows = []
-    for sample in in_memory:
-        part, name, pid = (sample.labels.get(label, "") for label in ("part", "name", "pid"))
-        has_failed = bool(total("tailrace_model_load_failed", part, name))
-        loads = total("tailrace_model_loads_total", part, name)
-        evictions = [total("tailrace_model_evictions_total", part, name, reason=one) for one in ("room", "idle")]
-        is_kept = part not in counting and loads > sum(evictions)
-        if sample.value or has_failed or is_kept:
-            size = "-" if is_kept else f"{sample.value / 2**20:,.1f}"
-            state = "cannot be loaded" if has_failed else ""
-            rows.append((part, pid, name, size, *map(str, (loads, *evictions)), state))
-    return sorted(rows)
 
 
 def _live_as(store: "BundleStore") -> str:

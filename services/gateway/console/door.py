@@ -4,6 +4,7 @@ Errors have the REST door's envelope.
     GET  /                      the page            GET  /console/page/NAME    its files
     GET  /console/live          SLOs, steps of the charts, drills               scope recommend
     GET  /console/bundle        the live bundle and its evaluation              scope recommend
+    GET  /console/models        who has which model in memory                   scope admin
     GET  /console/users         some users in the store                         scope admin
     GET  /console/history       a user's history with titles                    scope admin
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
@@ -68,6 +69,7 @@ def add_console(app: HttpApp, service: ConsoleService) -> None:
     app.serve(console_operation("GET", "/console/page/{name}"), door.file)
     app.serve(console_operation("GET", "/console/live", Scope.RECOMMEND), door.live)
     app.serve(console_operation("GET", "/console/bundle", Scope.RECOMMEND), door.bundle)
+    app.serve(console_operation("GET", "/console/models", Scope.ADMIN), door.models)
     app.serve(console_operation("GET", "/console/users", Scope.ADMIN), door.users)
     app.serve(console_operation("GET", "/console/history", Scope.ADMIN), door.history)
     app.serve(console_operation("POST", "/console/drills", Scope.ADMIN, is_audited=True), door.drills)
@@ -110,6 +112,9 @@ class _ConsoleDoor:
 
     async def bundle(self, _: Request, __: Call) -> Response:
         return json_response(asdict(await self._service.bundle()))
+
+    async def models(self, _: Request, __: Call) -> Response:
+        return json_response({"models": [asdict(model) for model in await self._service.models()]})
 
     async def users(self, _: Request, __: Call) -> Response:
         return json_response({"users": [asdict(user) for user in await self._service.users()]})

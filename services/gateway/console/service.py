@@ -16,6 +16,7 @@ from services.gateway.console.users import EventTimes, History, ListedUser, User
 from services.gateway.drills import Drills, DrillTarget
 from services.gateway.request.live_bundle import Live, LiveBundle
 from services.observability.objectives import Objectives, load_objectives
+from services.residency.report import ResidentModel, resident_models
 
 CHART_S = 120.0
 SLO_WINDOW_S = 3_600.0
@@ -101,6 +102,7 @@ class ConsoleService:
         drills: Drills,
         objectives: Objectives,
         read_report: Callable[[str], Mapping[str, Any]],
+        scrape: Callable[[], Iterable[Any]],
         default_deadline_ms: int,
         llm_needs_gain: bool,
         clock: Callable[[], float] = time.monotonic,
@@ -112,6 +114,7 @@ class ConsoleService:
         self._drills = drills
         self._objectives = objectives
         self._read_report = read_report
+        self._scrape = scrape
         self._default_deadline_ms = default_deadline_ms
         self._llm_needs_gain = llm_needs_gain
         self._clock = clock
@@ -170,6 +173,10 @@ class ConsoleService:
             )
         return self._bundle
 
+    async def models(self) -> list[ResidentModel]:
+        """Return which process of this node has which model in memory."""
+        return await asyncio.to_thread(lambda: resident_models(self._scrape()))
+
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
         """Switch parts off (True) or on; return the remaining seconds of each part that is off."""
         await self._drills.switch(wanted)
@@ -197,6 +204,7 @@ def build_console(
         drills=drills,
         objectives=objectives,
         read_report=read_report,
+        scrape=scrape,
         default_deadline_ms=default_deadline_ms,
         llm_needs_gain=llm_needs_gain,
     )

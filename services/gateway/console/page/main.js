@@ -7,6 +7,7 @@ import { changeLoad, flip, load, showLive, startControls } from "./controls.js"
 import { byId, make, setText } from "./dom.js"
 import { startErasure } from "./erasure.js"
 import { startItems } from "./items.js"
+import { loadModels } from "./models.js"
 import { loadReleases, startReleases } from "./releases.js"
 import { Session } from "./session.js"
 import { showSlos } from "./slo.js"
@@ -85,6 +86,7 @@ async function begin() {
   loadBundle()
   loadSurfaces()
   loadReleases()
+  loadModels()
   const users = await loadUsers(session)
   load.addMaterial([], users.map((user) => user.user_id))
   const userId = session.lastUserId() ?? users[Math.floor(users.length / 2)]?.user_id
@@ -107,7 +109,7 @@ async function followLive() {
     if (!document.hidden) {
       await readLive()
       if (round % BUNDLE_EVERY === 0) loadBundle()
-      if (round % RELEASES_EVERY === 0) loadReleases()
+      if (round % RELEASES_EVERY === 0) loadReleases().then(loadModels)
     }
     await new Promise((resume) => setTimeout(resume, LIVE_EVERY_MS))
   }

@@ -110,6 +110,7 @@ async def console(tmp_path: Path) -> AsyncIterator[Console]:
             users=DrilledStore(ScannedStore(world.features.users), drills),
             event_times=lambda _: TIMES,
             sampler=sampler,
+            scrape=world.registry.collect,
             drills=drills,
             objectives=objectives,
             read_report=lambda _: REPORT,

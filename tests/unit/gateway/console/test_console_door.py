@@ -88,6 +88,14 @@ async def test_the_bundle_has_its_evaluation(console: Console, tmp_path: Path) -
     assert gain[1]["interval"] == [0.01, 0.03]
 
 
+async def test_models_in_memory_are_listed_with_their_loads(console: Console) -> None:
+    """A gateway without a memory limit lists each loaded name, without its size."""
+    (model,) = (await console.send("GET", "/console/models"))["models"]
+
+    assert (model["part"], model["name"], model["num_bytes"], model["num_loads"]) == ("gateway", "default", None, 1)
+    assert (model["num_evicted_for_room"], model["num_evicted_idle"], model["has_failed"]) == (0, 0, False)
+
+
 async def test_the_live_view_counts_answers(console: Console) -> None:
     """Answers between two samples are counted by tier."""
     await console.sampler.sample()

@@ -35,6 +35,7 @@ READS = (
     ("GET", "/", None, None),
     ("GET", "/console/live", None, Scope.RECOMMEND),
     ("GET", "/console/bundle", None, Scope.RECOMMEND),
+    ("GET", "/console/models", None, Scope.ADMIN),
     ("GET", "/console/users", None, Scope.ADMIN),
     ("GET", "/console/history?user_id=long", None, Scope.ADMIN),
     ("GET", "/console/items?find=i01", None, Scope.ITEMS),

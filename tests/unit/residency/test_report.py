@@ -1,27 +1,29 @@
-"""`tailrace bundles list --resident`: which process holds which model, and why others were unloaded."""
+"""Which process holds which model, and why others were unloaded, from metrics."""
+
+from dataclasses import astuple
 
 from prometheus_client import CollectorRegistry
 
-from infra.cli.bundles import resident_rows
 from services.observability.metrics import ResidencyMetrics
+from services.residency.report import resident_models
 
 
 def test_a_row_says_who_holds_a_model_and_why_it_was_unloaded() -> None:
     """Models without memory are listed only if they cannot be loaded."""
     registry = CollectorRegistry()
     llm = ResidencyMetrics(registry, "llm")
-    llm.resident_bytes.labels("llm", "mail").set(3 * 2**20)
-    llm.resident_bytes.labels("gateway", "mail").set(2**20)
+    llm.resident_bytes.labels("llm", "mail").set(300)
+    llm.resident_bytes.labels("gateway", "mail").set(100)
     llm.resident_bytes.labels("llm", "news").set(0)
     llm.resident_bytes.labels("llm", "home").set(0)
     llm.load_failed.labels("llm", "home").set(1)
     llm.loads.labels("llm", "mail").inc(2)
     llm.evictions.labels("llm", "mail", "room").inc()
 
-    assert resident_rows(registry.collect()) == [
-        ("gateway", "", "mail", "1.0", "0", "0", "0", ""),
-        ("llm", "", "home", "0.0", "0", "0", "0", "cannot be loaded"),
-        ("llm", "", "mail", "3.0", "2", "1", "0", ""),
+    assert [astuple(model) for model in resident_models(registry.collect())] == [
+        ("gateway", "", "mail", 100, 0, 0, 0, False),
+        ("llm", "", "home", 0, 0, 0, 0, True),
+        ("llm", "", "mail", 300, 2, 1, 0, False),
     ]
 
 
@@ -33,4 +35,6 @@ def test_models_of_a_process_without_a_memory_limit_are_listed() -> None:
     gateway.resident_bytes.labels("gateway", "news").set(0)
     gateway.loads.labels("gateway", "mail").inc()
 
-    assert resident_rows(registry.collect()) == [("gateway", "", "mail", "-", "1", "0", "0", "")]
+    assert [astuple(model) for model in resident_models(registry.collect())] == [
+        ("gateway", "", "mail", None, 1, 0, 0, False)
+    ]
