@@ -31,7 +31,7 @@ from models.registry.store import BundleStore
 from services.contracts.events import Interaction
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, partition_of
-from services.features.repo import RepoAddress, ensure_applied, open_store
+from services.features.repo import RepoAddress, ensure_applied, project_of
 from services.features.schema import POPULARITY, USER_HISTORY
 from services.settings.kafka_topics import wanted_topics
 from services.settings.settings import Settings
@@ -85,7 +85,7 @@ def _measure(
     first = _one_user_per_partition()
     create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
     _send(settings, [(user_id, item_ids[0]) for user_id in first], _RATE)
-    project = open_store(RepoAddress(settings.feature_repo_dir, settings.redis_address)).project
+    project = project_of(RepoAddress(settings.feature_repo_dir, settings.redis_address))
     histories, popularity = RowLayout(USER_HISTORY, project), RowLayout(POPULARITY, project)
     rows = [histories.key(user_id) for user_id in first]
     counted = [popularity.key(str(number)) for number in range(_PARTITIONS)]

@@ -22,7 +22,7 @@ from benchmarks.scale.row import print_fields, times
 from services.features.layout import RowLayout
 from services.features.ownership import KEY
 from services.features.reader import FeatureReader
-from services.features.repo import RepoAddress, ensure_applied, open_store
+from services.features.repo import RepoAddress, ensure_applied, project_of
 from services.features.schema import USER_HISTORY, LogPosition, UserHistory, event_digest
 from services.settings.settings import Settings
 
@@ -36,7 +36,7 @@ def main(num_users: int) -> None:
         address = RepoAddress(settings.feature_repo_dir, settings.redis_address)
         ensure_applied(address)
         with servers.valkey(settings):
-            _fill(settings, RowLayout(USER_HISTORY, open_store(address).project), num_users)
+            _fill(settings, RowLayout(USER_HISTORY, project_of(address)), num_users)
         began_s = time.monotonic()
         with servers.valkey(settings) as pid:
             restart_s = time.monotonic() - began_s

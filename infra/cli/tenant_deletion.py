@@ -71,17 +71,18 @@ def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
     from services.contracts.explanation import whose
     from services.contracts.tenant import prefix_of
     from services.features.explanations import each_explanation
+    from services.features.layout import entities_of
     from services.features.redis_calls import redis_as_dependency
-    from services.features.repo import RepoAddress, open_store
-    from services.features.user_data import user_of_key
+    from services.features.repo import RepoAddress, project_of
+    from services.features.schema import USER_ID
     from services.settings.redis_clients import open_redis
 
     prefix = prefix_of(tenant)
-    project = open_store(RepoAddress(settings.feature_repo_dir, settings.redis_address)).project
+    project = project_of(RepoAddress(settings.feature_repo_dir, settings.redis_address))
     client = open_redis(settings.redis_address, 5.0)
     with redis_as_dependency():
         for key in client.scan_iter(match=b"*" + prefix.encode() + b"*", count=1_000):
-            yield user_of_key(key, project)
+            yield entities_of(key, project)[USER_ID.name]
         for _, _, record in each_explanation(client):
             if _mark_of(prefix) in record:
                 yield whose(record)[0] or ""

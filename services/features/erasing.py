@@ -15,10 +15,10 @@ from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.explanation import whose
 from services.errors import RowChanged
 from services.features.explanations import remove_explanations
-from services.features.layout import RowLayout
+from services.features.layout import RowLayout, entities_of, key_prefix
 from services.features.ownership import RowWrite, write_unowned
 from services.features.redis_calls import redis_as_dependency, within
-from services.features.repo import RepoAddress, open_store
+from services.features.repo import RepoAddress, project_of
 from services.features.schema import (
     BASE_TOPIC,
     BUNDLE_VERSION,
@@ -29,7 +29,6 @@ from services.features.schema import (
     LogPosition,
 )
 from services.features.shown import chosen, read_shown, shown_write
-from services.features.user_data import user_of_key
 from services.settings.addresses import RedisAddress
 
 _RECEIPT = "tailrace:erasure:"
@@ -48,12 +47,11 @@ class ErasingWriter:
         """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_redis
 
-        store = open_store(address)
+        self._project = project = project_of(address)
         self._client = open_redis(address.redis, address.socket_timeout_s)
-        self._project = store.project
-        self._histories = RowLayout(USER_HISTORY, store.project)
-        self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
-        self._shown = RowLayout(USER_SHOWN, store.project)
+        self._histories = RowLayout(USER_HISTORY, project)
+        self._lists = RowLayout(USER_RECOMMENDATIONS, project)
+        self._shown = RowLayout(USER_SHOWN, project)
 
     def remove_base_rows(self, user_ids: Sequence[str]) -> None:
         """Remove rows that base tables have restored meanwhile, if no event has changed them."""
@@ -69,12 +67,10 @@ class ErasingWriter:
 
     def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
         """Remove users' lists of all bundles, even of unpublished bundles; scans the keys of all lists."""
-        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
-
-        prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
+        prefix = key_prefix(USER_ID.name, BUNDLE_VERSION.name)
         with redis_as_dependency():
             keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
-            gone = [key for key in keys if user_of_key(key, self._project) in user_ids]
+            gone = [key for key in keys if entities_of(key, self._project)[USER_ID.name] in user_ids]
             for chunk in _chunks(gone):
                 self._client.unlink(*chunk)
 
@@ -103,15 +99,12 @@ class ErasingWriter:
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Remove the rows selected by `is_gone`, given user, last position and row time (Unix µs); scans all keys.
 
-        For a restored store. Relies on how Feast writes a key: the entities' names, then their values, then the
-        project.
+        For a restored store.
         """
-        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
-
-        prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
+        prefix = key_prefix(USER_ID.name)
         with redis_as_dependency():
             keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
-            user_ids = [user_of_key(key, self._project) for key in keys]
+            user_ids = [entities_of(key, self._project)[USER_ID.name] for key in keys]
         for chunk in _chunks(user_ids):
             self._remove_rows(chunk, is_gone)
 

@@ -2,14 +2,16 @@
 
 A test compares it with Feast. Rows are read and written here without Feast for three reasons: Feast cannot write
 conditionally on the row being unchanged, its conversion through pandas takes several milliseconds per batch, and its
-read of one user costs a gateway more processor time than the rest of an answer. The hash of a field's name is a private
-function, read in feast 0.67.0.
+read of one user costs a gateway more processor time than the rest of an answer. A key has the entities' names, then
+their values, then the project. The hash of a field's name is that of a private function, read in feast 0.67.0.
 """
 
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from services.features.repo import import_feast
+import mmh3
+
+from services.features.repo import feast_parts
 from services.features.schema import ColumnType, ViewSchema
 
 Row = TypeVar("Row")
@@ -23,13 +25,33 @@ _FIELDS = {
 }
 
 
+def key_prefix(*entities: str) -> bytes:
+    """Return the prefix of the keys of all rows with entities of these names."""
+    feast_parts()
+    from feast.infra.key_encoding_utils import serialize_entity_key_prefix
+
+    return bytes(serialize_entity_key_prefix(list(entities), entity_key_serialization_version=3))
+
+
+def entities_of(key: bytes, project: str) -> dict[str, str]:
+    """Return the entities in the key of a row, by name."""
+    feast_parts()
+    from feast.infra.key_encoding_utils import deserialize_entity_key
+
+    entity: Any = deserialize_entity_key(key.removesuffix(project.encode()))
+    return {name: value.string_val for name, value in zip(entity.join_keys, entity.entity_values, strict=True)}
+
+
+def _field(name: str) -> bytes:
+    return int(mmh3.hash(name, signed=False)).to_bytes(4, "little")
+
+
 class RowLayout(Generic[Row]):
     """The layout of one view in one Feast project."""
 
     def __init__(self, view: ViewSchema[Row], project: str) -> None:
-        import_feast()
+        feast_parts()
         from feast.infra.key_encoding_utils import serialize_entity_key
-        from feast.infra.online_stores.helpers import _mmh3
         from feast.protos.feast.types import EntityKey_pb2, Value_pb2
         from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -40,7 +62,7 @@ class RowLayout(Generic[Row]):
         self._value: Any = Value_pb2.Value
         self._timestamp = Timestamp
         self._time_field = f"_ts:{view.name}".encode()
-        self._fields: dict[str, bytes] = {one.name: _mmh3(f"{view.name}:{one.name}") for one in view.features}
+        self._fields: dict[str, bytes] = {one.name: _field(f"{view.name}:{one.name}") for one in view.features}
 
     @property
     def fields(self) -> list[bytes]:

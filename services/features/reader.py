@@ -20,10 +20,10 @@ from opentelemetry.trace import SpanKind
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.tenant import tenant_of
 from services.errors import DependencyUnavailable
-from services.features.layout import RowLayout
+from services.features.layout import RowLayout, entities_of, key_prefix
 from services.features.ownership import KEY, whole_field
 from services.features.redis_calls import redis_as_dependency, within
-from services.features.repo import RepoAddress, open_store
+from services.features.repo import RepoAddress, project_of, served_features
 from services.features.schema import (
     BUNDLE_VERSION,
     POPULARITY,
@@ -57,16 +57,14 @@ class FeatureReader:
         """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_async_redis
 
-        store = open_store(address)
-        service = store.get_feature_service(SERVICE, allow_cache=True)
-        served = {one.name: [feature.name for feature in one.features] for one in service.feature_view_projections}
+        served, project = served_features(address, SERVICE), project_of(address)
         self._client = open_async_redis(address.redis, address.socket_timeout_s)
-        self._project = store.project
+        self._project = project
         self._num_partitions = num_partitions
-        self._popularity = RowLayout(POPULARITY, store.project)
-        self._histories = RowLayout(USER_HISTORY, store.project)
-        self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
-        self._shown = RowLayout(USER_SHOWN, store.project)
+        self._popularity = RowLayout(POPULARITY, project)
+        self._histories = RowLayout(USER_HISTORY, project)
+        self._lists = RowLayout(USER_RECOMMENDATIONS, project)
+        self._shown = RowLayout(USER_SHOWN, project)
         self._of_history, self._of_list = served[USER_HISTORY.name], served[USER_RECOMMENDATIONS.name]
         self._of_shown = served[USER_SHOWN.name]
         self._history_fields = [*self._histories.fields_of(self._of_history), *self._shown.fields_of(self._of_shown)]
@@ -147,18 +145,13 @@ class FeatureReader:
         return [row for row in rows if row is not None]
 
     async def _sample_user_ids(self, limit: int) -> list[str]:
-        """Return at most `limit` user ids, scanning at most ten thousand keys. Raises Redis' errors.
-
-        Relies on how Feast writes a key: the entity's name, then its value, then the project.
-        """
-        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
-
-        prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
+        """Return at most `limit` user ids, scanning at most ten thousand keys. Raises Redis' errors."""
+        prefix = key_prefix(USER_ID.name)
         user_ids: list[str] = []
         cursor = 0
         for _ in range(_MAX_SCANS):
             cursor, keys = await self._client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
-            found = (_user_id(key, self._project) for key in keys)
+            found = (entities_of(key, self._project)[USER_ID.name] for key in keys)
             user_ids += [user_id for user_id in found if not tenant_of(user_id)]
             if cursor == 0 or len(user_ids) >= limit:
                 break
@@ -213,14 +206,6 @@ def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> RecentPopularit
 
 def _best_first(scores: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
-
-
-def _user_id(key: bytes, project: str) -> str:
-    from feast.infra.key_encoding_utils import deserialize_entity_key
-
-    entity: Any = deserialize_entity_key(key.removesuffix(project.encode()))
-    user_id: str = entity.entity_values[0].string_val
-    return user_id
 
 
 def read_event_times(table: Path, user_id: str) -> dict[int, int]:

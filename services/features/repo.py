@@ -4,6 +4,7 @@ The definitions are in `feature_repo/` at the top of the source tree; a stack ha
 absolute paths of the offline tables. Each process opens the store with the address of its own settings.
 """
 
+import importlib.util
 import json
 import runpy
 import shutil
@@ -67,11 +68,32 @@ class RepoAddress:
 
 def open_store(address: RepoAddress) -> "FeatureStore":
     """Open the store and read its registry once. Raises EnvironmentFault when no features were applied."""
-    if not address.registry_path.exists():
-        raise EnvironmentFault(f"no feature registry at {address.registry_path}; run `tailrace pipeline` first")
+    _require_applied(address)
     store = _store(address, address.registry_path)
     store.refresh_registry()  # type: ignore[no-untyped-call]
     return store
+
+
+def project_of(address: RepoAddress) -> str:
+    """Return the name of the applied project. Raises EnvironmentFault when no features were applied."""
+    _require_applied(address)
+    return str(yaml.safe_load(address.render())["project"])
+
+
+def served_features(address: RepoAddress, service: str) -> dict[str, list[str]]:
+    """Return the features of an applied feature service, by view. Raises EnvironmentFault as `project_of`."""
+    _require_applied(address)
+    feast_parts()
+    from feast.protos.feast.core.Registry_pb2 import Registry
+
+    registry = Registry.FromString(address.registry_path.read_bytes())
+    (served,) = (one.spec.features for one in registry.feature_services if one.spec.name == service)
+    return {view.feature_view_name: [feature.name for feature in view.feature_columns] for view in served}
+
+
+def _require_applied(address: RepoAddress) -> None:
+    if not address.registry_path.exists():
+        raise EnvironmentFault(f"no feature registry at {address.registry_path}; run `tailrace pipeline` first")
 
 
 def apply_repo(address: RepoAddress) -> None:
@@ -165,10 +187,42 @@ def import_feast() -> ModuleType:
     later imports are printed into our logs.
     """
     with _IMPORTING:  # a second thread would get a half-initialised module
-        return sys.modules["feast"] if "feast" in sys.modules else _import_feast()
+        package = feast_parts()
+        if isinstance(package, _FeastParts):
+            _load(package)
+        return package
 
 
-def _import_feast() -> ModuleType:
+class _FeastParts(ModuleType):
+    """The package before its `__init__`, which the first use of an attribute executes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(import_feast(), name)
+
+
+def feast_parts() -> ModuleType:
+    """Let this process import modules of feast without the whole package, and return the package.
+
+    Feast's `__init__` imports pandas, Dask and more, which takes seconds of processor time and 100 MB in each process.
+    Reading and writing rows needs only its messages and the encoding of keys.
+    """
+    if "feast" not in sys.modules:
+        spec = importlib.util.find_spec("feast")
+        assert spec is not None, "feast is a locked dependency"
+        package = importlib.util.module_from_spec(spec)
+        package.__class__ = _FeastParts
+        sys.modules["feast"] = package
+    return sys.modules["feast"]
+
+
+def _load(package: ModuleType) -> None:
+    """Execute the package's `__init__`."""
+    spec = package.__spec__
+    assert spec is not None, "feast_parts sets it"
+    assert spec.loader is not None, "a package on disk has a loader"
+    package.__class__ = ModuleType
     hide_torch = "torch" not in sys.modules
     shared, values.ValueClass = values.ValueClass, values.MutexValue
     if hide_torch:
@@ -178,9 +232,8 @@ def _import_feast() -> ModuleType:
             environment_kept(PROMETHEUS_MULTIPROCESS_DIR=tempfile.gettempdir(), PROMETHEUS_MULTIPROC_DIR=None),
             warnings.catch_warnings(),
         ):
-            import feast
+            spec.loader.exec_module(package)
     finally:
         values.ValueClass = shared
         if hide_torch:
             del sys.modules["torch"]
-    return feast

@@ -12,7 +12,7 @@ from typing import Any
 from services.features.layout import RowLayout
 from services.features.ownership import IMPRESSIONS_KEY, Partitions, PartitionWrite, RowWrite
 from services.features.redis_calls import redis_as_dependency
-from services.features.repo import RepoAddress, open_store
+from services.features.repo import RepoAddress, project_of
 from services.features.schema import USER_SHOWN, LogPosition, UserShown
 
 SHOWN_LISTS = ("shown_item_ids", "shown_counts", "shown_times_s")
@@ -68,7 +68,7 @@ class ShownWriter:
         from services.settings.redis_clients import open_redis
 
         self._client = open_redis(address.redis, address.socket_timeout_s)
-        self._layout = RowLayout(USER_SHOWN, open_store(address).project)
+        self._layout = RowLayout(USER_SHOWN, project_of(address))
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname(), IMPRESSIONS_KEY)
 
     def read(self, user_ids: Sequence[str]) -> dict[str, UserShown]:

@@ -7,27 +7,15 @@ from services.contracts.explanation import whose
 from services.features.explanations import each_explanation
 from services.features.layout import RowLayout
 from services.features.redis_calls import redis_as_dependency
-from services.features.repo import RepoAddress, open_store
+from services.features.repo import RepoAddress, project_of
 from services.features.schema import (
     USER_HISTORY,
-    USER_ID,
     USER_RECOMMENDATIONS,
     USER_SHOWN,
     PrecomputedRow,
     UserHistory,
     UserShown,
 )
-
-
-def user_of_key(key: bytes, project: str) -> str:
-    """Return the user in the key of a row or a stored list.
-
-    Relies on how Feast writes a key: the entities' names, then their values, then the project.
-    """
-    from feast.infra.key_encoding_utils import deserialize_entity_key
-
-    entity: Any = deserialize_entity_key(key.removesuffix(project.encode()))
-    return str(entity.entity_values[list(entity.join_keys).index(USER_ID.name)].string_val)
 
 
 class UserStore:
@@ -37,7 +25,7 @@ class UserStore:
         """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_redis
 
-        project = open_store(address).project
+        project = project_of(address)
         self._client = open_redis(address.redis, address.socket_timeout_s)
         self._histories = RowLayout(USER_HISTORY, project)
         self._shown = RowLayout(USER_SHOWN, project)

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from services.errors import RowChanged
-from services.features.layout import RowLayout
+from services.features.layout import RowLayout, entities_of, key_prefix
 from services.features.ownership import Partitions, PartitionWrite, RowWrite, mark_base, write_unowned
 from services.features.redis_calls import redis_as_dependency
-from services.features.repo import RepoAddress, open_store
+from services.features.repo import RepoAddress, open_store, project_of
 from services.features.schema import (
     BASE_TOPIC,
     BUNDLE_VERSION,
@@ -52,11 +52,11 @@ class FeatureWriter:
         """
         from services.settings.redis_clients import open_redis
 
-        self._store = open_store(address)
+        self._address, self._project = address, project_of(address)
         self._client = open_redis(address.redis, address.socket_timeout_s)
-        self._histories = RowLayout(USER_HISTORY, self._store.project)
-        self._shown = RowLayout(USER_SHOWN, self._store.project)
-        self._popularity = RowLayout(POPULARITY, self._store.project)
+        self._histories = RowLayout(USER_HISTORY, self._project)
+        self._shown = RowLayout(USER_SHOWN, self._project)
+        self._popularity = RowLayout(POPULARITY, self._project)
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname())
 
     def read_histories(self, user_ids: Sequence[str]) -> dict[str, UserHistory]:
@@ -140,17 +140,12 @@ class FeatureWriter:
         self._write(USER_RECOMMENDATIONS, rows, [made_at_us] * len(rows))
 
     def remove_precomputed(self, kept_versions: Collection[str]) -> int:
-        """Remove the lists of all other bundles, and return their number. Raises DependencyUnavailable.
-
-        Relies on how Feast writes a key: the entities' names, then their values, then the project.
-        """
-        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
-
-        prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
+        """Remove the lists of all other bundles, and return their number. Raises DependencyUnavailable."""
+        prefix = key_prefix(USER_ID.name, BUNDLE_VERSION.name)
         num_removed = 0
         with redis_as_dependency():
             for key in self._client.scan_iter(match=prefix + b"*", count=_KEYS_PER_SCAN):
-                if _list_version(key, self._store.project) not in kept_versions:
+                if entities_of(key, self._project)[BUNDLE_VERSION.name] not in kept_versions:
                     num_removed += self._client.unlink(key)
         return num_removed
 
@@ -219,13 +214,4 @@ class FeatureWriter:
             {**view.to_columns(rows), "event_timestamp": pd.to_datetime(times_us, unit="us", utc=True)}
         )
         with redis_as_dependency():
-            self._store.write_to_online_store(view.name, frame)
-
-
-def _list_version(key: bytes, project: str) -> str:
-    """Return the bundle version in the key of a list."""
-    from feast.infra.key_encoding_utils import deserialize_entity_key
-
-    entity: Any = deserialize_entity_key(key.removesuffix(project.encode()))
-    version: str = entity.entity_values[list(entity.join_keys).index(BUNDLE_VERSION.name)].string_val
-    return version
+            open_store(self._address).write_to_online_store(view.name, frame)

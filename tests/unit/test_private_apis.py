@@ -34,4 +34,5 @@ def test_nothing_else_imports_what_is_private() -> None:
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
     found = {str(path.relative_to(ROOT)) for path in files if PRIVATE_IMPORT.search(path.read_text())}
 
-    assert found == USERS.keys() - {"infra/local/servers/ray_ingress.py"}  # this file reads a file that Ray writes
+    # these read a file that Ray writes, and repeat a function of Feast
+    assert found == USERS.keys() - {"infra/local/servers/ray_ingress.py", "services/features/layout.py"}

@@ -2,10 +2,13 @@
 
 Ray's autoscaler, log forwarder, dashboard and fallback proxy are Python processes: together seconds of the start and a
 tenth of the stack's processor time at rest. `ray_ingress` asks the standby where Ray's HAProxy would ask the fallback
-proxy. Ray has no options for them. Replaces methods of private classes, read in ray 2.60.0.
+proxy. Each process of Ray Serve would import pandas, half a second, to encode data frames that no one sends, and the
+replicas would wait for HAProxy. Ray has no options for them. Replaces private methods and functions, read in ray
+2.60.0.
 """
 
 import asyncio
+import sys
 from typing import Any
 
 from infra.local.servers.loopback import listen_on_loopback
@@ -26,8 +29,33 @@ def skip_unused_servers() -> None:
     _replace(utils, "get_dashboard_dependency_error", lambda: "unused")
 
 
+def import_serve() -> None:
+    """Import Ray Serve without pandas, which stays importable."""
+    if "pandas" in sys.modules:
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # makes its import fail, as documented
+    try:
+        import ray.serve  # noqa: F401 - for its effect
+    finally:
+        del sys.modules["pandas"]
+
+
+def start_replicas_beside_haproxy() -> None:
+    """Let `serve.start` in this process return before HAProxy is ready."""
+    from ray.serve._private import api
+
+    create = api._create_controller_and_proxy_refs
+
+    def without_waiting(*arguments: Any, **options: Any) -> tuple[Any, list[Any]]:
+        controller, _ready = create(*arguments, **options)
+        return controller, []
+
+    _replace(api, "_create_controller_and_proxy_refs", without_waiting)
+
+
 def set_up_worker() -> None:
     """Change this process before its actor is made; Ray calls this first in each worker."""
+    import_serve()
     listen_on_loopback()
     tick_slowly()
     _start_no_fallback_proxy()

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
@@ -16,7 +17,12 @@ import psutil
 import structlog
 
 from infra.local.servers.environment import metrics_environment
-from infra.local.servers.lean_ray import SETUP_HOOK, skip_unused_servers
+from infra.local.servers.lean_ray import (
+    SETUP_HOOK,
+    import_serve,
+    skip_unused_servers,
+    start_replicas_beside_haproxy,
+)
 from infra.local.servers.loopback import LOOPBACK
 from infra.local.servers.ray_home import ray_home
 from services.observability.log_lines import configure_logging
@@ -44,6 +50,7 @@ def _start_ray(settings: Settings) -> None:
     import ray
 
     skip_unused_servers()
+    threading.Thread(target=import_module, args=("services.app",), daemon=True).start()  # while Ray's servers start
     ray.init(
         address="local",
         num_cpus=0,  # no actor here claims a CPU, and Ray keeps an idle worker for each
@@ -59,6 +66,8 @@ def _start_ray(settings: Settings) -> None:
 
 
 def _run_application(settings: Settings) -> None:
+    import_serve()
+    start_replicas_beside_haproxy()
     from ray import serve
 
     from services.app import GRPC_SERVICERS, build_app

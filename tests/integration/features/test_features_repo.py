@@ -130,3 +130,27 @@ def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool)
     assert json.loads(done.stdout) == {"torch": False, "names": [str(shared) if is_sharing else None, None]}
     assert list(temporary.iterdir()) == []
     assert [path.name.split("_")[0] for path in shared.iterdir()] == (["counter"] if is_sharing else [])
+
+
+LEAN = """
+import sys
+from pathlib import Path
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.settings.addresses import RedisAddress
+FeatureReader(RepoAddress(Path(sys.argv[1]), RedisAddress(port=1)), num_partitions=4)
+before = "pandas" in sys.modules
+import feast
+print(before, feast.FeatureStore.__module__, feast.protos.__name__, "pandas" in sys.modules)
+"""
+
+
+def test_a_reader_of_features_does_not_load_the_whole_of_feast(address: RepoAddress) -> None:
+    """A gateway's process loads no pandas for its features, and the first use of the package loads the package."""
+    ensure_applied(address)
+
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(address.repo_dir)], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stderr, done.stdout.split()) == ("", ["False", "feast.feature_store", "feast.protos", "True"])
