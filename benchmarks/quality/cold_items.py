@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER", help="items by user, in time order")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="folder of stage outputs and store")
     parser.add_argument("--epochs", type=at_least_one, help="epochs of the decoder, instead of the recipe's")
-    parser.add_argument("--users", type=at_least_one, default=50_000, help="most labels, evenly spaced")
+    parser.add_argument("--users", type=at_least_one, default=50_000, help="most other labels, evenly spaced")
     options, console = parser.parse_args(), Console(stderr=True)
     with exit_on_errors():
         settings = with_own_store(load_settings(), options.state)
@@ -83,17 +83,18 @@ def main() -> None:
             at["tokenize"], at["train"] / "decoder", at["distill"], recipe.max_items, recipe.stride
         )
         held_out = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality cold-items")
-        found = measure(models, at["sources"], sample_cases(held_out.open("cold items"), options.users))
+        found = measure(models, at["sources"], held_out.open("cold items"), options.users)
     about = {"dataset": options.sequences.resolve().name, "epochs": options.epochs}
     write_report(options.json, about_run("cold-items") | about | found)
 
 
-def measure(models: EvaluatedModels, sources: Path, cases: Cases) -> dict[str, Any]:
-    """Return the rows, and the number of cold and of other labels."""
+def measure(models: EvaluatedModels, sources: Path, cases: Cases, num_warm: int) -> dict[str, Any]:
+    """Return the rows, and the number of cold and of other labels; at most `num_warm` of the others are ranked."""
     is_cold_V = load_catalogue(models.tokenized / "catalogue.parquet").popularity == 0
     is_cold_N = is_cold_V[cases.targets]
     scorers = _scorers(models, sources, is_cold_V)
-    parts = {"cold": cases_where(cases, is_cold_N), "warm": cases_where(cases, ~is_cold_N)}
+    warm = sample_cases(cases_where(cases, ~is_cold_N), num_warm)
+    parts = {"cold": cases_where(cases, is_cold_N), "warm": warm}
     ranks = {name: {part: rank_labels(one, own).masked for part, own in parts.items()} for name, one in scorers.items()}
     rows = [_row(name, found, ranks[_compared(name, scorers)]) for name, found in ranks.items()]
     return {"num_items": len(is_cold_V), "num_cold_items": int(is_cold_V.sum())} | {

