@@ -25,14 +25,13 @@ from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, num_showing, plan_row, row_of
-from benchmarks.faults.scene import Scene, scene_from
+from benchmarks.faults.scene import Scene, SceneKind, scene_from
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
-_SCENES = ("direct", "wired", "stored")
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
@@ -95,20 +94,14 @@ async def run_rows(
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of one machine: connection faults on a stack behind proxies, all other faults without proxies."""
     rows: list[dict[str, Any]] = []
-    for where in _SCENES:
-        faults = {name: FAULTS[name] for name in options.fault if _scene_of(FAULTS[name]) == where}
+    for kind in SceneKind:
+        faults = {name: FAULTS[name] for name in options.fault if FAULTS[name].scene is kind}
         if faults:
-            _note(f"starting a separate stack, {where} ...")
-            logs = options.logs and options.logs / where
-            kinds = {"is_wired": where == "wired", "is_stored": where == "stored"}
-            async with scene_from(options.state.absolute(), logs, **kinds) as scene:
+            _note(f"starting a separate stack, {kind} ...")
+            logs = options.logs and options.logs / kind
+            async with scene_from(options.state.absolute(), logs, kind) as scene:
                 await run_rows(scene, faults, PHASES, options.rate, rows)
     return _report(rows, options, PHASES)
-
-
-def _scene_of(fault: Fault) -> str:
-    """Return the kind of scene of a fault: without proxies, behind proxies, or with bundles in an object store."""
-    return "wired" if fault.is_wired else "stored" if fault.is_stored else "direct"
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.faults.object_store import write_hostile
 from benchmarks.faults.rows import Phases
-from benchmarks.faults.scene import Scene
+from benchmarks.faults.scene import Scene, SceneKind
 from benchmarks.faults.store import fail_over, follow, rotate_password
 from benchmarks.faults.tcp_proxy import Wire
 
@@ -20,8 +20,7 @@ class Fault:
 
     begin: Callable[[Scene], Awaitable[None]]
     end: Callable[[Scene], Awaitable[None]] | None = None
-    is_wired: bool = False
-    is_stored: bool = False
+    scene: SceneKind = SceneKind.DIRECT
     is_spike: bool = False
     phases: Phases | None = None
     num_hidden: int = 0
@@ -29,7 +28,9 @@ class Fault:
 
 def _wire(part: str, wire: Wire) -> Fault:
     return Fault(
-        lambda scene: scene.wires[part].become(wire), lambda scene: scene.wires[part].become(Wire.PASS), is_wired=True
+        lambda scene: scene.wires[part].become(wire),
+        lambda scene: scene.wires[part].become(Wire.PASS),
+        SceneKind.WIRED,
     )
 
 
@@ -64,6 +65,9 @@ async def _nothing(_: Scene) -> None:
     """Without a fault: health, and the spike, which is load."""
 
 
+_NEW_GROUP = Phases(before_s=8.0, during_s=14.0, after_s=60.0)
+"""Time to notice that a rank hangs, and to start a replica with its ranks."""
+
 FAULTS = {
     "none": Fault(_nothing, _nothing),
     **{
@@ -71,15 +75,17 @@ FAULTS = {
         for part in ("store", "broker")
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
-    "store-password-rotated": Fault(rotate_password, is_wired=True),
-    "store-failed-over": Fault(fail_over, follow, is_wired=True),
+    "store-password-rotated": Fault(rotate_password, scene=SceneKind.WIRED),
+    "store-failed-over": Fault(fail_over, follow, SceneKind.WIRED),
     **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
     "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
     "llm-stalls": Fault(_step("stall_llm")),
     "gateway-without-states": Fault(
-        _lose_states, lambda scene: scene.wires["broker"].become(Wire.PASS), is_wired=True, num_hidden=3
+        _lose_states, lambda scene: scene.wires["broker"].become(Wire.PASS), SceneKind.WIRED, num_hidden=3
     ),
-    "object-store-hostile": Fault(_write_hostile, _mend_record, is_stored=True),
+    "object-store-hostile": Fault(_write_hostile, _mend_record, SceneKind.STORED),
+    "rank-killed": Fault(_step("kill_rank"), scene=SceneKind.SHARDED, phases=_NEW_GROUP),
+    "rank-hung": Fault(_step("freeze_rank"), scene=SceneKind.SHARDED, phases=_NEW_GROUP),
     "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 

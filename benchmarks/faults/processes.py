@@ -12,6 +12,7 @@ from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.errors import EnvironmentFault
 
+_RANK = "services.llm.engine.follower"
 _NUM_STALLS, _STALL_S, _STALL_EVERY_S = 3, 0.6, 5.0
 
 
@@ -67,6 +68,14 @@ class StackProcesses:
             time.sleep(_STALL_S)
             self.thaw_llm()
 
+    def kill_rank(self) -> None:
+        """Kill one of the processes that share an LLM replica's layers, beside the replica itself."""
+        _signal(self._ranks()[:1], signal.SIGKILL)
+
+    def freeze_rank(self) -> None:
+        """Freeze one of these processes for good: its group ends it."""
+        _signal(self._ranks()[:1], signal.SIGSTOP)
+
     def is_healthy(self) -> bool:
         """Whether the supervisor considers every part healthy."""
         record = self._file.read()
@@ -83,6 +92,13 @@ class StackProcesses:
         if not (tree := process_tree(record.parts[name] if record else None)):
             raise EnvironmentFault(f"{name} does not run, so it cannot be killed")
         return tree
+
+    def _ranks(self) -> list[psutil.Process]:
+        """Return the ranks of all LLM replicas but the first of each. Raises EnvironmentFault if there is none."""
+        found = [child for replica in self._replicas("llm") for child in replica.children() if _RANK in child.cmdline()]
+        if not found:
+            raise EnvironmentFault("no LLM replica has a second rank")
+        return found
 
     def _replicas(self, deployment: str) -> list[psutil.Process]:
         return self._below(self._rays, REPLICA + deployment)

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ _PORTS = (
     *("http_port", "grpc_port", "metrics_port", "redis_port"),
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
 )
+
+
+class SceneKind(StrEnum):
+    """The kinds of stacks. WIRED: store and broker are behind proxies, and the store asks for a password.
+
+    STORED: bundles are in an object store. SHARDED: two processes share each layer of the ranking model.
+    """
+
+    DIRECT = "direct"
+    WIRED = "wired"
+    STORED = "stored"
+    SHARDED = "sharded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +129,21 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_from(
-    state_dir: Path, logs_to: Path | None, *, is_wired: bool, is_stored: bool = False, **given: Any
-) -> AsyncIterator[Scene]:
+async def scene_from(state_dir: Path, logs_to: Path | None, kind: SceneKind, **given: Any) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies, and the store asks for a password; `is_stored`: bundles are in an
-    object store. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
         ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
-        if is_stored:
+        if kind is SceneKind.SHARDED:
+            given["llm_tensor_parallel_size"] = 2
+        if kind is SceneKind.STORED:
             given["cache_dir"] = scratch / "cache"
             given["bundle_store"] = closing.enter_context(s3_server(scratch / "s3"))
         kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
-        if is_wired:
+        if kind is SceneKind.WIRED:
             (scratch / "store.password").write_text("first")
             given["redis_password_file"] = scratch / "store.password"
         settings = Settings(  # it shares only code with other stacks
@@ -142,11 +154,12 @@ async def scene_from(
             **ports,
             **given,
         )
-        if is_stored:
+        if kind is SceneKind.STORED:
             await asyncio.to_thread(put_live, settings, BundleStore(scratch / "bundles").live())
         outer = {"store": settings.redis_port, "broker": kafka_port}
-        inner = dict(zip(outer, behind, strict=True)) if is_wired else outer
-        wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer if is_wired}
+        inner = dict(zip(outer, behind, strict=True)) if kind is SceneKind.WIRED else outer
+        wired = outer if kind is SceneKind.WIRED else {}
+        wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in wired}
         for wire in wires.values():
             await closing.enter_async_context(wire)
         command = ("benchmarks.faults.stack", *map(str, inner.values()))

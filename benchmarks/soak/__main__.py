@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.faults.kinds import FAULTS
-from benchmarks.faults.scene import scene_from
+from benchmarks.faults.scene import SceneKind, scene_from
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.table import table_of
 from benchmarks.soak.run import SETTINGS, Plan, soak
@@ -39,7 +39,7 @@ async def measure(options: argparse.Namespace, text_path: str, console: Console)
     plan = Plan(total_s=60 * options.minutes, faults=tuple(options.fault or SOAKED))
     console.print("starting a separate stack, behind proxies ...")
     given: dict[str, Any] = {**SETTINGS, "text_path": text_path}
-    async with scene_from(options.state.absolute(), options.logs, is_wired=True, **given) as scene:
+    async with scene_from(options.state.absolute(), options.logs, SceneKind.WIRED, **given) as scene:
         report = await soak(scene, plan, console)
     for part, fields in _SHOWN.items():
         console.print(table_of(report[part], fields))

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.faults.__main__ import run_row
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.rows import Phases
-from benchmarks.faults.scene import Scene, scene_from
+from benchmarks.faults.scene import Scene, SceneKind, scene_from
 from tests.support.stacks.stack import Stack
 
 pytestmark = pytest.mark.grid  # test_faults.py holds the same faults on the shared stack, without the proxies
@@ -18,7 +18,7 @@ RATE_RPS = 8.0
 @pytest.fixture
 async def scene(stack: Stack) -> AsyncIterator[Scene]:
     """A stack behind proxies, with a copy of the tests' state."""
-    async with scene_from(stack.settings.state_dir, None, is_wired=True) as made:
+    async with scene_from(stack.settings.state_dir, None, SceneKind.WIRED) as made:
         await made.until_healthy()
         yield made
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.faults.scene import scene_from
+from benchmarks.faults.scene import SceneKind, scene_from
 from benchmarks.soak.run import SETTINGS, Plan, soak
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.stacks.stack import Stack
@@ -19,7 +19,7 @@ PLAN = Plan(
 async def test_faults_come_and_go_under_mixed_load(stack: Stack, tmp_path: Path) -> None:
     """No acknowledged event is lost or doubled, each request has an answer or a named error, and all parts recover."""
     given = {**SETTINGS, "text_path": str(write_checkpoint(tmp_path / "tiny"))}
-    async with scene_from(stack.settings.state_dir, None, is_wired=True, **given) as scene:
+    async with scene_from(stack.settings.state_dir, None, SceneKind.WIRED, **given) as scene:
         report = await soak(scene, PLAN, Console(stderr=True))
 
     assert [row for row in report["promises"] if not row["is_kept"]] == []
