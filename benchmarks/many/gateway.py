@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from benchmarks.load.lone_plane import plane_over
-from benchmarks.many.store import Wire, damaged_file, publish_many, wire_to_store
+from benchmarks.many.store import StoreProxy, damaged_file, publish_many, wire_to_store
 from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
 from pipelines.planner.names import zipf_shares
@@ -42,7 +42,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LocalAnswer:
     """The outcome of a request: latency, whether its bundle was in memory, and whether it was answered at all."""
 
     ms: float
@@ -50,13 +50,13 @@ class Answer:
     is_answered: bool
 
 
-class Gateway:
+class MeasuredPlane:
     """A started data plane and its registry."""
 
     def __init__(self, plane: DataPlane, registry: CollectorRegistry, start_s: float) -> None:
         self.plane, self.registry, self.start_s = plane, registry, start_s
 
-    async def ask(self, name: str) -> Answer:
+    async def ask(self, name: str) -> LocalAnswer:
         """Request ten items of a name, for a visitor with one known item: the student answers if it is loaded."""
         began_s = time.monotonic()
         request = RecommendRequest(
@@ -65,20 +65,20 @@ class Gateway:
         try:
             answer = await self.plane.recommend(request, Arrival(began_s), "rest", ANYONE)
         except TailraceError:
-            return Answer(1_000 * (time.monotonic() - began_s), is_warm=False, is_answered=False)
+            return LocalAnswer(1_000 * (time.monotonic() - began_s), is_warm=False, is_answered=False)
         ms = 1_000 * (time.monotonic() - began_s)
-        return Answer(ms, is_warm=answer.reason is not Reason.MODEL_LOADING, is_answered=len(answer.items) == 10)
+        return LocalAnswer(ms, is_warm=answer.reason is not Reason.MODEL_LOADING, is_answered=len(answer.items) == 10)
 
-    async def ask_all(self, names: Sequence[str]) -> list[Answer]:
+    async def ask_all(self, names: Sequence[str]) -> list[LocalAnswer]:
         """Request these names, two at a time."""
         waiting = iter(names)
 
-        async def caller() -> list[Answer]:
+        async def caller() -> list[LocalAnswer]:
             return [await self.ask(name) for name in waiting]
 
         return [answer for some in await asyncio.gather(*(caller() for _ in range(_NUM_AT_ONCE))) for answer in some]
 
-    async def ask_at(self, names: Sequence[str], rate_rps: float) -> list[Answer]:
+    async def ask_at(self, names: Sequence[str], rate_rps: float) -> list[LocalAnswer]:
         """Request these names at a fixed rate."""
         began_s, asked = time.monotonic(), []
         for number, name in enumerate(names):
@@ -107,7 +107,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway(
     url: str, cache: Path, names: Sequence[str], room: int | None, min_stay_s: float = 0.0
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[MeasuredPlane]:
     """Yield a started gateway with memory for `room` names, besides the first; None loads all at the start."""
     store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
     residency = None
@@ -118,7 +118,7 @@ async def gateway(
     began_s = time.monotonic()
     await plane.start()
     try:
-        yield Gateway(plane, registry, time.monotonic() - began_s)
+        yield MeasuredPlane(plane, registry, time.monotonic() - began_s)
     finally:
         await plane.stop()
 
@@ -146,13 +146,13 @@ async def measure(
             yield await cycles(many, names[1 : 4 * room], num_cycles)
 
 
-def latency(answers: Sequence[Answer]) -> dict[str, float]:
+def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
     """Return the number of requests, and p50 and p99 in milliseconds."""
     p50, p99 = np.percentile([answer.ms for answer in answers], (50, 99)) if answers else (0.0, 0.0)
     return {"requests": len(answers), "p50_ms": float(p50), "p99_ms": float(p99)}
 
 
-def outcome(answers: Sequence[Answer]) -> dict[str, float]:
+def outcome(answers: Sequence[LocalAnswer]) -> dict[str, float]:
     """Return the fractions of requests that were answered, and answered in their deadline."""
     in_time = [answer.is_answered and answer.ms <= DEADLINE_MS for answer in answers]
     return {
@@ -167,14 +167,14 @@ def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
     return [names[index] for index in indices]
 
 
-async def warm(one: Gateway, many: Gateway, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
     """Compare requests for names in memory with requests of a gateway with one name: both in this process, in turn.
 
     Both get the same rate. Other names of the second gateway load meanwhile.
     """
     await many.until_read()
     await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
-    alone, mixed, loads = list[Answer](), list[Answer](), many.total("tailrace_model_loads_total")
+    alone, mixed, loads = list[LocalAnswer](), list[LocalAnswer](), many.total("tailrace_model_loads_total")
     for number in range(_NUM_ROUNDS):
         asked = drawn(names, num_requests // _NUM_ROUNDS, seed=2 + number)
         alone += await one.ask_at([names[0]] * len(asked), _RATE_RPS)
@@ -191,7 +191,7 @@ async def warm(one: Gateway, many: Gateway, names: Sequence[str], num_requests: 
     }
 
 
-async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int) -> dict[str, Any]:
+async def by_zipf(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
     """Request names by Zipf's law as fast as two callers can."""
     answers = await many.ask_all(drawn(names, num_requests, seed=0))
     return {
@@ -204,14 +204,14 @@ async def by_zipf(many: Gateway, names: Sequence[str], num_requests: int) -> dic
     }
 
 
-async def first_calls(many: Gateway, name: str) -> dict[str, Any]:
+async def first_calls(many: MeasuredPlane, name: str) -> dict[str, Any]:
     """Request an absent name many times at once."""
     answers = await asyncio.gather(*(many.ask(name) for _ in range(_NUM_FIRST_CALLS)))
     await until_loaded(many, name)
     return {"row": "first calls", "calls": len(answers), "loads": many.num_loads(name), **outcome(answers)}
 
 
-async def until_loaded(many: Gateway, name: str) -> bool:
+async def until_loaded(many: MeasuredPlane, name: str) -> bool:
     """Request a name until its bundle answers; return whether it did."""
     for _ in range(_MAX_LOOKS):
         if (await many.ask(name)).is_warm and many.plane.names.of(name).is_loaded:
@@ -221,7 +221,7 @@ async def until_loaded(many: Gateway, name: str) -> bool:
 
 
 async def faults(
-    many: Gateway, url: str, folder: Path, names: Sequence[str], wire: Wire
+    many: MeasuredPlane, url: str, folder: Path, names: Sequence[str], wire: StoreProxy
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield a row for each fault. Request names that were never loaded during each fault, and one of them after it."""
     unused = [name for name in reversed(names) if not many.num_loads(name)]
@@ -235,7 +235,7 @@ async def faults(
 
 
 @contextmanager
-def fault_of(fault: str, url: str, wire: Wire, cache: Path) -> Iterator[None]:
+def fault_of(fault: str, url: str, wire: StoreProxy, cache: Path) -> Iterator[None]:
     """Let a fault happen. A full disk is a limit of one byte on the size of written files."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if fault in ("lying", "full disk"):  # shared files are downloaded again
@@ -258,7 +258,7 @@ def fault_of(fault: str, url: str, wire: Wire, cache: Path) -> Iterator[None]:
         wire.delay_s = 0.0
 
 
-async def cycles(many: Gateway, names: Sequence[str], num_cycles: int) -> dict[str, Any]:
+async def cycles(many: MeasuredPlane, names: Sequence[str], num_cycles: int) -> dict[str, Any]:
     """Load names in turn, each displacing another, and compare the memory of the process."""
     memory, began = [], many.total("tailrace_model_evictions_total")
     while (done := many.total("tailrace_model_evictions_total") - began) < num_cycles:

@@ -59,7 +59,7 @@ def damaged_file(url: str) -> Iterator[None]:
         store.put(path, contents[path])
 
 
-class Wire:
+class StoreProxy:
     """A TCP proxy before the object store: delays requests by `delay_s`, or refuses connections."""
 
     def __init__(self, target: str) -> None:
@@ -102,9 +102,9 @@ class Wire:
 
 
 @contextmanager
-def wire_to_store() -> Iterator[Wire]:
+def wire_to_store() -> Iterator[StoreProxy]:
     """Put a wire before the object store of this process's environment; stores opened meanwhile use it."""
-    wire = Wire(inherited_environment()["AWS_ENDPOINT_URL"])
+    wire = StoreProxy(inherited_environment()["AWS_ENDPOINT_URL"])
     loop, started = asyncio.new_event_loop(), Future[int]()
 
     async def serve() -> None:
