@@ -2,6 +2,7 @@
 
     python -m benchmarks.many --json OUT [--names 1000] [--room 50] [--requests 2000] [--cycles 1000]
     python -m benchmarks.many simulated --json OUT
+    python -m benchmarks.many adapters --json OUT
 
 The gateway runs in this process, without a broker, a feature store and an LLM, over an S3 server (SeaweedFS) that the
 benchmark starts. Its students are made up; the bundles share their files by content. Rows: the start with all names
@@ -50,4 +51,4 @@ async def _run(options: ManyOptions, url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_named({"simulated": "benchmarks.many.simulated"}, main)
+    run_named({"simulated": "benchmarks.many.simulated", "adapters": "benchmarks.many.adapters"}, main)

@@ -1,5 +1,7 @@
 """Reads and writes a decoder's checkpoint folder in Hugging Face layout: `config.json` and safetensors.
 
+An adapter in the folder's `adapter/` (adapter.py) is added to the weights.
+
 Pickle is never read. Errors name missing, unknown or misshapen tensors. The module does not know codes, bundles or
 serving.
 """
@@ -15,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models.decoder.adapter import ADAPTER, merge_adapter, read_adapter
 from models.decoder.config import DecoderConfig, describe_config, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.layer import OUTSIDE_LAYERS, checkpoint_names
@@ -30,8 +33,8 @@ _SHOWN = 5
 _CHECKED_AT_ONCE = 2**24
 
 
-def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
-    """Load a decoder, ready for inference.
+def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device, *, with_adapter: bool = True) -> Decoder:
+    """Load a decoder, ready for inference, with its folder's adapter, if any and not excluded.
 
     Raises CheckpointError naming the missing, unknown, misshapen or unsupported part.
     """
@@ -41,7 +44,10 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -
     names = _tensor_names(config, decoder.state_dict())
     _check_tensors(folder, {names[name]: tensor for name, tensor in decoder.state_dict().items()}, tensors)
     decoder.load_state_dict({name: tensors[stored] for name, stored in names.items()}, assign=True)
-    return decoder.to(device=device, dtype=dtype).eval()
+    decoder = decoder.to(device=device, dtype=dtype).eval()
+    if with_adapter and (folder / ADAPTER).is_dir():
+        merge_adapter(decoder, read_adapter(folder / ADAPTER, config))
+    return decoder
 
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models.decoder.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LowRank, scale_of, split_tensors
 from models.decoder.config import FAMILIES, DecoderConfig, read_config
 from models.decoder.layer import checkpoint_names
 from models.decoder.weights import weight_files
@@ -23,9 +24,6 @@ from models.files import file_sha256
 from pipelines.foreign.refused import Refused
 
 _KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-_ADAPTER = "adapter_config.json"
-_LORA_WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 _ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "switch_transformers")
 _UNUSED = {
     "do_sample": (None, False),
@@ -46,7 +44,7 @@ def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig
     out.mkdir(parents=True)
     if not folder.is_dir():
         raise Refused(str(folder), "", "no such folder", "give a checkpoint folder in Hugging Face layout")
-    is_adapter = (folder / _ADAPTER).exists() and not (folder / "model.safetensors").exists()
+    is_adapter = (folder / ADAPTER_CONFIG).exists() and not (folder / "model.safetensors").exists()
     source = _base_of(folder, base) if is_adapter else folder
     config = _check(source)
     for name in _KEPT:
@@ -142,40 +140,36 @@ def _link(path: Path, target: Path) -> None:
 
 def _base_of(adapter: Path, base: Path | None) -> Path:
     """Return the folder of an adapter's base. Raises Refused."""
-    about = json.loads((adapter / _ADAPTER).read_text())
+    about = json.loads((adapter / ADAPTER_CONFIG).read_text())
     if about.get("peft_type", "LORA") != "LORA" or about.get("use_dora"):
         fix = "merge it into its base first (peft: merge_and_unload, then save_pretrained)"
-        raise Refused(_ADAPTER, "peft_type", f"{about.get('peft_type')} is not folded", fix)
+        raise Refused(ADAPTER_CONFIG, "peft_type", f"{about.get('peft_type')} is not folded", fix)
     named = str(about.get("base_model_name_or_path", ""))
     found = base or next((path for path in (Path(named), adapter / named) if named and path.is_dir()), None)
     if found is None or not found.is_dir():
-        raise Refused(_ADAPTER, "base_model_name_or_path", f"folder {named!r} not found", "give its folder with --base")
+        raise Refused(
+            ADAPTER_CONFIG, "base_model_name_or_path", f"folder {named!r} not found", "give its folder with --base"
+        )
     return found
 
 
 def _fold(adapter: Path, base: Path, out: Path) -> None:
     """Write base + (alpha / r) B A, and the modules that were saved whole, as one file. Raises Refused."""
-    about: dict[str, Any] = json.loads((adapter / _ADAPTER).read_text())
-    if not (adapter / _LORA_WEIGHTS).exists():
+    about: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    if not (adapter / ADAPTER_WEIGHTS).exists():
         fix = "save the adapter with safe_serialization=True"
-        raise Refused(_LORA_WEIGHTS, "", "missing; pickle is not read", fix)
+        raise Refused(ADAPTER_WEIGHTS, "", "missing; pickle is not read", fix)
     tensors = {name: tensor for path in weight_files(base) for name, tensor in load_file(path).items()}
-    pairs: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in load_file(adapter / _LORA_WEIGHTS).items():
-        target = name.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save.default", "")
-        match = re.fullmatch(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?", target)
-        if match is None:
-            tensors[target] = tensor
-        elif match[2]:
-            fix = "merge it into its base first (peft: merge_and_unload)"
-            raise Refused(_LORA_WEIGHTS, f"tensor {name}", "an adapter of embeddings is not folded", fix)
-        else:
-            pairs.setdefault(match[1], {})[match[3]] = tensor
+    pairs, whole = split_tensors(load_file(adapter / ADAPTER_WEIGHTS))
+    tensors |= whole
     for module, pair in pairs.items():
         weight = tensors.get(f"{module}.weight")
+        if any(name.startswith("embedding") for name in pair):
+            fix = "merge it into its base first (peft: merge_and_unload)"
+            raise Refused(ADAPTER_WEIGHTS, f"module {module}", "an adapter of embeddings is not folded", fix)
         if weight is None or pair.keys() != {"A", "B"}:
             raise Refused(
-                _LORA_WEIGHTS, f"module {module}", "no such module in the base", "give the adapter's own base"
+                ADAPTER_WEIGHTS, f"module {module}", "no such module in the base", "give the adapter's own base"
             )
         tensors[f"{module}.weight"] = _folded(about, module, weight, pair)
     config = json.loads((base / "config.json").read_text())
@@ -188,17 +182,13 @@ def _fold(adapter: Path, base: Path, out: Path) -> None:
 
 def _folded(about: Mapping[str, Any], module: str, weight: Tensor, pair: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of a weight and its adapter, computed in fp32."""
-    rank, alpha = int(pair["A"].shape[0]), float(about.get("lora_alpha", 8))
-    for pattern, value in (about.get("alpha_pattern") or {}).items():
-        if re.search(rf"(^|\.){pattern}$", module):
-            alpha = float(value)
-    scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)
-    delta = scale * (pair["B"].float() @ pair["A"].float())
+    scale = scale_of(about, module, int(pair["A"].shape[0]))
+    delta = LowRank(pair["A"], pair["B"], scale).delta_NI
     if about.get("fan_in_fan_out"):
         delta = delta.T
     if delta.shape != weight.shape:
         problem = f"{tuple(delta.shape)} on a weight of {tuple(weight.shape)}"
-        raise Refused(_LORA_WEIGHTS, f"module {module}", problem, "give the adapter's own base")
+        raise Refused(ADAPTER_WEIGHTS, f"module {module}", problem, "give the adapter's own base")
     return (weight.float() + delta).to(weight.dtype)
 
 

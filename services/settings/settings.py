@@ -247,6 +247,11 @@ class Settings(BaseSettings):
     """With llm_memory_gib: a model stays in memory at least this long before it is unloaded for room."""
     llm_idle_s: float = Field(0.0, ge=0)
     """With llm_memory_gib: a model that was not used for this long is unloaded. 0: never."""
+    llm_adapter_memory_mib: int = Field(256, ge=1)
+    """MiB of one ranking engine for adapters in use, taken when its first adapter is loaded. Further adapters wait in
+    the process's memory."""
+    llm_adapter_rank: int = Field(16, ge=1)
+    """Largest rank of an adapter of the ranking model."""
     llm_threads: int = Field(1, ge=1)
     """Threads of one ranking engine."""
     kv_block_tokens: int = Field(16, ge=1)

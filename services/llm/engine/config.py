@@ -71,6 +71,10 @@ class EngineConfig:
     above apply."""
     num_speculative_tokens: int = 0
     """Maximum number of draft tokens per text and step; 0 for none."""
+    adapter_memory_mib: int = 256
+    """Memory of the adapters' slots, which is taken when the first adapter is loaded."""
+    adapter_rank: int = 16
+    """Rank of a slot: the largest rank of an adapter."""
     tensor_parallel_size: int = 1
     """Processes that share the decoder's layers; each has its own device, or the same CPU."""
     rank_timeout_s: float = 10.0

@@ -12,16 +12,19 @@ penalties) starts before the running step is collected: tokens are fed on the de
 token is dropped. The results equal those of a synchronous engine.
 """
 
+import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import numpy as np
 
+from models.decoder.adapter import Adapter
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.contracts.engine_load import EngineLoad
-from services.errors import CheckpointError
+from services.errors import CheckpointError, ConfigError, InvalidRequest, TailraceError
+from services.llm.engine.adapters import AdapterPool
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
@@ -29,6 +32,7 @@ from services.llm.engine.cost.cost_model import CostModel, StepCost, StepKind, n
 from services.llm.engine.cost.step_time import StepTime
 from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.device import DeviceStream
+from services.llm.engine.forward.adapters import AdapterSlots, slot_bytes
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
@@ -113,6 +117,10 @@ class Engine:
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._step_time = StepTime(config.target_step_s)
+        self._config, self._decoder_config = config, decoder.config
+        self._dtype, self._device = decoder.head_weight_VD.dtype, device
+        self._adapters: AdapterPool | None = None
+        self._now_s = 0.0
         self._drafter = Drafter(config.num_speculative_tokens, config.block_tokens, config.max_num_batched_tokens)
         self._drafts = config.num_speculative_tokens > 0
         self.expected_step_s = 0.0
@@ -166,6 +174,34 @@ class Engine:
         with self.stream.entered():
             self._runner.warm_up(progress)
 
+    def load_adapter(self, key: str, adapter: Adapter) -> None:
+        """Load an adapter for later requests; `key` identifies its content. The first takes the memory of all slots.
+
+        Raises ConfigError naming the setting if an adapter does not fit, or for an engine of several ranks.
+        """
+        if self._adapters is None:
+            self._adapters = self._new_adapters()
+            self._runner.use_adapters(self._adapters.slots)
+        self._adapters.add(key, adapter)
+
+    def unload_adapter(self, key: str) -> None:
+        """Refuse later requests for an adapter; requests in flight finish with it."""
+        if self._adapters is not None:
+            self._adapters.remove(key)
+
+    def _new_adapters(self) -> AdapterPool:
+        config, rank = self._config, self._config.adapter_rank
+        if self._ranks is not None:
+            raise ConfigError("tensor_parallel_size: adapters run on one rank; set it to 1")
+        size = slot_bytes(self._decoder_config, rank, self._dtype.itemsize)
+        num_slots = min(config.max_running, config.adapter_memory_mib * 2**20 // size)
+        if not num_slots:
+            needed = -(-size // 2**20)
+            raise ConfigError(f"adapter_memory_mib: {config.adapter_memory_mib} holds no adapter; give {needed}")
+        with self.stream.entered():
+            slots = AdapterSlots(self._decoder_config, num_slots, rank, self._dtype, self._device)
+        return AdapterPool(slots, size)
+
     def add_rank(
         self,
         request_id: str,
@@ -175,6 +211,7 @@ class Engine:
         allowed: np.ndarray | None = None,
         excluded: Tokens[int] | np.ndarray = (),
         beam_width: int | None = None,
+        adapter: str = "",
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
@@ -193,6 +230,7 @@ class Engine:
                 number.
             beam_width: Used for codes of depth 2 and more. None means k, at least the configured default and at most
                 the beam rows of a step.
+            adapter: Key of a loaded adapter; empty for the base.
             priority: Lower goes first.
             now_s: The caller's clock.
             deadline_s: On the same clock, or None.
@@ -204,7 +242,7 @@ class Engine:
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         with self.stream.entered():
             sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
-        self._scheduler.add(sequence)
+        self._add(sequence, adapter)
         if not num_allowed:
             self._end(sequence, SequenceStatus.DONE)
 
@@ -218,6 +256,7 @@ class Engine:
         stop_token_ids: Iterable[int] = (),
         mask: TokenMask | None = None,
         after: str | None = None,
+        adapter: str = "",
         cache_scope: bytes = b"",
         tenant: str = "",
         weight: float = 1.0,
@@ -237,6 +276,7 @@ class Engine:
             after: Id of a request in flight with the same prompt: this request waits until that prompt is computed and
                 takes it
                 from the prefix cache.
+            adapter: Key of a loaded adapter; empty for the base.
             cache_scope: Prefixes are shared only with texts of an equal scope.
             tenant: Tenants take turns in the steps, by weight.
             weight: The tenant's.
@@ -252,7 +292,24 @@ class Engine:
         sequence = self._builder.text(request, max_new_tokens, sampling, stop_token_ids, mask)
         sequence.cache_scope, sequence.tenant, sequence.weight = cache_scope, tenant, weight
         sequence.leader = self._scheduler.find(after) if after is not None else None
-        self._scheduler.add(sequence)
+        self._add(sequence, adapter)
+
+    def _add(self, sequence: Sequence, adapter: str) -> None:
+        """Add a sequence to the queue with its adapter's slot. The keys and values of an adapter are its own."""
+        if not adapter:
+            self._scheduler.add(sequence)
+            return
+        if self._adapters is None:
+            raise InvalidRequest("adapter", f"{adapter:.100} is not loaded", "load it, or send a request for the base")
+        with self.stream.entered():
+            sequence.adapter_slot = self._adapters.acquire(adapter, sequence.arrival_s)
+        sequence.adapter, sequence.levels_at_once = adapter, 1
+        sequence.cache_scope = hashlib.blake2b(adapter.encode(), digest_size=16).digest() + sequence.cache_scope
+        try:
+            self._scheduler.add(sequence)
+        except TailraceError:
+            self._adapters.release(adapter, sequence.arrival_s)
+            raise
 
     def cancel(self, request_id: str, status: SequenceStatus = SequenceStatus.CANCELLED) -> bool:
         """End a request now and free its blocks; the next step returns its outcome.
@@ -272,6 +329,7 @@ class Engine:
         An asynchronous engine returns the outcomes of the previous step, with the new step running.
         """
         self.last_step, self.last_cost, self.new_tokens = _NOTHING, None, []
+        self._now_s = now_s
         with self.memory.lock:
             plan = self._scheduler.schedule(now_s, self._step_time.max_rows())
         running = self._started.size.num_rows if self._started is not None else 0
@@ -387,6 +445,9 @@ class Engine:
         with self.memory.lock:
             self._scheduler.finish(sequence)
         self._drafter.forget(sequence)
+        if sequence.adapter and self._adapters is not None:
+            with self.stream.entered():
+                self._adapters.release(sequence.adapter, self._now_s)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))
 
 

@@ -19,6 +19,7 @@ from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
 from services.llm.engine.device import HostCopy, to_device
+from services.llm.engine.forward.adapters import StepAdapters
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.weights import DecoderWeights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
@@ -89,6 +90,8 @@ class Runner:
         device = decoder.head_weight_VD.device
         weights = join_weights(decoder)
         forward = _forward_for(weights, config, cache, ranks)
+        self.use_adapters = forward.use_adapters
+        """Read the adapters of later steps from the given slots."""
         self.weight_bytes = forward.weight_bytes
         """Bytes of all weights, as they stay in memory."""
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
@@ -179,7 +182,8 @@ class EagerSteps:
         slot_mapping_P = self._slot_mapping(plan)
         tails = beams.tails if beams is not None else None
         pages, rows_R = self._forward.prepare(plan), self._on_device(plan.output_rows)
-        step = StepInputs(tokens_T, positions_T, slot_mapping_P, pages, tails, rows_R)
+        adapters = StepAdapters.of_plan(plan, self._device)
+        step = StepInputs(tokens_T, positions_T, slot_mapping_P, pages, tails, rows_R, adapters)
         return self._select(plan, beams, self._forward.hidden(step))
 
     def end(self, plan: StepPlan, hidden_TD: Tensor) -> tuple[list[RankedItems], SampledTokens]:

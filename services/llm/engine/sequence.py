@@ -48,6 +48,10 @@ class Sequence:
     max_new_tokens: int = 0
     cache_scope: bytes = b""
     """Only sequences of an equal scope share cached blocks."""
+    adapter: str = ""
+    """Key of the adapter that its rows use; empty for the base."""
+    adapter_slot: int = -1
+    """The adapter's slot, held until the request ends."""
     tenant: str = ""
     weight: float = 1.0
     """The tenant's share of the engine's budget and queue, relative to the other tenants'."""

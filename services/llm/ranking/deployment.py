@@ -217,6 +217,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_chunk_tokens=settings.max_chunk_tokens,
         max_beam_rows=settings.max_beam_rows,
         target_step_s=settings.engine_max_step_s / _STEPS_PER_LONGEST,
+        adapter_memory_mib=settings.llm_adapter_memory_mib,
+        adapter_rank=settings.llm_adapter_rank,
         tensor_parallel_size=settings.llm_tensor_parallel_size,
         rank_timeout_s=settings.engine_max_step_s,
         default_beam_width=settings.default_beam_width,

@@ -7,6 +7,7 @@ engine runs on plain torch, several times slower. The module does not know reque
 Shape suffixes: T rows of the step, R rows, D hidden, E tiles, N blocks of all tiles.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from torch import Tensor
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
-from services.llm.engine.cpu.library import Library, StepStruct
-from services.llm.engine.cpu.packing import PackedModel, use_huge_pages
+from services.llm.engine.cpu.library import AdapterRowsStruct, Library, StepStruct
+from services.llm.engine.cpu.packing import PackedModel, pack_slots, use_huge_pages
+from services.llm.engine.forward.adapters import AdapterRows, AdapterSlots
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.tiles import Tile, cut_tiles
@@ -114,6 +116,7 @@ class CpuForward:
         self._dtype = weights.head_VD.dtype
         self._model = PackedModel(library, weights, weight_kind)
         use_huge_pages(self._model.tensors)
+        self._slots: AdapterSlots | None = None
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8
         )
@@ -122,6 +125,10 @@ class CpuForward:
     def weight_bytes(self) -> int:
         """Bytes of all weights and their scales, as they stay in memory."""
         return self._model.num_bytes
+
+    def use_adapters(self, slots: AdapterSlots) -> None:
+        """Read the adapters of later steps from these slots."""
+        self._slots, self._packed_slots = slots, pack_slots(slots)
 
     def prepare(self, plan: StepPlan) -> "TileTable":
         """Return the pages that each row of a step sees."""
@@ -153,6 +160,12 @@ class CpuForward:
             output_rows=None if outputs_R is None else outputs_R.data_ptr(),
             hidden=hidden_RD.data_ptr(),
         )
+        if step.adapters is not None:
+            assert self._slots is not None, "a step with adapters follows `use_adapters`"
+            struct.adapter_rows = _adapter_rows(step.adapters.every)
+            struct.output_adapter_rows = _adapter_rows(step.adapters.outputs)
+            struct.slot_rank, struct.slot_ranks = self._slots.rank, self._slots.ranks.ctypes.data
+            struct.adapters = ctypes.addressof(self._packed_slots)
         if step.tails is not None:
             struct.tail_keys = step.tails.keys_YBLGK.data_ptr()
             struct.tail_values = step.tails.values_YBLGK.data_ptr()
@@ -167,6 +180,10 @@ class CpuForward:
         rows_RD = hidden_RD.reshape(-1, hidden_RD.shape[-1]).contiguous()
         logits_RN = self._library.score_rows(rows_RD, self._model.head, first, last)
         return logits_RN.view(*hidden_RD.shape[:-1], last - first)
+
+
+def _adapter_rows(rows: AdapterRows) -> AdapterRowsStruct:
+    return AdapterRowsStruct(len(rows.segments), rows.segments.ctypes.data, rows.slot_T.data_ptr())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

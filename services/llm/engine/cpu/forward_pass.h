@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 
 #include "attention.h"
@@ -14,6 +15,7 @@ namespace tailrace {
 
 // From this many rows packing W pays off; int8 has half as much to pack.
 constexpr int64_t kGemmMinRows = 40, kInt8GemmMinRows = 12;
+constexpr int64_t kMaxParts = 3;  // projections of a joined matrix
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
@@ -38,6 +40,37 @@ inline void multiply_bytes(
     multiply(product, thread, threads, kInt8GemmMinRows, put_real);
 }
 
+// The low-rank change of a joined matrix, whose projection p has the columns ends[p - 1] to ends[p] - 1.
+struct LowRank {
+    TailraceAdapterRows rows;
+    TailraceSlots slots;
+    bool is_late;  // added after the product: few rows, whose columns come in fours
+    int parts;
+    int64_t ends[kMaxParts];
+
+    int64_t width() const { return ends[parts - 1]; }
+};
+
+// y += low (rank,) times up (rank, width), `count` columns of it: vectors in fours, single vectors, single columns.
+template <class T>
+inline void add_low_rank(const float* low, const T* up, int64_t rank, int64_t width, int64_t count, float* y) {
+    int64_t n = 0;
+    for (; n + 4 * kWidth <= count; n += 4 * kWidth) {
+        Floats sum[4] = {};
+        for (int64_t r = 0; r < rank; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) sum[v] += low[r] * load(up + r * width + n + v * kWidth);
+        for (int v = 0; v < 4; v++) store(y + n + v * kWidth, load(y + n + v * kWidth) + sum[v]);
+    }
+    for (; n + kWidth <= count; n += kWidth) {
+        Floats sum = {};
+        for (int64_t r = 0; r < rank; r++) sum += low[r] * load(up + r * width + n);
+        store(y + n, load(y + n) + sum);
+    }
+    for (int64_t r = 0; r < rank && n < count; r++)
+        for (int64_t rest = n; rest < count; rest++) y[rest] += low[r] * to_float(up[r * width + rest]);
+}
+
 // The phases of one step. In each phase a thread handles its share of the rows, of a matrix's columns or of the tiles.
 template <class T>
 class ForwardPass {
@@ -49,11 +82,22 @@ class ForwardPass {
           heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
           gates_(new float[std::min(step.rows, kGemmMinRows) * 2 * model.ffn]), scales_(new float[step.rows]),
           bytes_(new uint8_t[model.is_quantised ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
+          low_(new float[step.adapter_rows.num_segments ? step.rows * kMaxParts * step.slot_rank : 0]),
           next_task_(new std::atomic<int64_t>[model.num_layers]()) {}
 
     void run(int thread, int threads) {
         int64_t count = step_.rows;
         Range rows(count, 1, thread, threads);
+        TailraceAdapterRows adapters = step_.adapter_rows;
+        const auto change_of = [&](int64_t index, auto matrix, auto slots, std::initializer_list<int64_t> ends, const T* x, int64_t size) {
+            const bool is_late = count < kGemmMinRows && !(model_.layers[index].*matrix).strips;
+            LowRank change = {adapters, {nullptr, nullptr}, is_late, int(ends.size()), {}};
+            std::copy(ends.begin(), ends.end(), change.ends);
+            if (!adapters.num_segments) return change;
+            change.slots = step_.adapters[index].*slots;
+            project_down(change, x, size, thread, threads);
+            return change;
+        };
         const auto add_to_residual = [this](int64_t row, int64_t n, const float* y, int count) {
             for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
         };
@@ -63,11 +107,14 @@ class ForwardPass {
             const TailraceLayer& layer = model_.layers[index];
             norm(rows, layer.attention_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
-            linear(layer.qkv, x_.get(), count, model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
+            const int64_t query = query_width_, key = query + (qkv_width_ - query_width_) / 2, ffn = model_.ffn, hidden = model_.hidden;
+            const LowRank qkv = change_of(index, &TailraceLayer::qkv, &TailraceLayerSlots::qkv, {query, key, qkv_width_}, x_.get(), hidden);
+            linear(layer.qkv, qkv, x_.get(), count, model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
                 std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
             });
             Attention<T> attention = attention_of(index, threads, space);
             barrier();
+            add_changes(qkv, rows, qkv_.get());
             rope_and_store(rows, layer, index);
             barrier();
             attention.run(heads_or_ffn_.get(), x_.get());
@@ -76,18 +123,24 @@ class ForwardPass {
                 if (thread == 0) keep_output_rows();
                 barrier();
                 count = step_.num_outputs;
+                adapters = step_.output_adapter_rows;
                 rows = Range(count, 1, thread, threads);
             }
             if (model_.is_quantised) quantise_rows(rows, x_.get(), query_width_);
-            linear(layer.output, x_.get(), count, query_width_, model_.hidden, thread, threads, add_to_residual);
+            const LowRank output = change_of(index, &TailraceLayer::output, &TailraceLayerSlots::output, {hidden}, x_.get(), query);
+            linear(layer.output, output, x_.get(), count, query, hidden, thread, threads, add_to_residual);
             barrier();
+            add_changes(output, rows, residual_.get());
             norm(rows, layer.ffn_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
-            gate_up(layer.gate_up, count, rows, thread, threads);
+            const LowRank both = change_of(index, &TailraceLayer::gate_up, &TailraceLayerSlots::gate_up, {ffn, 2 * ffn}, x_.get(), hidden);
+            gate_up(layer.gate_up, both, count, rows, thread, threads);
             barrier();
             if (model_.is_quantised) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
-            linear(layer.down, heads_or_ffn_.get(), count, model_.ffn, model_.hidden, thread, threads, add_to_residual);
+            const LowRank down = change_of(index, &TailraceLayer::down, &TailraceLayerSlots::down, {hidden}, heads_or_ffn_.get(), ffn);
+            linear(layer.down, down, heads_or_ffn_.get(), count, ffn, hidden, thread, threads, add_to_residual);
             barrier();
+            add_changes(down, rows, residual_.get());
         }
         norm(rows, model_.norm, static_cast<T*>(step_.hidden));
     }
@@ -146,35 +199,78 @@ class ForwardPass {
         }
     }
 
-    // out = x W^T + bias: `put(row, n, y, count)` receives numbers n to n + count - 1 of the row.
+    // Multiply the rows that have an adapter by its matrices `down`, and make the products visible to the other threads.
+    void project_down(const LowRank& change, const T* x, int64_t size, int thread, int threads) {
+        for (int64_t number = 0; number < change.rows.num_segments * change.parts; number++) {
+            const TailraceSegment& segment = change.rows.segments[number / change.parts];
+            const int64_t part = number % change.parts;
+            const T* down = static_cast<const T*>(change.slots.down) + (segment.slot * change.parts + part) * step_.slot_rank * size;
+            const Product<T, T> product = {x + segment.first * size, down, segment.end - segment.first, size, step_.slot_ranks[segment.slot], 1};
+            multiply(product, int((thread + number) % threads), threads, kGemmMinRows, [&](int64_t row, int64_t r, float* const* y, int count) {
+                std::copy_n(y[0], count, low_of(segment.first + row, part) + r);
+            });
+        }
+        barrier();
+    }
+
+    float* low_of(int64_t row, int64_t part) { return low_.get() + (row * kMaxParts + part) * step_.slot_rank; }
+
+    // y += the change of `count` columns from n on, which may belong to several projections.
+    void add_change(const LowRank& change, int64_t row, int64_t n, int64_t count, float* y) {
+        const int64_t slot = change.rows.slots[row];
+        if (slot < 0) return;
+        const T* up = static_cast<const T*>(change.slots.up) + slot * step_.slot_rank * change.width();
+        for (int64_t part = 0, first = n; part < change.parts && first < n + count; part++) {
+            const int64_t end = std::min(change.ends[part], n + count);
+            if (end <= first) continue;
+            add_low_rank(low_of(row, part), up + first, step_.slot_ranks[slot], change.width(), end - first, y + (first - n));
+            first = end;
+        }
+    }
+
+    // Add a late change to these rows of a joined matrix's output, after a barrier.
+    void add_changes(const LowRank& change, const Range& rows, float* out) {
+        if (!change.rows.num_segments || !change.is_late) return;
+        for (int64_t row = rows.first; row < rows.last; row++) add_change(change, row, 0, change.width(), out + row * change.width());
+    }
+
+    // out = x W^T + bias + the adapters' change: `put(row, n, y, count)` receives numbers n to n + count - 1 of the row.
     template <class Put>
-    void linear(const TailraceMatrix& matrix, const T* x, int64_t count, int64_t size, int64_t width, int thread, int threads, Put put) {
-        multiply_by(matrix, x, count, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+    void linear(
+        const TailraceMatrix& matrix, const LowRank& change, const T* x, int64_t count, int64_t size, int64_t width, int thread, int threads, Put put
+    ) {
+        multiply_by(matrix, change, x, count, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
             put(row, n, y[0], count);
         });
     }
 
     // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows of a matrix that is not packed gate and up are collected first.
-    void gate_up(const TailraceMatrix& matrix, int64_t count, const Range& rows, int thread, int threads) {
+    void gate_up(const TailraceMatrix& matrix, const LowRank& change, int64_t count, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
         if (count >= kGemmMinRows || matrix.strips)
-            return multiply_by(matrix, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+            return multiply_by(matrix, change, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
                 silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
-        linear(matrix, x_.get(), count, model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
+        linear(matrix, change, x_.get(), count, model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
             std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
         });
         barrier();
+        add_changes(change, rows, gates_.get());
         for (int64_t row = rows.first; row < rows.last; row++)
             silu_mul(gates_.get() + row * 2 * ffn, gates_.get() + (row * 2 + 1) * ffn, ffn, heads_or_ffn_.get() + row * ffn);
     }
 
     template <class Put>
-    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t count, int64_t size, int64_t width, int parts, int thread, int threads, Put put) {
+    void multiply_by(
+        const TailraceMatrix& matrix, const LowRank& change, const T* x, int64_t count, int64_t size, int64_t width, int parts, int thread, int threads,
+        Put put
+    ) {
         const auto put_biased = [&](int64_t row, int64_t n, float* const* y, int count) {
             if (const T* bias = static_cast<const T*>(matrix.bias))
                 for (int part = 0; part < parts; part++)
                     for (int i = 0; i < count; i++) y[part][i] += to_float(bias[part * width + n + i]);
+            if (change.rows.num_segments && !change.is_late)
+                for (int part = 0; part < parts; part++) add_change(change, row, part * width + n, count, y[part]);
             put(row, n, y, count);
         };
         if (!model_.is_quantised) {
@@ -234,6 +330,7 @@ class ForwardPass {
     std::unique_ptr<T[]> x_, heads_or_ffn_;
     std::unique_ptr<float[]> cos_sin_, gates_, scales_;
     std::unique_ptr<uint8_t[]> bytes_;
+    std::unique_ptr<float[]> low_;  // rows times `down`, by projection
     std::unique_ptr<std::atomic<int64_t>[]> next_task_;  // by layer
 };
 

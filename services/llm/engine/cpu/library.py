@@ -39,6 +39,24 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class SlotsStruct(ctypes.Structure):
+    """The adapters of a joined matrix: `SlotMatrix`."""
+
+    _fields_ = (("down", _Address), ("up", _Address))
+
+
+class LayerSlotsStruct(ctypes.Structure):
+    """The adapters of one layer's joined matrices."""
+
+    _fields_ = tuple((name, SlotsStruct) for name in MATRICES)
+
+
+class AdapterRowsStruct(ctypes.Structure):
+    """The slots of rows: `AdapterRows`."""
+
+    _fields_ = (("num_segments", _Number), ("segments", _Address), ("slots", _Address))
+
+
 class ModelStruct(ctypes.Structure):
     """The decoder's shape and weights."""
 
@@ -68,6 +86,9 @@ class StepStruct(ctypes.Structure):
         *((name, _Address) for name in ("tail_keys", "tail_values", "tail_places", "tail_seen")),
         *((name, _Number) for name in ("num_tail_places", "num_outputs")),
         *((name, _Address) for name in ("output_rows", "hidden")),
+        *((name, AdapterRowsStruct) for name in ("adapter_rows", "output_adapter_rows")),
+        ("slot_rank", _Number),
+        *((name, _Address) for name in ("slot_ranks", "adapters")),
     )
 
 

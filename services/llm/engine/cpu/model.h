@@ -22,6 +22,28 @@ struct TailraceLayer {
     TailraceMatrix qkv, output, gate_up, down;
 };
 
+// The adapters of a joined matrix, in the model's dtype: down (slots, projections, rank, in) and up (slots, rank, out).
+struct TailraceSlots {
+    const void *down, *up;
+};
+
+// In the order of MATRICES.
+struct TailraceLayerSlots {
+    TailraceSlots qkv, output, gate_up, down;
+};
+
+// Rows first to end - 1, which belong to a slot.
+struct TailraceSegment {
+    int64_t first, end, slot;
+};
+
+// The slots of rows, -1 for the base. No segments: all rows belong to the base.
+struct TailraceAdapterRows {
+    int64_t num_segments;
+    const TailraceSegment* segments;
+    const int64_t* slots;
+};
+
 struct TailraceModel {
     int64_t is_bf16, is_quantised, hidden, num_heads, num_kv_heads, head_dim, ffn, num_layers;  // is_quantised: the layers' matrices
     float eps, rope_scale;  // of the RMS norms; factor of cosine and sine
@@ -45,6 +67,10 @@ struct TailraceStep {
     int64_t num_tail_places, num_outputs;
     const int64_t* output_rows;  // ascending; not read if all rows are
     void* hidden;                // of the output rows
+    TailraceAdapterRows adapter_rows, output_adapter_rows;
+    int64_t slot_rank;
+    const int64_t* slot_ranks;  // of the adapter in each slot
+    const TailraceLayerSlots* adapters;
 };
 
 }  // namespace tailrace

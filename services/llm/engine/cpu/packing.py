@@ -16,8 +16,16 @@ from torch import Tensor
 from models.decoder.layer import MATRICES, NORMS
 from models.decoder.rope import periods
 from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, WeightKind
-from services.llm.engine.cpu.library import LayerStruct, Library, MatrixStruct, ModelStruct
+from services.llm.engine.cpu.library import (
+    LayerSlotsStruct,
+    LayerStruct,
+    Library,
+    MatrixStruct,
+    ModelStruct,
+    SlotsStruct,
+)
 from services.llm.engine.cpu.quantise import check_shape, quantise
+from services.llm.engine.forward.adapters import AdapterSlots
 from services.llm.engine.forward.weights import DecoderWeights, LayerWeights, Linear, num_bytes
 
 _PAGE_BYTES = 2 * 2**20
@@ -94,6 +102,17 @@ class PackedModel:
         whole = tensor.contiguous()
         self.tensors.append(whole)
         return whole.data_ptr()
+
+
+def pack_slots(slots: AdapterSlots) -> "ctypes.Array[LayerSlotsStruct]":
+    """Return the addresses of the adapters' slots by layer; the slots keep their memory alive."""
+    layers = (
+        LayerSlotsStruct(
+            **{name: SlotsStruct(one.down_SPRI.data_ptr(), one.up_SRN.data_ptr()) for name, one in layer.items()}
+        )
+        for layer in slots.layers
+    )
+    return (LayerSlotsStruct * len(slots.layers))(*layers)
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from models.decoder.rope import rotary_angles
 from services.llm.engine.beam.tails import Tails
+from services.llm.engine.forward.adapters import AdapterRows, AdapterSlots, StepAdapters
 from services.llm.engine.forward.attention import PagedAttention, TileBatch, UniformBatch
 from services.llm.engine.forward.ops import Ops
 from services.llm.engine.forward.weights import DecoderWeights, LayerWeights
@@ -30,7 +31,7 @@ class StepInputs:
     """The tensors of one step. `pages` is the result of the attention's `prepare`.
 
     `output_rows_R` are the rows whose hidden states are read, ascending; None: all. The last layer computes only its
-    keys and values for the other rows.
+    keys and values for the other rows. `adapters` is None if all rows belong to the base.
     """
 
     tokens_T: Tensor
@@ -39,6 +40,7 @@ class StepInputs:
     pages: Any
     tails: Tails | None
     output_rows_R: Tensor | None = None
+    adapters: StepAdapters | None = None
 
 
 class Forward(Protocol):
@@ -47,6 +49,10 @@ class Forward(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, as they stay in memory."""
+        ...
+
+    def use_adapters(self, slots: AdapterSlots) -> None:
+        """Read the adapters of later steps from these slots."""
         ...
 
     def prepare(self, plan: StepPlan) -> Any:
@@ -79,10 +85,15 @@ class LayerLoop:
         self._cache = cache
         self._ops = ops
         self._attention = attention
+        self._slots: AdapterSlots | None = None
 
     def prepare(self, plan: StepPlan) -> Any:
         """Return the pages that each row of a step sees, in the attention's format."""
         return self._attention.prepare(plan)
+
+    def use_adapters(self, slots: AdapterSlots) -> None:
+        """Read the adapters of later steps from these slots."""
+        self._slots = slots
 
     @property
     def weight_bytes(self) -> int:
@@ -111,9 +122,10 @@ class LayerLoop:
         for index, (layer, next_norm_D) in enumerate(zip(weights.layers, following, strict=True)):
             rows_R = step.output_rows_R if next_norm_D is weights.norm_D else None
             attended_TD = self._attend(index, layer, normed_TD, cos_sin, step, rows_R)
+            kept = None if step.adapters is None else step.adapters.of(rows_R)
             residual_TD = residual_TD if rows_R is None else residual_TD[rows_R]
             normed_TD, residual_TD = ops.add_rms_norm(attended_TD, residual_TD, layer.ffn_norm, eps)
-            fed_TD = self._feed_forward(layer, normed_TD)
+            fed_TD = self._feed_forward(index, layer, normed_TD, kept)
             normed_TD, residual_TD = ops.add_rms_norm(fed_TD, residual_TD, next_norm_D, eps)
         return normed_TD
 
@@ -140,7 +152,8 @@ class LayerLoop:
     ) -> Tensor:
         """Attend, and return the projected output of these rows; None: of all."""
         ops = self._ops
-        qkv_TX = ops.linear(normed_TD, *layer.qkv)
+        every, kept = (None, None) if step.adapters is None else (step.adapters.every, step.adapters.of(rows_R))
+        qkv_TX = self._linear(index, layer, "qkv", normed_TD, every)
         q_THK = ops.rope_and_store(
             qkv_TX,
             cos_sin,
@@ -153,8 +166,17 @@ class LayerLoop:
         )
         out_THK = self._attention.attend(q_THK, self._cache, index, step.pages, step.tails)
         out_THK = out_THK if rows_R is None else out_THK[rows_R]
-        return self._reduce(ops.linear(out_THK.flatten(1), *layer.output))
+        return self._reduce(self._linear(index, layer, "output", out_THK.flatten(1), kept))
 
-    def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:
-        gate_up_TJ = self._ops.linear(normed_TD, *layer.gate_up)
-        return self._reduce(self._ops.linear(self._ops.silu_mul(gate_up_TJ), *layer.down))
+    def _feed_forward(self, index: int, layer: LayerWeights, normed_TD: Tensor, adapters: AdapterRows | None) -> Tensor:
+        gate_up_TJ = self._linear(index, layer, "gate_up", normed_TD, adapters)
+        return self._reduce(self._linear(index, layer, "down", self._ops.silu_mul(gate_up_TJ), adapters))
+
+    def _linear(
+        self, index: int, layer: LayerWeights, matrix: str, x_TI: Tensor, adapters: AdapterRows | None
+    ) -> Tensor:
+        out_TN = self._ops.linear(x_TI, *getattr(layer, matrix))
+        if adapters is None or not len(adapters.segments):
+            return out_TN
+        assert self._slots is not None, "a step with adapters follows `use_adapters`"
+        return out_TN + self._slots.change(index, matrix, x_TI, adapters)

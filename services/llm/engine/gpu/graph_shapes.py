@@ -86,19 +86,26 @@ class GraphShapes:
         return [*sorted(beams, key=lambda shape: -shape.num_rows), *prompts, *reversed(texts)]
 
     def of_prompts(self, rest: StepPlan) -> PromptShape | None:
-        """Return the shape of the rest of a plan; None if no shape fits: too many tokens or prompts, or beams."""
-        if rest.beam_steps or not 0 < len(rest.chunks) <= MAX_PROMPTS:
+        """Return the shape of the rest of a plan; None if none fits: too many tokens or prompts, beams or adapters."""
+        if (
+            rest.beam_steps
+            or any(chunk.sequence.adapter for chunk in rest.chunks)
+            or not 0 < len(rest.chunks) <= MAX_PROMPTS
+        ):
             return None
         return next((PromptShape(size) for size in self._prompt_sizes if size >= rest.num_batched_tokens), None)
 
     def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
-        """Split a plan into the rest, which runs eagerly, and groups of captured shapes."""
-        rest = StepPlan([chunk for chunk in plan.chunks if not is_text_decode(chunk)], late=plan.late)
-        texts = [chunk.sequence for chunk in plan.chunks if is_text_decode(chunk)]
+        """Split a plan into the rest, which runs eagerly, and groups of captured shapes.
+
+        Requests with an adapter are in the rest: the captured shapes are the base's.
+        """
+        rest = StepPlan([chunk for chunk in plan.chunks if not _is_captured(chunk)], late=plan.late)
+        texts = [chunk.sequence for chunk in plan.chunks if _is_captured(chunk)]
         by_width: dict[int, list[Sequence]] = defaultdict(list)
         for sequence in plan.beam_steps:
             widest = max(RankWork.of(sequence).width_by_level)
-            if widest > self._beam_sizes[-1]:
+            if widest > self._beam_sizes[-1] or sequence.adapter:
                 rest.beam_steps.append(sequence)
             else:
                 by_width[_round_up(widest, self._beam_sizes)].append(sequence)
@@ -122,6 +129,10 @@ class GraphShapes:
 def is_text_decode(chunk: Chunk) -> bool:
     """Whether a chunk is the last generated token of a text."""
     return chunk.num_tokens == 1 and chunk.is_last and chunk.sequence.num_new_tokens > 0
+
+
+def _is_captured(chunk: Chunk) -> bool:
+    return is_text_decode(chunk) and not chunk.sequence.adapter
 
 
 def sizes_up_to(largest: int) -> list[int]:

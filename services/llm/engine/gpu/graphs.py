@@ -94,7 +94,7 @@ class StepGraphs:
     def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
         """Split a plan into the rest, which runs eagerly, and groups for `run_text` and `run_beams`."""
         rest, groups = self._shapes.cut(plan)
-        self.counts.eager_fallbacks += len(rest.beam_steps)
+        self.counts.eager_fallbacks += sum(not sequence.adapter for sequence in rest.beam_steps)
         for group in groups:
             if group.shape not in self._captured:
                 assert not self._is_frozen, "the warm-up captures every shape of a group"
@@ -126,10 +126,10 @@ class StepGraphs:
     def can_feed(self, plan: StepPlan) -> bool:
         """Whether the plan can start before the previous step's tokens are on the host.
 
-        Requires that every text awaiting a token only decodes it.
+        Requires that every text awaiting a token only decodes it, without an adapter.
         """
         return all(
-            is_text_decode(chunk) and not TextWork.of(chunk.sequence).needs_last_token
+            is_text_decode(chunk) and not chunk.sequence.adapter and not TextWork.of(chunk.sequence).needs_last_token
             for chunk in plan.chunks
             if chunk.sequence.num_pending
         )
