@@ -1,4 +1,4 @@
-"""Follows a model name: polls its record, loads its versions in a separate thread, and hands over changes.
+"""Follows a model name: reads its record, loads its versions, and hands over changes, each time it is called.
 
 The versions are the live version and, during a release, the canary. The live version is loaded first, and each version
 is handed over when it is ready, so the two load and fail independently. If a new live version fails to load, the
@@ -10,7 +10,6 @@ immediately when the name has moved away from the version and returns: the cause
 version with corrupt content is never retried by this process. The follower does not know what is loaded from a bundle.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,29 +55,22 @@ class _Failure:
 
 
 class BundleFollower(Generic[Loaded]):
-    """Calls `load` for each new version of a name, and `hand_over` when the serving versions change.
-
-    After `start`, both run in the follower's thread.
-    """
+    """Calls `load` for each new version of a name, and `hand_over` when the serving versions change."""
 
     def __init__(
         self,
         store: BundleStore,
-        poll_s: float,
         load: Callable[[Bundle], Loaded],
         hand_over: Callable[[Serving[Loaded]], None],
         clock: Callable[[], float] = time.monotonic,
         polled: Callable[[], object] = lambda: None,
     ) -> None:
-        """Store the callbacks. `hand_over` must not fail; `polled` is called after each poll of the record."""
+        """Store the callbacks. `hand_over` must not fail; `polled` is called after each read of the record."""
         self._store = store
-        self._poll_s = poll_s
         self._load = load
         self._hand_over = hand_over
         self._clock = clock
         self._polled = polled
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None  # made by `start`: it refers back to this object
         self.serving: Serving[Loaded] = Serving()
         """The serving versions that were handed over last."""
         self.is_record_corrupt = False
@@ -87,26 +79,12 @@ class BundleFollower(Generic[Loaded]):
         self._failed: dict[str, _Failure] = {}
 
     @property
-    def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
     def failed(self) -> frozenset[str]:
         """The versions that serve under the name and could not be loaded at the last attempt."""
         return frozenset(self._failed)
 
-    def start(self) -> None:
-        """Load the name's versions, if any, then follow the name in the background. Blocks during the first load."""
-        self.refresh()
-        self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread after its current poll or load. Does not wait."""
-        self._stopped.set()
-
     def refresh(self) -> None:
-        """Poll the record once and load its versions if they are due. Never raises."""
+        """Read the record once and load its versions if they are due. Never raises."""
         try:
             if (record := self._record()) is None:
                 return
@@ -134,10 +112,6 @@ class BundleFollower(Generic[Loaded]):
             return self._store.last_valid_record() if self.serving.live is None else None
         self.is_record_corrupt = False
         return record
-
-    def _follow(self) -> None:
-        while not self._stopped.wait(self._poll_s):
-            self.refresh()
 
     def _try(self, version: str, record: NameRecord) -> None:
         try:

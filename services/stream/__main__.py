@@ -1,5 +1,6 @@
 """`python -m services.stream`: one stream worker, composed from the settings, until SIGTERM or Ctrl-C."""
 
+import gc
 import signal
 import socket
 import sys
@@ -123,7 +124,10 @@ def run_worker(
     shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
     shown.start()
     item_follower.start()
+    gc.collect()
+    gc.freeze()  # a full collection of these objects would delay events by a tenth of a second
     worker.run(stop)
+    gc.unfreeze()
     _log.info("stopping")
     shown.join()
     listing.stop()
@@ -140,7 +144,7 @@ class _Listing:
     def __init__(self, settings: Settings, counted: "_Counted") -> None:
         store, poll_s = BundleStore.of(settings), settings.bundle_poll_s
         self._followers = {
-            name: BundleFollower(store.named(name), poll_s, Bundle.item_ids, partial(counted.replace, name))
+            name: BundleFollower(store.named(name), Bundle.item_ids, partial(counted.replace, name))
             for name in settings.served_names
         }
         is_many = settings.llm_memory_gib is not None

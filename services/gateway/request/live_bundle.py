@@ -293,7 +293,7 @@ class LiveBundle:
 
     def _follow(self) -> BundleFollower[Live]:
         store = self._store
-        return BundleFollower(store, self._poll_s, self._load, self._swap, polled=lambda: self._report(store))
+        return BundleFollower(store, self._load, self._swap, polled=lambda: self._report(store))
 
     def _load(self, bundle: Bundle) -> Live:
         if self.reserve is not None:

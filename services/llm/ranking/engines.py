@@ -67,7 +67,7 @@ class Engines:
         self._serving: Serving[RunningBundle | None] = Serving()
         self._bundles: dict[str, Bundle] = {}
         self._start = start
-        self._follower = BundleFollower(store, 0.0, self._load, self._swap)
+        self._follower = BundleFollower(store, self._load, self._swap)
         self.refresh()
 
     @property

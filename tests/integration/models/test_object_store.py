@@ -409,7 +409,7 @@ def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp
 
     with pytest.raises(BundleCorrupt, match="names/default"):
         there.promote("v1")
-    follower = BundleFollower(there, 60.0, lambda bundle: bundle.version, lambda _serving: None)
+    follower = BundleFollower(there, lambda bundle: bundle.version, lambda _serving: None)
     follower.refresh()
     assert (follower.serving.live, follower.is_record_corrupt) == ("v1", True)
 

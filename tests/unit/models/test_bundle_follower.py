@@ -19,7 +19,6 @@ from models.registry.name_record import NameRecord
 from models.registry.store import BundleStore
 from tests.support.clock import Clock
 from tests.support.training.bundles import point_to, publish_bundle
-from tests.support.wait import until
 
 VERSIONS = ("a", "b", "c")
 
@@ -58,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path, role: str) -> None:
     """A failed version is retried with backoff, about 15 times in 10 minutes, while the other keeps serving."""
     store, loader, clock = BundleStore(root), Loader(), Clock()
-    follower = BundleFollower(store, 0.1, loader.load, loader.swap, clock)
+    follower = BundleFollower(store, loader.load, loader.swap, clock)
     follower.refresh()
     store.promote("v1") if role == "live" else store.release("v1", [CanaryStage(0.5, 0.0)], 0)
     loader.broken = {"v1"}
@@ -87,7 +86,7 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
         bundle.catalogue()
         return bundle
 
-    follower = BundleFollower(BundleStore(root), 0.1, load, lambda bundle: None, clock)
+    follower = BundleFollower(BundleStore(root), load, lambda bundle: None, clock)
     victim = root / "v1" / "catalogue.parquet"
     whole = victim.read_bytes()
     victim.write_bytes(b"other") if harm == "change" else victim.unlink()
@@ -106,9 +105,7 @@ def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
     """A gateway loads a bundle's student and catalogue even if the decoder is corrupt."""
     (root / "v2" / "decoder" / "model.safetensors").write_bytes(b"other")
     used = []
-    follower = BundleFollower(
-        BundleStore(root), 0.1, lambda bundle: (bundle.student_path, bundle.catalogue()), used.append
-    )
+    follower = BundleFollower(BundleStore(root), lambda bundle: (bundle.student_path, bundle.catalogue()), used.append)
 
     follower.refresh()
 
@@ -120,7 +117,7 @@ def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
 def test_a_record_of_wrong_types_leaves_what_serves(root: Path) -> None:
     """With an invalid canary record, the follower keeps the last valid record and reports the corruption."""
     loader = Loader()
-    follower = BundleFollower(BundleStore(root), 60.0, loader.load, loader.swap)
+    follower = BundleFollower(BundleStore(root), loader.load, loader.swap)
     follower.refresh()
     path = root / "names" / "default.json"
     valid = path.read_text()
@@ -142,28 +139,23 @@ def test_a_record_of_wrong_types_leaves_what_serves(root: Path) -> None:
     assert not follower.is_record_corrupt
 
 
-async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
+def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
     """While the pointer is unreadable the loaded version keeps serving; the follower resumes once it is readable."""
-    follower, later = (
-        BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap) for loader in (Loader(), Loader())
-    )
-    follower.start()
+    follower, later = (BundleFollower(BundleStore(root), loader.load, loader.swap) for loader in (Loader(), Loader()))
+    follower.refresh()
     pointer = root / "names" / "default.json"
     pointer.unlink()
     pointer.mkdir()
-    later.start()
-    try:
-        follower.refresh()
-        assert (follower.serving.live, later.serving.live) == ("v2", None)
-        pointer.rmdir()
-        point_to(root, "v1")
 
-        await until(lambda: follower.serving.live == later.serving.live == "v1")
-        assert follower.is_alive
-        assert later.is_alive
-    finally:
-        follower.stop()
-        later.stop()
+    for each in (follower, later):
+        each.refresh()
+
+    assert (follower.serving.live, later.serving.live) == ("v2", None)
+    pointer.rmdir()
+    point_to(root, "v1")
+    for each in (follower, later):
+        each.refresh()
+    assert follower.serving.live == later.serving.live == "v1"
 
 
 def model_of(looks: Sequence[tuple[NameRecord, frozenset[str]]]) -> tuple[str | None, str | None, set[str], list[str]]:
@@ -202,7 +194,7 @@ class FollowedName(RuleBasedStateMachine):
             (source / "report.json").write_text(version)
             self.store.publish(source, version, {})
         self.loader, self.clock = Loader(), Clock()
-        self.follower = BundleFollower(self.store, 0.1, self.loader.load, self.loader.swap, self.clock)
+        self.follower = BundleFollower(self.store, self.loader.load, self.loader.swap, self.clock)
         self.looks: list[tuple[NameRecord, frozenset[str]]] = []
 
     def teardown(self) -> None:
@@ -265,6 +257,6 @@ def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
         seen.append((bundle.version, loader.serving.live))
         return bundle
 
-    BundleFollower(store, 0.1, load, loader.swap, Clock()).refresh()
+    BundleFollower(store, load, loader.swap, Clock()).refresh()
 
     assert seen == [("v2", None), ("v1", "v2")]
