@@ -24,6 +24,7 @@ from services.gateway.data_plane import DataPlane
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.ranking import best_allowed
 from services.gateway.request.live_bundle import WishReader
+from services.gateway.tiers.llm import Llm
 from services.gateway.users.erase import BrokerKeeps
 from services.items.live_items import LiveItems
 from services.router.deadline import DeadlineLimits
@@ -70,6 +71,7 @@ def plane_over(
     names: Sequence[str],
     registry: CollectorRegistry,
     load_reader: LoadReader = lambda _bundle, _catalogue: None,
+    llms: Mapping[str, Llm] | None = None,
     **config: Any,
 ) -> DataPlane:
     """Return a data plane that serves these names of a store, not started; `config` replaces fields."""
@@ -79,7 +81,7 @@ def plane_over(
         load_student=lambda _bundle, loaded: _Student(len(loaded.item_ids)),
         load_reader=load_reader,
         features=nothing,
-        llms=dict.fromkeys(names, nothing),
+        llms=llms or dict.fromkeys(names, nothing),
         events=nothing,
         impressions=nothing,
         explanations=nothing,

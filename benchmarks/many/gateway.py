@@ -5,6 +5,7 @@ import gc
 import logging
 import resource
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -43,11 +44,12 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswer:
-    """The outcome of a request: latency, whether its bundle was in memory, and whether it was answered at all."""
+    """The outcome of a request: latency, whether its bundle was in memory, whether it was answered, or the error."""
 
     ms: float
     is_warm: bool
     is_answered: bool
+    error: str = ""
 
 
 class MeasuredPlane:
@@ -64,8 +66,8 @@ class MeasuredPlane:
         )
         try:
             answer = await self.plane.recommend(request, Arrival(began_s), "rest", ANYONE)
-        except TailraceError:
-            return LocalAnswer(1_000 * (time.monotonic() - began_s), is_warm=False, is_answered=False)
+        except TailraceError as error:
+            return LocalAnswer(1_000 * (time.monotonic() - began_s), False, False, type(error).__name__)
         ms = 1_000 * (time.monotonic() - began_s)
         return LocalAnswer(ms, is_warm=answer.reason is not Reason.MODEL_LOADING, is_answered=len(answer.items) == 10)
 
@@ -152,12 +154,13 @@ def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
     return {"requests": len(answers), "p50_ms": float(p50), "p99_ms": float(p99)}
 
 
-def outcome(answers: Sequence[LocalAnswer]) -> dict[str, float]:
-    """Return the fractions of requests that were answered, and answered in their deadline."""
+def outcome(answers: Sequence[LocalAnswer]) -> dict[str, Any]:
+    """Return the fractions of requests that were answered, and answered in their deadline, and the errors."""
     in_time = [answer.is_answered and answer.ms <= DEADLINE_MS for answer in answers]
     return {
         "answered": float(np.mean([answer.is_answered for answer in answers])) if answers else 1.0,
         "in_time": float(np.mean(in_time)) if answers else 1.0,
+        **({"errors": dict(errors)} if (errors := Counter(one.error for one in answers if one.error)) else {}),
     }
 
 

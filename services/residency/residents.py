@@ -112,10 +112,10 @@ class Residents(Generic[Model]):
 
     def stop(self) -> None:
         """Stop loading, and unload every model that has no references. Does not wait for a load in progress."""
-        self._stopped.set()
-        for pool in (self._fetchers, self._loader, self._followers):
-            pool.shutdown(wait=False, cancel_futures=True)
-        with self._changed:
+        with self._changed:  # nothing is submitted without this lock
+            self._stopped.set()
+            for pool in (self._fetchers, self._loader, self._followers):
+                pool.shutdown(wait=False, cancel_futures=True)
             models, self._models = self._models, {}
         for name, model in models.items():
             self._source.unload(name, model)
@@ -238,6 +238,7 @@ class Residents(Generic[Model]):
             self._metrics.load_failed.labels(self._metrics.part, name).set(self._source.is_broken(model))
             self._metrics.loads.labels(self._metrics.part, name).inc()
             self._metrics.load_seconds.observe(self._clock() - began_s)
+            log.info("model_loaded", name=name, seconds=round(self._clock() - began_s, 3))
             self._changed.notify_all()
             self._settled(name)
             self._act()
@@ -277,6 +278,8 @@ class Residents(Generic[Model]):
     def _poll(self) -> None:
         while not self._stopped.wait(self._poll_s):
             with self._changed:
+                if self._stopped.is_set():
+                    return
                 for name in self._table.pinned:
                     self._ask_for(name)
                 self._act()  # first: the references of `refresh` would keep idle names

@@ -29,8 +29,8 @@ _NUM_READING = _NUM_LEARNING = 8
 """Threads that read manifests: for requests, and in the background. A read takes a second in a slow store."""
 _MAX_PARTIAL = 100
 _LEARN_PAUSE_S = 0.1
-_LOAD_SHARE, _MANIFEST_SHARE, _STAND_IN_SHARE = 0.7, 0.2, 0.1
-"""Fractions of a request's wait: for the bundle, then its manifest (read meanwhile), then another bundle's."""
+_LOAD_SHARE, _MANIFEST_SHARE = 0.7, 0.2
+"""Fractions of a request's wait: for the bundle, then its manifest (read meanwhile)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Names:
         if bundle.is_loaded:
             return bundle.of_unit(unit_id, now_ms)
         if (other := self._stand_in(bundle)) is not None:
-            found = await _within(_STAND_IN_SHARE * timeout_s, self._partial_of(other))
+            found = await _within(timeout_s, self._partial_of(other))  # on this machine: late only without a processor
             if found is not None:
                 return found
         return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
