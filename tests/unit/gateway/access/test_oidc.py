@@ -24,12 +24,14 @@ from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.oidc import Issuer, IssuerKeys, TokenVerifier
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.access.tenants import FollowedTenants, StoredTenant, TenantsFile, write_tenants
+from services.gateway.console.releases import add_releases
+from services.gateway.rest.door import create_rest_app
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.servers import HOST, Server
 from tests.support.wait import until
-from tests.unit.gateway.clients import Door, RestClient
-from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish, user
+from tests.unit.gateway.clients import Door, in_process
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, add_version, catalogue_of, make_world, publish, user
 
 AUDIENCE = "tailrace"
 CLAIMS: dict[str, dict[str, Any]] = {
@@ -132,14 +134,19 @@ async def test_a_token_is_worth_its_tenant_and_scopes(provider: Provider, door: 
 
 
 async def test_the_operator_s_token_opens_the_console_and_a_tenant_s_does_not(
-    provider: Provider, rest: RestClient
+    provider: Provider, world: World, access: KeyedAccess, tmp_path: Path
 ) -> None:
-    """Calls about the whole stack need a token of the default tenant."""
-    found = [
-        (await rest.http.get("/metrics", headers=bearer(provider.token(sub)))).status_code for sub in ("chief", "shop")
-    ]
+    """Calls about the whole stack need a token of the default tenant, at the console as for metrics."""
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access)
+    add_releases(app, BundleStore(tmp_path / "bundles"), 10.0, lambda: 0.0)
+    headers = [bearer(provider.token("chief")), bearer(provider.token("shop")), {}]
+    async with in_process(app) as http:
+        found = {
+            path: [(await http.get(path, headers=one)).status_code for one in headers]
+            for path in ("/metrics", "/console/names")
+        }
 
-    assert found == [200, 403]
+    assert found == {"/metrics": [200, 403, 401], "/console/names": [200, 403, 401]}
 
 
 @pytest.mark.parametrize(
