@@ -16,7 +16,7 @@ from models.mixer import Mixer, NewItems
 from pipelines.data.examples import Cases, cases_where, sample_cases
 from pipelines.scoring.metrics import Scorer, gains, interval
 
-_RUNGS = ((1.0, 1.0), (7.0, 1.25), (20.0, 1.25), (20.0, 1.5), (55.0, 1.5))
+_RUNGS = ((1.0, 1.0), (4.0, 1.0), (7.0, 1.0), (7.0, 1.25), (20.0, 1.25), (20.0, 1.5), (55.0, 1.5))
 """Factors of the model's and of the sources' scores, in rising order; the first changes nothing."""
 _MOST_LOST = 0.0025
 """The fraction of NDCG@10 that labels with events may lose."""
