@@ -85,7 +85,7 @@ def main() -> None:
         held_out = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality cold-items")
         found = measure(models, at["sources"], held_out.open("cold items"), options.users)
     about = {"dataset": options.sequences.resolve().name, "epochs": options.epochs}
-    write_report(options.json, about_run("cold-items") | about | found)
+    write_report(options.json, about_run("quality cold-items") | about | found)
 
 
 def measure(models: EvaluatedModels, sources: Path, cases: Cases, num_warm: int) -> dict[str, Any]:

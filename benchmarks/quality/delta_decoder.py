@@ -52,7 +52,7 @@ class DeltaLayer(DecoderLayer):
         self._heads = heads
 
     def draw_gates(self) -> None:
-        """Draw the convolution anew, and start with half-strength writes and a slow decay."""
+        """Draw the convolution, and start with half-strength writes and a slow decay."""
         cast("nn.Conv1d", self["conv"]).reset_parameters()
         nn.init.zeros_(cast("nn.Linear", self["write"]).bias)
         nn.init.constant_(cast("nn.Linear", self["decay"]).bias, _FIRST_DECAY)

@@ -47,7 +47,7 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs and state of one chunk.
 
-    With the chunk's change u_t of each token, S_t is the decayed first state plus the decayed sum of u_i k_i^T, hence
+    With the chunk's change u_t of each token, S_t is the decayed first state plus the decayed sum of u_i k_i^T, so
     u_t + write_t sum_(i<t) decay_(i..t) (k_i . k_t) u_i = write_t (v_t - decay_(0..t) S_0 k_t).
     """
     total_BHC = log_decay_BHC.cumsum(dim=-1)

@@ -1,4 +1,4 @@
-"""Chooses the factors by which a mix raises items without events, on validation cases.
+"""Chooses factors that raise items without events in a mix, on validation cases.
 
 A model's training labels include no new item, so its probabilities for them are too low: their text may fit a history
 best among the new items, and yet no list shows them. Factors of the model's and of the sources' scores make up for it.
@@ -27,7 +27,7 @@ _CUTOFF, _PER_BATCH = 10, 32
 def choose_new_items(
     cases: Cases, probabilities: Scorer, mixer: Mixer, model: str, is_new_V: np.ndarray, *, repeats: bool
 ) -> dict[str, float] | None:
-    """Return {model, sources, num_items} for a manifest; None if nothing is shown to help new items.
+    """Return {model, sources, num_items} for a manifest; None if no factors are shown to help new items.
 
     `probabilities` are the model's over all items; `mixer` holds its blends.
     """
