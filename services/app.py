@@ -246,8 +246,7 @@ def build_app(settings: Settings) -> "Application":
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
-    from services.llm.ranking.deployment import build_llms
-    from services.llm.text.deployment import build_text
+    from services.llm.applications import build_llms, build_text
 
     deployment = serve.deployment(
         name="Gateway",

@@ -1,7 +1,9 @@
 """Unary gRPC calls over HTTP/2, written frame by frame, at a third of grpc.aio's processor time.
 
-Thousands of calls a second from grpc.aio would take a core of the machine whose stack they measure. Understands the
-answers of HAProxy, whose headers are literals: no Huffman codes and no dynamic table. Plaintext only.
+Thousands of calls a second from grpc.aio would take a core of the machine whose stack they measure. The library h2
+(4.4) would take more: 164 to 214 µs of processor time for a call's frames, in memory, where this takes 11 to 13
+(2026-11-29). Understands the answers of HAProxy, whose headers are literals: no Huffman codes and no dynamic table.
+Plaintext only.
 """
 
 import asyncio

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from models.registry.bundle import Bundle
@@ -35,7 +34,6 @@ from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import SequenceStatus
 from services.llm.ranking.engines import Engines, EngineSource, RunningBundle, bundle_bytes
 from services.llm.ranking.model import load_bundle
-from services.llm.serving.affinity_router import affinity
 from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
@@ -252,44 +250,3 @@ def ranking_pool(settings: Settings) -> KvPoolSize:
     card = open_card(settings.llm_device)
     check_support(card, "TAILRACE_LLM_DTYPE", settings.llm_dtype, settings.kv_kind)
     return KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", settings.kv_num_blocks, settings.kv_memory_share)
-
-
-def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
-    """Return the Ray Serve options that all engine replicas share.
-
-    No reserved core, this router, and a health check each second.
-    """
-    return {
-        "ray_actor_options": {"num_cpus": 0},
-        "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
-        "request_router_config": router,
-        "health_check_period_s": 1.0,
-        "health_check_timeout_s": 10.0,
-        "graceful_shutdown_wait_loop_s": 0.2,
-    }
-
-
-def build_llms(settings: Settings) -> dict[str, Any]:
-    """Return the bound Ray Serve applications of the ranking models by name; pass their handles to `LlmHandle`.
-
-    With a budget of memory there is one application for all names, under the first name.
-    """
-    if settings.llm_memory_gib is not None:
-        return {settings.first_name: build_llm(settings, "llm", settings.served_names)}
-    deployments = {
-        name: "llm" if name == DEFAULT_NAME else f"llm-{name.replace('.', '--')}" for name in settings.served_names
-    }
-    return {name: build_llm(settings, deployment, (name,)) for name, deployment in deployments.items()}
-
-
-def build_llm(settings: Settings, deployment_name: str = "llm", names: Sequence[str] = (DEFAULT_NAME,)) -> Any:
-    """Return the bound Ray Serve application of the ranking models of these names."""
-    deployment = serve.deployment(
-        name=deployment_name,
-        num_replicas=settings.llm_replicas,
-        max_ongoing_requests=settings.max_running + settings.max_waiting,
-        max_queued_requests=settings.max_waiting,
-        graceful_shutdown_timeout_s=2.0,
-        **replica_options(affinity()),
-    )(LlmDeployment)
-    return deployment.bind(settings, names)

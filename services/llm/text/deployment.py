@@ -11,18 +11,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
-from ray import serve
 
 from services.contracts.text import TextModel, TextRequest
 from services.errors import TailraceError
 from services.llm.engine.config import EngineConfig
-from services.llm.ranking.deployment import engine_config, replica_options
-from services.llm.serving.affinity_router import affinity
+from services.llm.ranking.deployment import engine_config
 from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics
@@ -40,8 +37,6 @@ log = structlog.get_logger()
 _CPU_BLOCKS = 2_048
 _CPU_DRAFTS = 7
 _MESSAGE_S = 0.001
-_LOAD_BOUND = 1.25
-"""A conversation leaves its replica when the replica has this many times the mean load."""
 
 
 class TextDeployment:
@@ -135,17 +130,3 @@ def _load(settings: Settings, pool: KvPoolSize) -> LoadedText:
     limits = RequestLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
     name, config = settings.text_model or folder.name, text_engine_config(settings)
     return load_text(folder, name, config, dtype, settings.llm_device, limits, pool)
-
-
-def build_text(settings: Settings) -> Any:
-    """Return the text model's bound Ray Serve application; pass its handle to `TextHandle`."""
-    deployment = serve.deployment(
-        name="text",
-        num_replicas=settings.text_replicas,
-        # the engine must reject by priority before Ray's queue is full
-        max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
-        max_queued_requests=settings.max_waiting,
-        graceful_shutdown_timeout_s=5.0,
-        **replica_options(affinity(_LOAD_BOUND)),
-    )(TextDeployment)
-    return deployment.bind(settings)

@@ -65,8 +65,8 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def rankers(run) -> Callable[[Settings], Any]:
     """A function that runs the LLM and returns its handle."""
+    from services.llm.applications import build_llm
     from services.llm.handles import LlmHandle
-    from services.llm.ranking.deployment import build_llm
 
     return lambda settings: LlmHandle(run(build_llm(settings)))
 
@@ -139,8 +139,8 @@ async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
 @pytest.fixture
 def writers(run, tmp_path: Path) -> Callable[..., Any]:
     """A function that runs text over a tiny checkpoint and returns its handle."""
+    from services.llm.applications import build_text
     from services.llm.handles import TextHandle
-    from services.llm.text.deployment import build_text
 
     def start(**fields):
         folder = write_checkpoint(tmp_path / "tiny", max_positions=32_000)
