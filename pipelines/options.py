@@ -14,7 +14,7 @@ from pipelines.declaration import Option, check_bounds
 from pipelines.evaluation.gate import GateOptions
 from pipelines.foreign.options import ForeignOptions
 from pipelines.tables.options import PLAIN, TableOptions
-from pipelines.training.options import DEVICE_HELP, DeviceChoice, Reporting
+from pipelines.training.options import DEVICE_HELP, AdapterOptions, DeviceChoice, Reporting
 from pipelines.training.workers.team import Team
 from pipelines.wishes.options import WishOptions
 from services.errors import ConfigError
@@ -103,6 +103,7 @@ class PipelineOptions(OwnTables):
     ] = False
     codes: CodesOptions = field(default_factory=CodesOptions)
     foreign: ForeignOptions = field(default_factory=ForeignOptions)
+    adapter: AdapterOptions = field(default_factory=AdapterOptions)
     team: Team = field(default_factory=Team)
     """The processes that fit the models. The result equals a single process's within the rounding of sums."""
     reporting: Reporting = field(default_factory=Reporting)
@@ -134,6 +135,16 @@ class PipelineOptions(OwnTables):
         if self.split == SplitKind.GLOBAL_TIME:
             self._check_global_time()
         self.foreign.check_training(warm_start=self.warm_start, code_depth=self.codes.depth)
+        self.adapter.check_training(
+            others={
+                "--warm-start": self.warm_start,
+                "--code-depth": self.codes.depth is not None,
+                "--decoder": bool(self.foreign.decoder),
+                "--index": self.foreign.index is not None,
+                "--workers": self.team.workers > 1,
+                "--no-refit": not self.refit,
+            }
+        )
         self._check_machine()
 
     @property

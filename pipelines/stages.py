@@ -40,7 +40,7 @@ from pipelines.foreign.index import read_index
 from pipelines.foreign.measure import Labelled
 from pipelines.foreign.model import ImportedModel, read_imported
 from pipelines.foreign.stage import imported_beside
-from pipelines.foreign.tokens import ItemCodeTable, own_codes
+from pipelines.foreign.tokens import ItemCodeTable, codes_in, own_codes
 from pipelines.options import PipelineOptions
 from pipelines.places import Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
@@ -104,8 +104,25 @@ class ModelRun:
         return read_imported(self.places.state_dir, name) if name else None
 
     @cached_property
+    def parent(self) -> Bundle | None:
+        """The bundle whose decoder an adapter changes, if the run trains one, verified. Raises ConfigError."""
+        version = self.options.adapter.adapter_of
+        if not version:
+            return None
+        parent = self.store.open(version)
+        parent.verify()
+        if not parent.is_trained or parent.is_imported or parent.manifest.get("adapter") is not None:
+            raise ConfigError(
+                f"--adapter-of: {version} has no decoder of its own training; give a version that `tailrace pipeline` "
+                "trained without --adapter-of"
+            )
+        return parent
+
+    @cached_property
     def given_codes(self) -> ItemCodeTable | None:
-        """The codes of an import or of an index, if any."""
+        """The codes of an import, of an index or of an adapter's parent, if any."""
+        if self.parent is not None:
+            return codes_in(self.parent.catalogue())
         if self.imported is not None:
             return self.imported.codes()
         index = self.options.foreign.index
@@ -152,7 +169,10 @@ class ModelRun:
     @cached_property
     def recipe(self) -> recipes.Recipe:
         """The training recipe of both models. Ready after `tokenize`."""
-        return recipes.choose(self.options.recipes, self.size)
+        recipe, adapter = recipes.choose(self.options.recipes, self.size), self.options.adapter
+        if self.parent is None:
+            return recipe
+        return recipe.for_adapter(self.parent.manifest["prompt"], adapter.adapter_rank, adapter.adapter_alpha)
 
     @cached_property
     def judged(self) -> evaluate.EvaluatedModels:
@@ -206,6 +226,7 @@ class ModelRun:
             command=self.command,
             code=content_key({}, [], [sys.modules[__name__]]),
             imported=self.judged.imported,
+            parent=self.parent,
         )
         return {"model_name": self.store.name} | manifest.manifest_of(origin)
 
@@ -294,10 +315,11 @@ def _train(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, progress: Progress) -> StageOutput:
+    start = run.start if run.parent is None else WarmStart(run.parent.judged_dir, run.parent.version)
     parameters = {
         "device": run.device.type,
         "precision": run.options.team.precision,
-        "started_from": run.start.version if run.start else None,
+        "started_from": start.version if start else None,
     }
     checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
     key = content_key(parameters | asdict(recipe.train), [tokenized.key, checkpoint], [train_decoder])
@@ -306,7 +328,7 @@ def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, pro
         "train",
         key,
         lambda out: train_decoder.train(
-            tokenized.path, recipe.train, out, saved, run.device, progress, run.start, team=run.options.team
+            tokenized.path, recipe.train, out, saved, run.device, progress, start, team=run.options.team
         ),
     )
 
@@ -379,8 +401,10 @@ def _refit(run: ModelRun, progress: Progress) -> StageOutput:
     """Train the pair that passed the gate on all events."""
     key = refit.key(run.recipe, run.made["distill"].key)
     saved = run.checkpoints("refit", key)
-    team = run.options.team
-    return run.cache.run("refit", key, lambda out: refit.refit(run.judged, run.recipe, out, saved, progress, team))
+    team, base = run.options.team, run.parent.path if run.parent is not None else None
+    return run.cache.run(
+        "refit", key, lambda out: refit.refit(run.judged, run.recipe, out, saved, progress, team, base)
+    )
 
 
 def _similar(run: ModelRun, progress: Progress) -> StageOutput:

@@ -7,6 +7,7 @@ serving.
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,9 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device, *
 def save_decoder(decoder: Decoder, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` into the folder, which is created if absent.
 
-    Readable by transformers.
+    Readable by transformers. An adapter in the folder is removed: `load_decoder` has added it to the weights.
     """
+    shutil.rmtree(folder / ADAPTER, ignore_errors=True)
     _save_tensors(decoder.config, decoder.state_dict(), folder, _WEIGHTS)
     _save_config(decoder.config, folder)
 

@@ -163,6 +163,12 @@ class _PopularItem(Schema):
     popularity: Finite
 
 
+class _Adapter(Schema):
+    """The version whose decoder an adapter changes."""
+
+    of: Version
+
+
 class Manifest(Schema):
     """The manifest fields that code reads. Only `files` is required: older bundles lack the other fields."""
 
@@ -180,6 +186,7 @@ class Manifest(Schema):
     prompt: _Prompt = _Prompt()
     search: _Search | None = None
     imported: _Imported | None = None
+    adapter: _Adapter | None = None
     llm_pays: list[tuple[Count, Count | None]] | None = None
     llm_price_ndcg_per_ms: Finite | None = None
     mixer: Annotated[_Mixer, AfterValidator(_mixer)] | None = None

@@ -28,8 +28,10 @@ where the data is kept: a folder or an object store.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -123,6 +125,8 @@ class BundleStore:
                 shutil.copytree(source, scratch)
                 for name, text in (pages or {}).items():
                     (scratch / name).write_text(text)
+                if (parent := about.get("adapter", {}).get("of")) is not None:
+                    self._share(scratch, parent)
                 manifest = {"version": version, **about, "popular": popular_items(scratch), "files": hashes(scratch)}
                 text = json.dumps(manifest, indent=1, sort_keys=True)
                 decode_manifest(text, version, f"manifest of {version}")
@@ -133,6 +137,16 @@ class BundleStore:
         bundle = self.open(version)
         bundle.verify()
         return bundle
+
+    def _share(self, scratch: Path, version: str) -> None:
+        """Replace the files that a version also has by hard links to its own, where the file system permits."""
+        parent = self.open(version)
+        own = {digest: parent.path / name for name, digest in parent.manifest["files"].items()}
+        for name, digest in hashes(scratch).items():
+            if digest in own:
+                with suppress(OSError):
+                    os.link(own[digest], scratch / f"{name}.shared")
+                    (scratch / f"{name}.shared").replace(scratch / name)
 
     def open(self, version: str) -> Bundle:
         """Open a version; its files are verified on first access.

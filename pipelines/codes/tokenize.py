@@ -79,6 +79,8 @@ def tokenize(
     dislikes = pl.read_parquet(ingested / "dislikes.parquet")
     if given is not None:
         events, items, dislikes, left = with_code(events, items, dislikes, given)
+        if given.catalogue is not None:
+            items = items_of(given.catalogue)
         (out / LEFT_OUT).write_text(json.dumps(left, indent=1))
     cuts = global_cuts(events) if split == SplitKind.GLOBAL_TIME else None
     rows = as_of_rows(events, max_items, cuts)
@@ -330,6 +332,15 @@ def with_code(
             f"{share:.1%} of the events, above {MAX_WITHOUT_CODE:.0%}; give an index with the item ids of these tables",
         )
     return kept, items.filter(has_code), dislikes.filter(has_code), left
+
+
+def items_of(catalogue: Catalogue) -> pl.DataFrame:
+    """Return the items of a bundle's catalogue as the stage `ingest` writes them; no text of theirs is known."""
+    columns = {"item_id": catalogue.item_ids, "title": catalogue.titles, "categories": catalogue.categories}
+    return pl.DataFrame(
+        {name: [list(one) if isinstance(one, tuple) else one for one in rows] for name, rows in columns.items()},
+        schema_overrides={"categories": pl.List(pl.String)},
+    ).with_columns(text=pl.lit(None, pl.String))
 
 
 def describe_left_out(tokenized: Path) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from models.catalogue import Catalogue
+from models.decoder.adapter import ADAPTER
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import Prompt
@@ -50,7 +51,7 @@ def load_pair(folder: Path, device: torch.device) -> Pair:
 
 def save_pair(trained: EvaluatedModels, folder: Path) -> None:
     """Copy decoder, student, catalogue and, if present, the decoder's teacher and text rows in a bundle's layout."""
-    if trained.imported is None:
+    if trained.imported is None and not (trained.decoder_dir / ADAPTER).is_dir():
         shutil.copytree(trained.decoder_dir, folder / "decoder")
     else:
         copy_linked(trained.decoder_dir, folder / "decoder")

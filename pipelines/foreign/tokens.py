@@ -40,6 +40,8 @@ class ItemCodeTable:
     warnings: tuple[str, ...] = ()
     level_names: tuple[tuple[str, ...], ...] = ()
     """Of own codes: the name of each code by level, empty for a number that no item has."""
+    catalogue: Catalogue | None = None
+    """A catalogue that stays whole, with items that the data lacks."""
 
     @property
     def key(self) -> str:
@@ -52,6 +54,13 @@ class ItemCodeTable:
         """Return the row (N,) of each item in `codes`, -1 for an item without a code."""
         rows = {item_id: row for row, item_id in enumerate(self.item_ids)}
         return np.array([rows.get(item_id, -1) for item_id in item_ids], dtype=np.int64)
+
+
+def codes_in(catalogue: Catalogue) -> ItemCodeTable:
+    """Return the codes of a bundle's catalogue, which stays as it is."""
+    return ItemCodeTable(
+        catalogue.item_ids, catalogue.codes, catalogue.level_sizes, catalogue.first_tokens, catalogue=catalogue
+    )
 
 
 def resolve(index: ItemIndex, tokenizer: Tokenizer, vocab_size: int) -> ItemCodeTable:

@@ -132,6 +132,8 @@ def _others(
     """Choose the bundles to compare with. `judged` is the live bundle if it has the evaluated models itself."""
     is_compared = options.split == SplitKind.LEAVE_ONE_OUT
     reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
+    if parent := options.adapter.adapter_of:
+        reference, about_reference = store.open(parent), f"{parent}, whose decoder the adapter changes"
     if judged is not None and reference is not None and reference.version == judged.version:
         reference, about_reference = None, f"{about_reference}: it has these models"
     if live is not None and is_compared and reference is None:

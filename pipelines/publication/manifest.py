@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from models.files import file_sha256
+from models.registry.bundle import Bundle
 from pipelines.codes.tokenize import read_codes_report
 from pipelines.declaration import named_values
 from pipelines.evaluation.evaluate import read_report
@@ -43,6 +44,8 @@ class Origin:
     command: str
     code: str
     imported: ImportedModel | None = None
+    parent: Bundle | None = None
+    """Of an adapter: the bundle whose decoder it changes."""
 
 
 def manifest_of(origin: Origin) -> dict[str, Any]:
@@ -64,8 +67,15 @@ def manifest_of(origin: Origin) -> dict[str, Any]:
         | (about_import(imported, about["llm_pays"], report) if imported is not None else {})
         | {"distillation": read_earned(folders["distill"])}
         | origin.judgement.record()
+        | (_about_adapter(origin) if origin.parent is not None else {})
         | {"test_set": origin.held_out.record(), "lineage": _lineage(origin, parents)}
     )
+
+
+def _about_adapter(origin: Origin) -> dict[str, Any]:
+    assert origin.parent is not None, "only an adapter has a parent"
+    options = origin.options.adapter
+    return {"adapter": {"of": origin.parent.version, "rank": options.adapter_rank, "alpha": options.adapter_alpha}}
 
 
 def about_models(
@@ -114,7 +124,12 @@ def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
     given = {name: value for name, value in asdict(origin.options).items() if name not in _FLAT}
     given |= {name: value for group in groups for name, value in named_values(group).items()}
     given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
-    return {
+    descent: dict[str, str] = {}
+    if origin.parent is not None:
+        version, before = origin.parent.version, origin.parent.lineage
+        parents = {**parents, "optimised_from": version}
+        descent = {"optimised_from": version, "training": before.get("training") or version}
+    return descent | {
         "data": {
             name: file_sha256(ingested / name) for name in ("events.parquet", "dislikes.parquet", "items.parquet")
         },

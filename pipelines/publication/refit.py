@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from models.catalogue import load_catalogue
+from models.decoder.adapter import ADAPTER
 from models.registry.bundle import JUDGED
 from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_cases
 from pipelines.evaluation.evaluate import EvaluatedModels
@@ -47,6 +48,7 @@ LEAST_IN_COMMON = 0.3
 """Minimum mean fraction of ten listed items that both pairs share; two trainings on equal data share about twice as
 many."""
 _FOUND = "refit.json"
+_BASE = "base"
 _NUM_CASES = 2_000
 _BATCH = 32
 
@@ -58,11 +60,17 @@ def key(recipe: Recipe, distilled_key: str) -> str:
 
 
 def refit(
-    judged: EvaluatedModels, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
+    judged: EvaluatedModels,
+    recipe: Recipe,
+    out: Path,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    team: Team = ONE,
+    base: Path | None = None,
 ) -> None:
     """Fit both models on all events, and write them with their comparison to the judged pair.
 
-    An imported decoder stays as it is.
+    An imported decoder stays as it is. An adapter continues on the serving decoder of `base`, its parent's folder.
     """
     save_pair(judged, out / JUDGED)
     serving, device = serving_pair(judged, out), judged.device
@@ -76,8 +84,12 @@ def refit(
         copy_linked(judged.decoder_dir, out / "decoder")
         shutil.copyfile(judged.decoder_dir.parent / ABOUT, out / ABOUT)
     else:
-        saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
-        train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train), team=team)
+        saved, show, begun = checkpoints.of("decoder"), _part(progress, "decoder"), start(recipe.train)
+        if base is not None:
+            copy_linked(base / "decoder", out / _BASE / "decoder")
+            shutil.copytree(judged.decoder_dir / ADAPTER, out / _BASE / "decoder" / ADAPTER)
+            begun = replace(begun, folder=out / _BASE)
+        train(serving.tokenized, recipe.train, out, saved, device, show, begun, team=team)
     inputs, path = Inputs(serving.tokenized, torch.get_num_threads(), device), out / "student.safetensors"
     saved, show = checkpoints.of("student"), _part(progress, "student")
     options = chosen_options(judged.students_dir, recipe.distill)

@@ -1,11 +1,13 @@
 """The options of training: declared here only. Imports no torch, so that `--help` is fast."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pipelines.declaration import Option, check_bounds
+from services.errors import ConfigError
 
 
 class DeviceChoice(StrEnum):
@@ -96,6 +98,31 @@ class TeamOptions:
             fix="give more seconds than one step takes",
         ),
     ] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOptions:
+    """A low-rank adapter to train instead of a decoder."""
+
+    adapter_of: Annotated[
+        str,
+        Option(
+            "Train a low-rank adapter on this version's frozen decoder, and publish it as a bundle that shares its "
+            "files."
+        ),
+    ] = ""
+    adapter_rank: Annotated[int, Option("Rank of the adapter.", at_least=1, at_most=256)] = 8
+    adapter_alpha: Annotated[float, Option("Factor of the adapter times its rank, as in PEFT.", above=0)] = 16.0
+
+    def __post_init__(self) -> None:
+        """Validate the numbers. Raises ConfigError naming the option."""
+        check_bounds(self)
+
+    def check_training(self, *, others: Mapping[str, bool]) -> None:
+        """Reject options that an adapter's training does not take. Raises ConfigError naming the option."""
+        for option, is_given in others.items():
+            if self.adapter_of and is_given:
+                raise ConfigError(f"{option}: not with --adapter-of, which keeps its decoder and codes; remove one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,12 @@ class Recipe:
         train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
         return replace(self, train=train, distill=distill)
 
+    def for_adapter(self, prompt: Mapping[str, int], rank: int, alpha: float) -> "Recipe":
+        """Return this recipe for an adapter of a decoder with this prompt."""
+        plain = replace(self.train, teacher_weight=0.0, text_size=0, text_start="", text_layers=0, use_start=False)
+        plain = replace(plain, max_items=prompt["max_items"], stride=prompt["stride"])
+        return replace(self, train=replace(plain, adapter_rank=rank, adapter_alpha=alpha))
+
     def without_text(self) -> "Recipe":
         """Return this recipe for items whose texts do not distinguish them."""
         return replace(self, train=replace(self.train, text_size=0))

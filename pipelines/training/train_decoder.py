@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from models.catalogue import Catalogue, load_catalogue
+from models.decoder.adapter import ADAPTER, Adapter
 from models.decoder.config import DecoderConfig, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
@@ -52,10 +53,11 @@ from pipelines.training.planned_memory import describe_parts, memory_of, predict
 from pipelines.training.reports.curves import CURVES, write_png
 from pipelines.training.reports.watched import watched
 from pipelines.training.speed import SPEED, speed_of, training_flops
+from pipelines.training.start.adapters import adapting_decoder, learned_adapter, save_adapted, with_change
 from pipelines.training.start.from_interactions import start_from_use
 from pipelines.training.start.from_text_checkpoint import decoder_from_text
 from pipelines.training.start.text_rows import ItemText, add_text, folded, learned_text
-from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, tokens_before
+from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, shortened, tokens_before
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
@@ -103,6 +105,10 @@ class TrainOptions:
     """Weight in [0, 1] of a decoder with one token per item in the target of deeper codes; it is trained first, with
     these options (target/teacher.py). 0: none."""
     teacher_dropout: float = 0.3
+    adapter_rank: int = 0
+    """Rank of the change that the start's frozen decoder learns (start/adapters.py); 0: all weights are learned."""
+    adapter_alpha: float = 16.0
+    """Its factor, as PEFT defines it."""
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
             epochs=25,
@@ -151,6 +157,8 @@ class FittedDecoder:
     fitted: Fitted
     begun: Begun | None
     """Bundle version that it started from, if any."""
+    adapter: Adapter | None = None
+    """What was learned, if the start's weights were frozen; `decoder` includes it."""
 
 
 def train(
@@ -210,7 +218,9 @@ def train_in(
 def _write(
     ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, data: TrainingData, mesh: Mesh
 ) -> None:
-    if ours.item_text is not None or not mesh.is_divided:
+    if ours.adapter is not None and start is not None:
+        save_adapted(ours.adapter, ours.decoder.config, start.folder / "decoder", out / "decoder")
+    elif ours.item_text is not None or not mesh.is_divided:
         save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
@@ -279,8 +289,12 @@ def fit_decoder(
     first. `new` makes the untrained decoder of another class.
     """
     catalogue, device = data.catalogue, data.device
-    decoder = (new(catalogue, options) if new else first_decoder(data.tokenized, catalogue, options)).to(device)
-    begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
+    base = start.folder / "decoder" if options.adapter_rank and start is not None else None
+    if base is not None:
+        decoder = adapting_decoder(base, options.adapter_rank, options.adapter_alpha, options.seed).to(device)
+    else:
+        decoder = (new(catalogue, options) if new else first_decoder(data.tokenized, catalogue, options)).to(device)
+    begun = None if start is None or base is not None else begin_warm(start, decoder, catalogue, options.fit)
     if options.use_start and begun is None:
         start_from_use(decoder, catalogue, data.sequences)
     rng = np.random.default_rng(options.seed)
@@ -316,7 +330,8 @@ def fit_decoder(
         return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
 
     def validate() -> float:
-        scorer = decoder_scorer(folded(decoder), catalogue, Prompt(options.max_items, options.stride))
+        plain = folded(decoder) if base is None else with_change(decoder)
+        scorer = decoder_scorer(plain, catalogue, Prompt(options.max_items, options.stride))
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
     def export(trained: ParallelModel) -> None:
@@ -337,8 +352,12 @@ def fit_decoder(
         dropout=Dropout(adding_modules(decoder), options.dropout),
     )
     fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
+    if base is not None and start is not None and (base / ADAPTER).is_dir():
+        fit_options = shortened(options.fit, start.onward)
     with watched(checkpoints, asdict(options), device, mesh) as watch:
         fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, mesh, watch)
+    if base is not None and start is not None:
+        return FittedDecoder(with_change(decoder), None, fitted, None, learned_adapter(decoder, start.version))
     item_text = None if encoder is None else learned_text(decoder, encoder)
     return FittedDecoder(folded(decoder), item_text, fitted, begun)
 
