@@ -15,7 +15,7 @@ from pipelines.runner.remaining import TRAINING
 from services.errors import BundleError, EnvironmentFault
 from services.settings.settings import Settings
 
-_NICENESS = "10"
+_NICENESS = 10
 """The stack's processes get about nine times the CPU time of a training on the same core."""
 
 
@@ -34,9 +34,9 @@ def is_due(store: BundleStore) -> bool:
 
 
 def pipeline_part(name: str) -> Part:
-    """Return the offline pipeline with its defaults, for a name of bundles, at low priority."""
+    """Return the offline pipeline with its defaults, for a name of bundles."""
     words = ("-m", "infra.cli.main", "pipeline", "--name", name, "--first-bundle")
-    return Part(name="pipeline", command=("nice", "-n", _NICENESS, sys.executable, *words))
+    return Part(name="pipeline", command=(sys.executable, *words))
 
 
 def log_of(settings: Settings) -> Path:
@@ -66,6 +66,7 @@ class FirstTraining:
             self.observe()
             if self.stage == "untrained":
                 raise EnvironmentFault(self._supervisor.why_down("pipeline"))
+        self._supervisor.lower_priority("pipeline", _NICENESS)  # so far the stack waited for it
 
     def observe(self) -> bool:
         """Report new estimates; return whether the training has just ended."""

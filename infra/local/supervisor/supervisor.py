@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from infra.local.supervisor.keeper import adopt_orphans, keeper_command, sweep
 from infra.local.supervisor.lifecycle import Command, Observation, PartState, Phase, advance, backoff_s
 from infra.local.supervisor.part import Part
@@ -102,6 +104,14 @@ class Supervisor:
     def begin(self, part: Part, *, own_log: bool = True) -> None:
         """Start a part that ends by itself, while other parts start and run."""
         self._running[part.name] = _Running(part, is_once=True, keeper=self._spawn(part, own_log=own_log))
+
+    def lower_priority(self, name: str, by: int) -> None:
+        """Give a running part less processor time than other parts, from now on."""
+        keeper = self._running[name].keeper
+        below = psutil.Process(keeper.pid).children(recursive=True) if keeper is not None else ()
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.nice(min(19, process.nice() + by))
 
     def ended(self, name: str) -> int | None:
         """Return the exit code of a part that ends by itself, once; None while it runs."""

@@ -17,7 +17,7 @@ class Scripted:
 
     def __init__(self, settings: Settings, code: int, *, publishes: bool) -> None:
         self.settings, self.code, self.publishes = settings, code, publishes
-        self.num_ticks, self.began = 0, ""
+        self.num_ticks, self.began, self.lowered_at = 0, "", list[int]()
 
     def begin(self, part: Part) -> None:
         self.began = part.name
@@ -29,6 +29,11 @@ class Scripted:
             log.write(f"tokenize {self.num_ticks} s\n" if self.num_ticks % 2 else "training: about 2 minutes left\n")
         if self.publishes and self.num_ticks == 2:
             go_live(self.settings.bundle_root, trained=False, dataset="ml-100k")
+
+    def lower_priority(self, name: str, by: int) -> None:
+        """Record the tick."""
+        assert (name, by > 0) == (self.began, True)
+        self.lowered_at.append(self.num_ticks)
 
     def ended(self, name: str) -> int | None:
         """End after four ticks."""
@@ -78,6 +83,7 @@ def test_the_stack_starts_with_the_first_bundle_and_reports_estimates_and_end(
     training = FirstTraining(supervisor, settings, said.append)  # type: ignore[arg-type]
 
     training.begin()
+    assert supervisor.lowered_at == [2]  # the stack waits for the bundle, not for the training
     begun = (supervisor.num_ticks, training.stage)
     while not training.observe():
         supervisor.tick()
