@@ -143,9 +143,9 @@ async def measure(
             yield await by_zipf(many, names, num_requests)
             yield await first_calls(many, names[-1])
             await many.until_read()
+            yield await cycles(many, names[1 : 4 * room], num_cycles)
             async for row in faults(many, url, folder, names, wire):
                 yield row
-            yield await cycles(many, names[1 : 4 * room], num_cycles)
 
 
 def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
