@@ -246,7 +246,10 @@ class Residents(Generic[Model]):
     def _unload(self, name: str) -> None:
         with self._changed:
             model = self._models.pop(name)
-        self._source.unload(name, model)
+        try:
+            self._source.unload(name, model)
+        except Exception:  # a draining name would block the loads of all others
+            log.exception("model_unload_failed", name=name)
         del model
         with self._changed:
             reason = self._table.unloaded(name)
