@@ -85,8 +85,9 @@ class EngineProcess:
         return "".join(self._log.readlines()[-_LOG_LINES:])
 
 
-VLLM_HOME = ROOT / ".bench/vllm"
-"""Where `make bench-peers` installs vLLM."""
+_PEERS_HOME = ROOT / ".bench"
+"""Where `make bench-peers` installs vLLM and llama.cpp, each in its own environment."""
+VLLM_HOME = _PEERS_HOME / "vllm"
 _DTYPE = "bfloat16"
 
 
@@ -113,10 +114,11 @@ def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None
         if find_spec("transformers") is None:
             return None
         return Entry(Path(sys.executable), "benchmarks.engine.transformers", options, _threads(threads))
-    python = VLLM_HOME / "bin/python"
+    python = _PEERS_HOME / name / "bin/python"
     if not python.exists():
         return None
-    return Entry(python, "benchmarks.engine.vllm", options, _threads(threads) | _vllm_variables(device, threads))
+    variables = _threads(threads) | (_vllm_variables(device, threads) if name == "vllm" else {})
+    return Entry(python, f"benchmarks.engine.{name}", options, variables)
 
 
 def reference_entry(model: str, threads: int) -> Entry:
@@ -134,7 +136,7 @@ def _vllm_variables(device: str, threads: int) -> dict[str, str]:
     own = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(VLLM_HOME.parent / "vllm-cache"),
+        "VLLM_CACHE_ROOT": str(_PEERS_HOME / "vllm-cache"),
     }
     if device != "cpu":
         return own

@@ -50,12 +50,12 @@ def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
         assert (tmp_path / made).read_bytes() == (ROOT / committed).read_bytes(), f"{committed}: run `make proto`"
 
 
-@pytest.mark.parametrize("lock", [LOCK, ROOT / "benchmarks/peers/vllm.lock"], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [LOCK, *(ROOT / "benchmarks/peers").glob("*.lock")], ids=lambda lock: lock.name)
 def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
     """Each package has a version and file hashes, without build suffixes, paths or URLs."""
     pins = pins_of(lock.read_text())
 
-    assert len(pins) > 100
+    assert len(pins) > 10
     for pin in pins.values():
         assert re.fullmatch(rf"{VERSION}(?: \\\n    --hash=sha256:[0-9a-f]{{64}})+\n", pin), pin
 
@@ -84,11 +84,11 @@ def test_the_lock_covers_what_is_declared() -> None:
         assert not version or pins[name].startswith(f"{name}=={version}"), f"{requirement} is locked at {pins[name]}"
 
 
-@pytest.mark.parametrize(("file", "num_hashed", "num_torch"), [("Makefile", 2, 2), ("infra/docker/Dockerfile", 1, 1)])
+@pytest.mark.parametrize(("file", "num_hashed", "num_torch"), [("Makefile", 3, 2), ("infra/docker/Dockerfile", 1, 1)])
 def test_packages_are_installed_by_their_hashes_and_torch_from_one_index(
     file: str, num_hashed: int, num_torch: int
 ) -> None:
-    """Packages install as hashed wheels only, and torch by version from the index that the user names."""
+    """Packages install by their hashes, as wheels but for one peer, and torch by version from the user's index."""
     text = (ROOT / file).read_text()
     installs = re.findall(r"pip install (.+?)(?: \\| \$\(TO_LOG\))?$", text, re.MULTILINE)
     hashed = [line for line in installs if "--require-hashes --no-deps --only-binary :all: -" in line]
