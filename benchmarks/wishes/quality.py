@@ -108,6 +108,7 @@ class MeasuredReaders:
     def of(
         cls, tokenized: Path, sources: Path, made: Path, cases: Cases, probabilities_NV: np.ndarray
     ) -> "MeasuredReaders":
+        """Load the readers of these stages, and the items near each item."""
         catalogue = load_catalogue(tokenized / "catalogue.parquet")
         num_items = len(catalogue.item_ids)
         similar, vocabulary = load_similar(sources / SIMILAR, num_items), Vocabulary(wish_items(catalogue))
@@ -191,10 +192,12 @@ class MeasuredReaders:
         return found
 
     def logs(self, case: int) -> np.ndarray:
+        """Return the case's scores (V,) without a wish."""
         probabilities_V = self.probabilities_NV[case]
         return WishMix().scores([(np.arange(len(probabilities_V)), probabilities_V)], None, len(probabilities_V))
 
     def scores(self, logs_V: np.ndarray, parts: Parts) -> np.ndarray:
+        """Return the scores (V,) with a wish."""
         reading = parts.reading(self.weights)
         scores_V: np.ndarray = logs_V if reading.scores is None else reading.personal * logs_V + reading.scores
         return scores_V if reading.excluded is None else np.where(reading.excluded, -1e6, scores_V)
