@@ -152,10 +152,15 @@ class ObjectStorage:
         self._versions.keep(folder, version, files)
 
     def folder_of(self, version: str) -> OpenedFolder:
-        """Return the version's folder in the cache, after downloading missing files."""
+        """Return the version's folder in the cache, after downloading missing files.
+
+        A cached version may lack files too: someone may have deleted them to make room on the disk.
+        """
         for _ in range(_MAX_OPENINGS):
             if (hold := self._versions.hold(version) or self._download(version)) is not None:
-                return OpenedFolder(self._versions.folder_of(version), hold)
+                folder = self._versions.folder_of(version)
+                self._complete(folder, version)
+                return OpenedFolder(folder, hold)
         raise OSError(f"{self._cache}: {version} vanishes while it is opened; raise TAILRACE_BUNDLE_CACHE_GIB")
 
     def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
@@ -269,17 +274,23 @@ class ObjectStorage:
         scratch.mkdir()
         try:
             (scratch / MANIFEST).write_bytes(manifest)
-            files: Mapping[str, str] = decode_manifest(manifest, version, f"{self._url}/versions/{version}.json")[
-                "files"
-            ]
-            for name, digest in files.items():
-                target = scratch / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._link(digest, target)
+            files = self._complete(scratch, version)
             log.info("bundle_downloaded", version=version, store=str(self), num_files=len(files))
             return self._versions.keep(scratch, version, files)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _complete(self, folder: Path, version: str) -> Mapping[str, str]:
+        """Link the files of the manifest that a folder lacks; return the SHA-256 of all, by name."""
+        content = (folder / MANIFEST).read_bytes()
+        files: Mapping[str, str] = decode_manifest(content, version, f"{self._url}/versions/{version}.json")["files"]
+        for name, digest in files.items():
+            target = folder / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):  # another process has completed it meanwhile
+                    self._link(digest, target)
+        return files
 
     def _link(self, digest: str, target: Path) -> None:
         """Link the cached file of this content, downloading it if needed.

@@ -318,6 +318,20 @@ def test_versions_that_share_a_file_load_at_the_same_time(url: str, tmp_path: Pa
         assert not list((tmp_path / f"cache-{cache}" / "files").glob("*.part"))
 
 
+def test_deleted_files_of_a_cached_version_are_downloaded_again(url: str, tmp_path: Path) -> None:
+    """A version opens, as it was published, after files of it were deleted from the cache, while it is in use too."""
+    publish(open_at(url, tmp_path / "here"), tmp_path, "v1")
+    there = tmp_path / "there"
+    in_use = open_at(url, there).open("v1")
+    for path in (*(there / "files").iterdir(), in_use.path / "student.onnx", in_use.path / "decoder/model.safetensors"):
+        path.unlink()
+
+    again = open_at(url, there).open("v1")
+
+    assert (again.path / "student.onnx").read_bytes() == b"common" * 100
+    assert (again.path / "decoder/model.safetensors").read_bytes() == b"v1" * 1_000
+
+
 def test_files_that_vanish_while_the_cache_is_measured_are_not_counted(url: str, tmp_path: Path) -> None:
     """Downloads of other threads end, and their part files vanish, while a version makes room in the cache."""
     versions = [f"v{number}" for number in range(6)]
