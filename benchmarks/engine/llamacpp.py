@@ -50,7 +50,7 @@ class LlamaCppEngine:
             config.use_mmap = False
             self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), config)
         context = llama_cpp.llama_context_default_params()
-        context.n_ctx = context.n_batch = context.n_ubatch = _MAX_TOKENS
+        context.n_ctx = context.n_batch = _MAX_TOKENS
         context.n_seq_max = _MAX_SEQUENCES
         context.n_threads = context.n_threads_batch = options["threads"]
         context.kv_unified = True
@@ -119,7 +119,8 @@ def write_gguf(folder: Path, path: Path) -> int:
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    for name, values in load_file(folder / "model.safetensors").items():
+    stored = (pair for file in sorted(folder.glob("*.safetensors")) for pair in load_file(file).items())
+    for name, values in stored:
         target = _OUTER.get(name) or _inner_name(name)
         if values.ndim == 1:
             writer.add_tensor(target, values)
