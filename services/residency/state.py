@@ -19,12 +19,11 @@ Time is an argument, in seconds. `next_actions` is called after each event and f
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from services.contracts.fairness import FairOrder
-from services.contracts.tenant import tenant_of_name
 
 FORGET_S = 10.0
 """A waiting name that no request wanted for this long is not loaded."""
@@ -89,6 +88,7 @@ class ResidencyTable:
         pinned: Collection[str] = (),
         idle_s: float | None = None,
         max_loading: int | None = None,
+        tenant_of: Callable[[str], str] = lambda name: "",
     ) -> None:
         """Create an empty table.
 
@@ -98,7 +98,9 @@ class ResidencyTable:
             pinned: Names that are never unloaded.
             idle_s: A model that was not used for this long is unloaded; None for never.
             max_loading: Most names that load at once; None for no limit.
+            tenant_of: Returns a name's tenant; by default all names have the same.
         """
+        self._tenant_of = tenant_of
         self._max_loading = max_loading
         self._budget_bytes = budget_bytes
         self._min_stay_s = min_stay_s
@@ -208,7 +210,7 @@ class ResidencyTable:
             if not self._make_room(name, num_bytes, now_s):
                 return
             del self._wanted[name]
-            self._order.charge(tenant_of_name(name), 1, num_bytes)
+            self._order.charge(self._tenant_of(name), 1, num_bytes)
             self._models[name] = _Model(Residency.LOADING, num_bytes, now_s, now_s)
             num_free -= 1
             yield name
@@ -216,8 +218,8 @@ class ResidencyTable:
     def _next_wanted(self) -> str:
         """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is."""
         wanted = [name for name in self._wanted if name in self.pinned] or list(self._wanted)
-        tenant = self._order.next(map(tenant_of_name, wanted))
-        own = (name for name in wanted if tenant_of_name(name) == tenant)
+        tenant = self._order.next(map(self._tenant_of, wanted))
+        own = (name for name in wanted if self._tenant_of(name) == tenant)
         return max(own, key=lambda name: self._wanted[name].num_requests)
 
     def _can_fit(self, num_bytes: int) -> bool:
@@ -243,7 +245,7 @@ class ResidencyTable:
             return True
         coming = sum(model.num_bytes for model in self._models.values() if model.state is Residency.DRAINING)
         missing, victims = num_bytes - free - coming, list[str]()
-        for name in self._displaceable(tenant_of_name(requester), now_s):
+        for name in self._displaceable(self._tenant_of(requester), now_s):
             if missing <= 0:
                 break
             if name != requester:
@@ -266,15 +268,15 @@ class ResidencyTable:
         spared = self._within_share() - {tenant}
 
         def turn(name: str) -> tuple[bool, bool, float]:
-            return tenant_of_name(name) in spared, self._models[name].num_references > 0, self._models[name].used_s
+            return self._tenant_of(name) in spared, self._models[name].num_references > 0, self._models[name].used_s
 
         return sorted(old, key=turn)
 
     def _within_share(self) -> set[str]:
         """Return the tenants that hold at most an equal part of the budget, of those that hold or want memory."""
-        num_bytes = dict.fromkeys(map(tenant_of_name, self._wanted), 0)
+        num_bytes = dict.fromkeys(map(self._tenant_of, self._wanted), 0)
         for name, model in self._models.items():
-            tenant = tenant_of_name(name)
+            tenant = self._tenant_of(name)
             num_bytes[tenant] = num_bytes.get(tenant, 0) + model.num_bytes
         return {tenant for tenant, held in num_bytes.items() if held * len(num_bytes) <= (self._budget_bytes or 0)}
 

@@ -57,10 +57,12 @@ class Names:
         self.first = bundles[0]
         self._is_lazy = residency is not None
         if residency is None:
-            table = ResidencyTable(pinned=self._bundles, max_loading=1)
+            table = ResidencyTable(pinned=self._bundles, max_loading=1, tenant_of=tenant_of_name)
         else:
             pinned = {self.first.name, *residency.pinned} & self._bundles.keys()
-            table = ResidencyTable(residency.budget_bytes, residency.min_stay_s, pinned, max_loading=1)
+            table = ResidencyTable(
+                residency.budget_bytes, residency.min_stay_s, pinned, max_loading=1, tenant_of=tenant_of_name
+            )
         self._source = _BundleSource(self._bundles, is_lazy=self._is_lazy)
         self._residents = Residents(table, self._source, metrics, poll_s, settled=self._settled)
         if residency is not None and residency.budget_bytes is not None:

@@ -8,6 +8,7 @@ and the adapter gets the next slot that becomes free.
 from models.decoder.adapter import Adapter
 from services.errors import ConfigError, InvalidRequest, Overloaded
 from services.llm.engine.forward.adapters import AdapterSlots
+from services.residency.state import ResidencyTable
 
 _RETRY_AFTER_S = 0.1
 
@@ -16,8 +17,6 @@ class AdapterPool:
     """The adapters of one engine by key."""
 
     def __init__(self, slots: AdapterSlots, slot_bytes: int) -> None:
-        from services.residency.state import ResidencyTable  # knows tenants by msgspec, which a GPU image may lack
-
         self.slots = slots
         self._slot_bytes = slot_bytes
         self._free = list(range(len(slots.ranks)))

@@ -158,7 +158,7 @@ class LlmDeployment:
         """Return the models of this replica's names; without a budget all are pinned."""
         settings = self._settings
         if settings.llm_memory_gib is None:
-            table, size_of = ResidencyTable(pinned=self._names, max_loading=1), None
+            table, size_of = ResidencyTable(pinned=self._names, max_loading=1, tenant_of=tenant_of_name), None
         else:
             number_bytes = getattr(torch, settings.llm_dtype).itemsize
             size_of = partial(bundle_bytes, number_bytes=number_bytes)
@@ -168,6 +168,7 @@ class LlmDeployment:
                 self._names.intersection(settings.resident_names),
                 settings.llm_idle_s or None,
                 max_loading=1,
+                tenant_of=tenant_of_name,
             )
         source = EngineSource(BundleStore.of(settings), self._start, self._report, size_of, self._resize)
         return Residents(table, source, metrics, settings.bundle_poll_s)

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from services.contracts.tenant import tenant_of_name
 from services.residency.state import Actions, Residency, ResidencyTable, TooLarge
 
 BUDGET, MIN_STAY_S, IDLE_S, FORGET_S = 10, 3.0, 50.0, 10.0
@@ -250,7 +251,7 @@ def test_of_the_waiting_names_the_most_wanted_loads_first() -> None:
 
 def test_a_tenant_that_wants_many_names_does_not_delay_another() -> None:
     """The tenants' loads take turns by their bytes, however many requests wait for one tenant's names."""
-    table, loaded = ResidencyTable(max_loading=1), []
+    table, loaded = ResidencyTable(max_loading=1, tenant_of=tenant_of_name), []
     for number in range(20):
         table.want(f"acme.{number}", 3, 0.0)
         for _ in range(50):
@@ -267,7 +268,7 @@ def test_a_tenant_that_wants_many_names_does_not_delay_another() -> None:
 
 def test_a_tenant_that_wants_many_names_does_not_displace_another_within_its_share() -> None:
     """A flood of cold names displaces names of its own tenant, and a tenant above its share gives memory back."""
-    table = ResidencyTable(budget_bytes=10)
+    table = ResidencyTable(budget_bytes=10, tenant_of=tenant_of_name)
 
     def load(name: str, now_s: float) -> None:
         """Load a name, and unload what it displaces."""
