@@ -161,8 +161,8 @@ def deploy(local_ray) -> Callable[[Settings], Any]:
     """A function that deploys the LLM, again if it runs, and returns its handle."""
     from ray import serve
 
+    from services.llm.applications import build_llms
     from services.llm.handles import LlmHandle
-    from services.llm.ranking.deployment import build_llms
 
     def run(settings: Settings) -> LlmHandle:
         (application,) = build_llms(settings).values()
