@@ -233,6 +233,11 @@ def faults_slow() -> Iterator[str]:
     return _fault_rows("faults-slow")
 
 
+def faults_of_ranks() -> Iterator[str]:
+    """One row per fault of a ranking model whose layers two processes share."""
+    return _fault_rows("faults-ranks")
+
+
 def _fault_rows(name: str) -> Iterator[str]:
     rows = [(row["fault"], *outcome(row), optional(row["recovery_s"], ".1f")) for row in result(name)["rows"]]
     return table(("fault", "% answered", "% in time", "p99 ms", "recovered after s"), rows)
