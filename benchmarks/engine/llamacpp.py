@@ -14,25 +14,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engine.worker import Reply, Request, serve
+from models.decoder.layer import LAYER, OUTSIDE_LAYERS, Projection
 
 _MAX_TOKENS = 8_192
 _MAX_SEQUENCES = 64
-_OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_INNER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_OUTSIDE = dict(OUTSIDE_LAYERS.values())
+_INSIDE = {row.checkpoint: row for row in LAYER}
 
 
 class LlamaCppEngine:
@@ -106,14 +93,13 @@ def write_gguf(folder: Path, path: Path) -> int:
     from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads["attn_q"])
-    writer.add_head_count_kv(heads["attn_k"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
@@ -121,12 +107,11 @@ def write_gguf(folder: Path, path: Path) -> int:
     writer.add_tokenizer_model("no_vocab")
     stored = (pair for file in sorted(folder.glob("*.safetensors")) for pair in load_file(file).items())
     for name, values in stored:
-        target = _OUTER.get(name) or _inner_name(name)
+        target, rope_heads = _place_of(name)
         if values.ndim == 1:
             writer.add_tensor(target, values)
             continue
-        part = target.split(".")[-2]
-        rows = _interleaved(values, heads[part]) if part in heads else values
+        rows = values if rope_heads is None else _interleaved(values, config[rope_heads])
         bf16 = gguf.GGMLQuantizationType.BF16
         writer.add_tensor(target, gguf.quants.quantize(rows, bf16), raw_dtype=bf16)
     writer.write_header_to_file()
@@ -136,9 +121,14 @@ def write_gguf(folder: Path, path: Path) -> int:
     return int(config["vocab_size"])
 
 
-def _inner_name(name: str) -> str:
-    _, _, layer, *module, kind = name.split(".")
-    return f"blk.{layer}.{_INNER['.'.join(module)]}.{kind}"
+def _place_of(name: str) -> tuple[str, str | None]:
+    """Return a tensor's name in GGUF, and the config key of its number of heads if they get rope."""
+    module, _, kind = name.rpartition(".")
+    if module in _OUTSIDE:
+        return f"{_OUTSIDE[module]}.{kind}", None
+    _, _, layer, inner = module.split(".", 3)
+    row = _INSIDE[inner]
+    return f"blk.{layer}.{row.gguf}.{kind}", row.rope_heads if isinstance(row, Projection) else None
 
 
 def _interleaved(values: np.ndarray, num_heads: int) -> np.ndarray:

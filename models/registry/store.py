@@ -125,9 +125,10 @@ class BundleStore:
                 shutil.copytree(source, scratch)
                 for name, text in (pages or {}).items():
                     (scratch / name).write_text(text)
+                files = hashes(scratch)
                 if (parent := about.get("adapter", {}).get("of")) is not None:
-                    self._share(scratch, parent)
-                manifest = {"version": version, **about, "popular": popular_items(scratch), "files": hashes(scratch)}
+                    self._share(scratch, files, parent)
+                manifest = {"version": version, **about, "popular": popular_items(scratch), "files": files}
                 text = json.dumps(manifest, indent=1, sort_keys=True)
                 decode_manifest(text, version, f"manifest of {version}")
                 (scratch / MANIFEST).write_text(text)
@@ -138,11 +139,11 @@ class BundleStore:
         bundle.verify()
         return bundle
 
-    def _share(self, scratch: Path, version: str) -> None:
+    def _share(self, scratch: Path, files: Mapping[str, str], version: str) -> None:
         """Replace the files that a version also has by hard links to its own, where the file system permits."""
         parent = self.open(version)
         own = {digest: parent.path / name for name, digest in parent.manifest["files"].items()}
-        for name, digest in hashes(scratch).items():
+        for name, digest in files.items():
             if digest in own:
                 with suppress(OSError):
                     os.link(own[digest], scratch / f"{name}.shared")

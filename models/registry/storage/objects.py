@@ -157,9 +157,12 @@ class ObjectStorage:
         A cached version may lack files too: someone may have deleted them to make room on the disk.
         """
         for _ in range(_MAX_OPENINGS):
-            if (hold := self._versions.hold(version) or self._download(version)) is not None:
-                folder = self._versions.folder_of(version)
+            folder = self._versions.folder_of(version)
+            if (hold := self._versions.hold(version)) is not None:
                 self._complete(folder, version)
+            else:
+                hold = self._download(version)
+            if hold is not None:
                 return OpenedFolder(folder, hold)
         raise OSError(f"{self._cache}: {version} vanishes while it is opened; raise TAILRACE_BUNDLE_CACHE_GIB")
 

@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -262,21 +262,25 @@ def test_the_gateways_learn_the_highest_priority_that_the_edge_refuses(edge: Edg
     assert [answer.result().status_code for answer in admitted] == [200, 200]
 
 
+@contextmanager
+def two_tenants(
+    folder: Path, ca: trustme.CA, doors: tuple[int, int]
+) -> Iterator[tuple[Edge, httpx.Client, Callable[[str], httpx.Response]]]:
+    """An edge with the keys of two tenants, a client, and a function that asks as a tenant."""
+    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
+    tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
+    with (
+        running_edge(folder, ca, doors, keys=keys, tenants=tenants) as edge,
+        httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http,
+    ):
+        yield edge, http, lambda tenant: http.post("/v1/recommendations", json=LONG, headers=bearer(tenant))
+
+
 def test_a_tenant_above_its_share_is_refused_and_the_others_pass(
     tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> None:
     """At the limit only tenants with more than their share in flight are refused; weights count at once."""
-    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
-    tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
-    with (
-        running_edge(tmp_path / "edge", ca, doors, keys=keys, tenants=tenants) as edge,
-        httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http,
-        ThreadPoolExecutor(12) as pool,
-    ):
-
-        def ask(tenant: str) -> httpx.Response:
-            return http.post("/v1/recommendations", json=LONG, headers=bearer(tenant))
-
+    with two_tenants(tmp_path / "edge", ca, doors) as (edge, http, ask), ThreadPoolExecutor(12) as pool:
         http.get("/limit/4")
         wait_for(lambda: edge.announced() == "4", what="the limit")
         flood = [pool.submit(ask, "acme") for _ in range(3)]
@@ -300,17 +304,7 @@ def test_beyond_the_fair_limit_the_tenant_that_sends_most_is_refused(
 
     Alone, a tenant may have more in flight.
     """
-    keys = KeysFile(keys=tuple(stored_key(one, Scope.RECOMMEND, tenant=one) for one in ("acme", "bolt")))
-    tenants = TenantsFile(tenants=(StoredTenant(id="acme"), StoredTenant(id="bolt")))
-    with (
-        running_edge(tmp_path / "edge", ca, doors, keys=keys, tenants=tenants) as edge,
-        httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http,
-        ThreadPoolExecutor(24) as pool,
-    ):
-
-        def ask(tenant: str) -> httpx.Response:
-            return http.post("/v1/recommendations", json=LONG, headers=bearer(tenant))
-
+    with two_tenants(tmp_path / "edge", ca, doors) as (edge, http, ask), ThreadPoolExecutor(24) as pool:
         http.get("/limit/99,3")
         wait_for(lambda: edge.announced() == "99", what="the limit")
         flood = [pool.submit(ask, "acme") for _ in range(4)]
