@@ -211,6 +211,7 @@ class Http2Channel:
         self._blocks: dict[str, bytes] = {}
         self._block_of: Callable[[str], bytes] = lambda path: header_block(address, path, metadata)
         self._connections: list[Connection | None] = [None] * num_connections
+        self._opening = [asyncio.Lock() for _ in range(num_connections)]
         self._num_calls = 0
 
     async def call(self, path: str, message: bytes) -> Answer:
@@ -220,12 +221,19 @@ class Http2Channel:
         connection = self._connections[index]
         if connection is None or not connection.is_open:
             try:
-                connection = await Connection.opened(*self._address)
+                connection = await self._open(index)
             except OSError:
                 return Answer()
-            self._connections[index] = connection
         block = self._blocks.get(path) or self._blocks.setdefault(path, self._block_of(path))
         return await connection.call(block, message)
+
+    async def _open(self, index: int) -> Connection:
+        """Connect once for all calls that wait for this connection. Raises OSError."""
+        async with self._opening[index]:
+            connection = self._connections[index]
+            if connection is None or not connection.is_open:
+                connection = self._connections[index] = await Connection.opened(*self._address)
+        return connection
 
     def close(self) -> None:
         """Close all connections."""

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import psutil
 from grpc_health.v1 import health_pb2
 
 from benchmarks.load.http2 import UNAVAILABLE, Http2Channel, literal
@@ -25,12 +26,14 @@ async def test_many_calls_are_answered(tmp_path: Path) -> None:
         wait_for(lambda: scene.is_ray_up is True, what="the edge's checks")
         answers = await asyncio.gather(*(channel.call(CHECK, b"") for _ in range(300)))
         unknown = await channel.call("/a.Service/Method", b"")
+        ends = [end.raddr.port for end in psutil.Process().net_connections() if end.raddr]
     finally:
         channel.close()
         scene.close()
     lost = await Http2Channel(f"{HOST}:{free_port()}", 1, ()).call(CHECK, b"")
 
     assert {answer.status for answer in answers} == {0}
+    assert ends.count(scene.settings.grpc_port) == 2
     assert health_pb2.HealthCheckResponse.FromString(answers[0].message).status == 1
     assert (unknown.status, lost.status) == (12, UNAVAILABLE)
 
