@@ -1,4 +1,8 @@
-"""The frameworks' own decoding: transformers' beam search over a prefix trie, one unpadded prompt at a time."""
+"""The frameworks' own decoding: transformers' beam search over a prefix trie, one unpadded prompt at a time.
+
+The beams of a prompt start from one computation of it, which tests hold equal to transformers' own, where each beam
+computes the whole prompt again.
+"""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +33,7 @@ class PrefixTrie(LogitsProcessor):
 
 @torch.inference_mode()
 def generate(
-    model: Any, prompt: Sequence[int], sequences: Sequence[Sequence[int]], num_beams: int
+    model: Any, prompt: Sequence[int], sequences: Sequence[Sequence[int]], num_beams: int, *, share_prompt: bool = True
 ) -> list[tuple[tuple[int, ...], float]]:
     """Return the codes, best first, with their scores, without beams that hold no code."""
     length = len(sequences[0])
@@ -50,6 +54,7 @@ def generate(
         repetition_penalty=1.0,
         eos_token_id=None,
         pad_token_id=0,
+        past_key_values=_prompt_cache(model, prompt, num_beams) if share_prompt else None,
         logits_processor=LogitsProcessorList([PrefixTrie(sequences, len(prompt))]),
         return_dict_in_generate=True,
         output_scores=True,
@@ -58,6 +63,13 @@ def generate(
     known = {tuple(one) for one in sequences}
     scored = [(tuple(one), score) for one, score in zip(answers, found.sequences_scores.tolist(), strict=True)]
     return [(one, score) for one, score in scored if one in known and score > -1e8]
+
+
+def _prompt_cache(model: Any, prompt: Sequence[int], num_beams: int) -> Any:
+    """Return the keys and values of all tokens but the last, once for each beam."""
+    cache = model(torch.tensor([list(prompt[:-1])]), use_cache=True, logits_to_keep=1).past_key_values
+    cache.batch_repeat_interleave(num_beams)
+    return cache
 
 
 def framework_metrics(lists: Sequence[Sequence[Any]], labels: Sequence[Any], cutoff: int) -> tuple[float, float]:

@@ -36,7 +36,8 @@ _QWEN2: Any = Qwen2Config
 _FAST: Any = PreTrainedTokenizerFast
 """Untyped by their package."""
 _EOS, _IGNORED = "<|endoftext|>", -100
-_BATCH, _LEARNING_RATE, _WARM_UP = 64, 3e-4, 0.05
+_BATCH, _BATCH_OF_BASE, _LEARNING_RATE, _WARM_UP = 64, 16, 3e-4, 0.05
+"""Rows of a step, from random weights and from a base, whose activations take more memory."""
 _SIZES = {
     "hidden_size": 256,
     "intermediate_size": 704,
@@ -74,7 +75,7 @@ def write_recommender(
     _write_rows(out / "test.csv", tests)
     tokenizer = _tokenizer(base, sorted({token for sid in sids.values() for token in sid}), train)
     model = _model(base, len(tokenizer))
-    loss = _train(model, tokenizer, train, epochs)
+    loss = _train(model, tokenizer, train, epochs, _BATCH if base is None else _BATCH_OF_BASE)
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     return {"rows": len(train), "epochs": epochs, "loss": loss}
@@ -132,16 +133,16 @@ def _model(base: Path | None, vocab_size: int) -> Any:
     return model
 
 
-def _train(model: Any, tokenizer: Any, rows: Sequence[Row], epochs: int) -> float:
+def _train(model: Any, tokenizer: Any, rows: Sequence[Row], epochs: int, batch: int) -> float:
     """Train by AdamW with a cosine schedule; return the mean loss of the last epoch."""
     encoded = [_encode(tokenizer, row) for row in rows]
-    steps = epochs * math.ceil(len(rows) / _BATCH)
+    steps = epochs * math.ceil(len(rows) / batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     model.train()
     losses = []
-    for batch in track(list(_batches(encoded, epochs)), "fine-tuning"):
-        loss: Any = _loss(model, *batch)
+    for tokens_BT, labels_BT in track(list(_batches(encoded, epochs, batch)), "fine-tuning"):
+        loss: Any = _loss(model, tokens_BT, labels_BT)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -165,11 +166,13 @@ def _encode(tokenizer: Any, row: Row) -> tuple[list[int], int]:
     return [*prompt, *tokenizer(f"{row.label}\n").input_ids, tokenizer.eos_token_id], len(prompt)
 
 
-def _batches(encoded: Sequence[tuple[list[int], int]], epochs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    encoded: Sequence[tuple[list[int], int]], epochs: int, batch: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield padded tokens (B, T) and labels (B, T) in a random order of length groups."""
     draw = np.random.default_rng(0)
     by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number][0]))
-    groups = [by_length[first : first + _BATCH] for first in range(0, len(by_length), _BATCH)]
+    groups = [by_length[first : first + batch] for first in range(0, len(by_length), batch)]
     for _ in range(epochs):
         for group in draw.permutation(len(groups)):
             chosen = [encoded[number] for number in groups[group]]

@@ -91,6 +91,18 @@ def test_prompts_equal_the_framework_token_for_token(family: Imported) -> None:
         assert prompt.tokens(family.catalogue, history) == expected
 
 
+def test_beams_that_share_a_prompt_give_what_transformers_gives_without(family: Imported) -> None:
+    """The oracle computes a prompt once for all beams: same codes, scores within rounding."""
+    model = AutoModelForCausalLM.from_pretrained(family.made.folder, dtype=torch.float32).eval()
+    sequences = sorted({tuple(family.catalogue.tokens([row])) for row in range(len(family.catalogue.item_ids))})
+    for history, _ in family.cases[:3]:
+        prompt = family.model.prompt.tokens(family.catalogue, history)
+        shared, own = (generate(model, prompt, sequences, NUM_BEAMS, share_prompt=share) for share in (True, False))
+
+        assert [code for code, _ in shared] == [code for code, _ in own]
+        assert [score for _, score in shared] == pytest.approx([score for _, score in own], abs=1e-5)
+
+
 @pytest.mark.parametrize("with_close", [False, True])
 def test_lists_equal_the_framework_and_differ_only_in_ties(family: Imported, with_close: bool) -> None:
     """At least 99.5 % of the first ten positions are equal, the others are ties; HR and NDCG are equal."""
