@@ -3,8 +3,9 @@
 A clause ends at punctuation or at a word of contrast. A list is a single clause: "no romance, drama or horror".
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from models.wishes.language import english
@@ -35,7 +36,8 @@ class ClauseOfWish:
     """Whether the polarity is that of the first word only, if others follow: "not too scary horror films"."""
 
 
-_MAX_AROUND = 8
+_MAX_AROUND, _MAX_LABEL = 8, 4
+_CONDITIONS = frozenset(["if", "when", "whenever", "once"])
 _ENDS = frozenset(".;:!?()\n")
 _ANSWERED = frozenset(":?,")
 _AUXILIARIES = frozenset(["is", "are", "was", "were", "do", "does", "did", "will", "would", "can", "could"])
@@ -43,6 +45,7 @@ _ALSO = frozenset(["only", "just", "merely", "simply"])
 """After "not", and before "but": "not only old films but new films"."""
 _NOUNS = frozenset(["love"])
 _BEFORE_VERBS = frozenset(["do", "does", "did", "to", "and", "also", "really", "just", "always", "still", "absolutely"])
+_PLAIN = english().linking | {"not"}
 _RELATIVE = frozenset(["that", "which", "who", "it", "there", "they", "i", "we", "you", "he", "she"])
 
 
@@ -59,6 +62,8 @@ class _Splitter:
         self._is_replacement = _replaces(tokens)
         self._found: list[ClauseOfWish] = []
         self._polarity, self._begun, self._is_adjective = Polarity.WANT, 0, False
+        self._is_list = False
+        """Whether the clause is the list after a label: "Dislikes: war, horror."."""
 
     def split(self) -> list[ClauseOfWish]:
         at = 0
@@ -70,6 +75,12 @@ class _Splitter:
     def _step(self, at: int) -> int:
         """Return the next token after what the token at `at` begins."""
         tokens, token, is_wanted = self._tokens, self._tokens[at], self._polarity in (Polarity.WANT, Polarity.LIKE)
+        if (length := _undoing(tokens, at)) > 0:
+            return self._undo(at, length)
+        if self._begins_clause(at) and (length := _label(tokens, at)) > 0:
+            self._end(self._polarity, at)
+            self._polarity, self._begun, self._is_list = Polarity.AVOID, at + length, True
+            return self._begun
         if token.text in english().prefixes and at + 1 < len(tokens) and tokens[at + 1].is_joined:  # "non-violent"
             return self._avoid_between(at, at + 1, at + 2)
         if (distance := _around(tokens, at)) is not None:
@@ -80,9 +91,12 @@ class _Splitter:
             return self._begun
         if (cue := _cue_at(tokens, at) or self._comparison_at(at)) is not None:
             return self._begin(at, *cue)
+        if not is_wanted and _is_resolve(tokens, at) and not self._says_nothing(at):  # "forget dramas I will take ..."
+            self._end(self._polarity, at)
+            self._polarity, self._begun = Polarity.WANT, at
         if token.text == "free" and token.is_joined and at > self._begun:  # "gore-free"
             return self._avoid_between(at - 1, at - 1, at) + 1
-        if _ends_clause(tokens, at, self._polarity):
+        if self._ends_here(at):
             self._end(self._polarity, at)
             self._polarity, self._begun = Polarity.WANT, at + 1
         return at + 1
@@ -97,6 +111,27 @@ class _Splitter:
         self._polarity = self._polarity if goes_on else _polarity(cue, self._polarity, following)
         self._is_adjective = self._polarity == Polarity.LESS and self._tokens[at].text in ("not", "less", "least")
         return end
+
+    def _begins_clause(self, at: int) -> bool:
+        return at == self._begun or not self._tokens[at - 1].is_word
+
+    def _ends_here(self, at: int) -> bool:
+        token = self._tokens[at]
+        if self._is_list:
+            return token.text in _ENDS or token.text == "/"
+        if token.text == "," and self._tokens[self._begun].text in _CONDITIONS and self._polarity == Polarity.WANT:
+            return False  # "if it is a western, I switch off"
+        return _ends_clause(self._tokens, at, self._polarity)
+
+    def _undo(self, at: int, length: int) -> int:
+        """Lower what the wish has asked for so far, and begin there."""
+        self._end(self._polarity, at)
+        self._found = [
+            replace(clause, polarity=Polarity.LESS) if clause.polarity == Polarity.WANT else clause
+            for clause in self._found
+        ]
+        self._polarity, self._begun = Polarity.WANT, at + length
+        return self._begun
 
     def _says_nothing(self, at: int) -> bool:
         """Whether only words of requests are between the last cue and this cue: "do not show me"."""
@@ -126,7 +161,30 @@ class _Splitter:
         tokens = tuple(self._tokens[self._begun : at])
         if any(token.is_word and token.text not in english().pronouns for token in tokens):
             self._found.append(ClauseOfWish(polarity, tokens, self._is_replacement, self._is_adjective))
-        self._is_adjective = False
+        self._is_adjective = self._is_list = False
+
+
+def _undoing(tokens: Sequence[Token], at: int) -> int:
+    """Return the length of the phrase at a token that takes back what was asked for; 0 without one."""
+    return next((len(phrase) for phrase in english().undoing if _texts(tokens, at, len(phrase)) == phrase), 0)
+
+
+def _label(tokens: Sequence[Token], at: int) -> int:
+    """Return the length of a label of dislikes and its colon at a token: "Don't want:"; 0 without one."""
+    words = [token.text for token in itertools.takewhile(lambda one: one.is_word, tokens[at : at + _MAX_LABEL])]
+    if _texts(tokens, at + len(words), 1) != (":",) or not any(word in english().labels for word in words):
+        return 0
+    return len(words) + 1 if all(word in english().labels or is_stop(word) for word in words) else 0
+
+
+def _is_resolve(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a token begins "I will", "we would" and so on."""
+    first, second = (*_texts(tokens, at, 2), "", "")[:2]
+    return first in ("i", "we") and second in ("will", "would", "could")
+
+
+def _texts(tokens: Sequence[Token], at: int, length: int) -> tuple[str, ...]:
+    return tuple(token.text for token in tokens[at : at + length])
 
 
 def _polarity(cue: str, before: Polarity, following: str) -> Polarity:
@@ -182,22 +240,32 @@ def _around(tokens: Sequence[Token], at: int) -> int | None:
 def _behind(tokens: Sequence[Token], begun: int, at: int) -> int:
     """Return the length of the phrase at a token that excludes what its clause names; 0 without one."""
     for phrase in english().behind:
-        if tuple(token.text for token in tokens[at : at + len(phrase)]) == phrase:
+        if _texts(tokens, at, len(phrase)) == phrase and (at == begun or tokens[at - 1].text != "to"):
             return len(phrase)
+    if at > begun and _displeases(tokens, at):
+        return len(_until_end(tokens, at))
     if tokens[at].text in english().weakness and (
         at + 1 == len(tokens) or tokens[at + 1].text == "and" or _is_end(tokens[at + 1])
     ):
         return 1
     if at == begun:
         return 0
-    if tokens[at].text in _ANSWERED or tokens[at].text == "." == "".join(
-        token.text for token in tokens[at + 1 : at + 2]
-    ):
+    if tokens[at].text in _ANSWERED or tokens[at].text == ".":
         first = next((place for place in range(at, len(tokens)) if tokens[place].is_word), len(tokens))
         answer = _until_end(tokens, first)
+        if _texts(tokens, at, 2) != (".", ".") and tokens[at].text == ".":  # a sentence of its own
+            return first + len(answer) - at if len(answer) > 2 and tuple(answer) in english().answers else 0
         return first + len(answer) - at if tuple(answer) in english().answers or _refuses(("is", *answer), "") else 0
     words = _until_end(tokens, at)
     return len(words) if tuple(words) in english().answers or _refuses(words, tokens[at - 1].text) else 0
+
+
+def _displeases(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a verb at a token says that its subject displeases: "ruin the evening"; not in "a film to scare me"."""
+    verb, displeased = (*_texts(tokens, at, 2), "", "")[:2]
+    if verb not in english().displeasing or displeased not in english().displeased:
+        return False
+    return tokens[at - 1].text not in _RELATIVE | {"to"}
 
 
 def _until_end(tokens: Sequence[Token], at: int) -> list[str]:
@@ -208,9 +276,11 @@ def _until_end(tokens: Sequence[Token], at: int) -> list[str]:
 
 def _refuses(words: Sequence[str], before: str) -> bool:
     """Whether a predicate refuses its subject: "is not my thing", "are so boring"; not in "that is not boring"."""
-    if not words or words[0] not in _AUXILIARIES or before in _RELATIVE:
+    if not words or words[0] not in _AUXILIARIES | english().linking or before in _RELATIVE:
         return False
-    named = [word for word in words[1:] if word != "not" and (word in english().appeal or not is_stop(word))]
+    named = [word for word in words[1:] if word in english().appeal or not (is_stop(word) or word in _PLAIN)]
+    if "too" in words[1:3] and "not" not in words and words[-1] != "too":  # "is too scary"
+        return True
     if "not" in words[1:3]:
         return bool(named) and all(word in english().appeal for word in named)
     return any(word in english().faults for word in words[1:]) and all(word in english().faults for word in named)

@@ -28,6 +28,11 @@ class Language:
     replacing: tuple[Phrase, ...]
     around: tuple[Phrase, ...]
     behind: tuple[Phrase, ...]
+    labels: frozenset[str]
+    undoing: tuple[Phrase, ...]
+    displeasing: frozenset[str]
+    displeased: frozenset[str]
+    linking: frozenset[str]
     weakness: frozenset[str]
     faults: frozenset[str]
     appeal: frozenset[str]
@@ -63,6 +68,11 @@ def english() -> Language:
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),
         behind=_phrases(about["behind"]),
+        labels=words["labels"],
+        undoing=_phrases(about["undoing"]),
+        displeasing=words["displeasing"],
+        displeased=words["displeased"],
+        linking=words["linking"],
         weakness=words["weakness"],
         faults=words["faults"],
         appeal=words["appeal"],

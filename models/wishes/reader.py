@@ -124,7 +124,10 @@ class Reader:
 
     def parts(self, text: str, session_wishes: Sequence[str] = ()) -> Parts:
         """Return the parts of a reading."""
-        wants = read_wants(self.vocabulary, text, session_wishes, self.weights.earlier)
+        return self.parts_of(read_wants(self.vocabulary, text, session_wishes, self.weights.earlier))
+
+    def parts_of(self, wants: Wants) -> Parts:
+        """Return the parts of what a wish wants and refuses."""
         found = _Sum(self.num_items)
         self._add_values(wants, found)
         self._add_dates(wants, found)

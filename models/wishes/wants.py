@@ -59,13 +59,20 @@ def read_wants(vocabulary: Vocabulary, text: str, earlier: Sequence[str], factor
 
 def _read(vocabulary: Vocabulary, text: str, wants: Wants) -> Wants:
     tokens = vocabulary.titles.marked(tokens_of(text), vocabulary.certainty)
-    parts = [part for clause in clauses_of(tokens) for part in _parts(vocabulary, clause)]
+    is_title_query = sum(token.is_word and token.item < 0 for token in tokens) <= _MAX_TITLE_QUERY
+    return add_clauses(vocabulary, clauses_of(tokens), wants, is_title_query=is_title_query)
+
+
+def add_clauses(
+    vocabulary: Vocabulary, given: Sequence[ClauseOfWish], wants: Wants, *, is_title_query: bool = False
+) -> Wants:
+    """Add what clauses name to the parts in force. `is_title_query`: their titles are what the wish asks for."""
+    parts = [part for clause in given for part in _parts(vocabulary, clause)]
     clauses = [_read_clause(vocabulary, part) for part in parts]
     if any(clause.is_replacement and clause.wants for clause in clauses):
         wants.values = {term: one for term, one in wants.values.items() if one[0] != Polarity.WANT}
     if any(clause.dates for clause in clauses):
         wants.dates = []
-    is_title_query = sum(token.is_word and token.item < 0 for token in tokens) <= _MAX_TITLE_QUERY
     certainties: dict[Term, float] = {}
     for clause in clauses:
         for term, certainty in clause.values.items():

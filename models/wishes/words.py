@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from models.wishes.language import english
 
 _APOSTROPHES = str.maketrans({0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2013: "-"})
-_TOKEN = re.compile(r"w/o\b|[^\W_]+(?:'[^\W_]+)*|[,.;:!?()\"\n/&]", re.IGNORECASE)
+_TOKEN = re.compile(r"w/o\b|[^\W_]+(?:'[^\W_]+)*|[,.;:=!?()\"\n/&]", re.IGNORECASE)
 _NOT = re.compile(r"(.*)n't$")
 _SHORT = {"m": "am", "re": "are", "ve": "have", "ll": "will", "d": "would"}
 """Verbs after an apostrophe: "I'm", "we've"."""
@@ -42,7 +42,7 @@ def tokens_of(text: str) -> list[Token]:
     for match in _TOKEN.finditer(plain):
         raw = match.group()
         if not raw[0].isalnum():
-            found.append(Token(raw, is_word=False))
+            found.append(Token(":" if raw == "=" else raw, is_word=False))
             continue
         if _is_minus(plain, match.start()):
             found.append(Token("without"))
@@ -52,7 +52,9 @@ def tokens_of(text: str) -> list[Token]:
 
 
 def _is_minus(text: str, start: int) -> bool:
-    """Whether a word is excluded as searches write it: "scary -funny"."""
+    """Whether a word is excluded as searches write it: "scary -funny", "+ scary - funny"."""
+    if "+ " in text and text[max(start - 3, 0) : start] == " - ":
+        return True
     return start >= 2 and text[start - 1] == "-" and text[start - 2] == " " and not text[: start - 2].isspace()
 
 

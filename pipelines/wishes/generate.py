@@ -8,7 +8,7 @@ Shape suffix: V items.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 import numpy as np
@@ -28,7 +28,8 @@ _NUM_LIKE = 50
 class Wish:
     """A wish of the user of a case, after earlier wishes of the conversation.
 
-    `meant_V` are the items that it means, `excluded_V` those that it excludes; both (V,) bool.
+    `meant_V` are the items that it means, `excluded_V` those that it excludes; both (V,) bool. `words` are those of its
+    phrasing's slots.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Wish:
     session: tuple[str, ...]
     meant_V: np.ndarray
     excluded_V: np.ndarray
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,12 +83,15 @@ class _Writer:
             if filled is None:
                 continue
             *session, last = filled[0].split("\n")
-            meant_V, excluded_V = filled[1], filled[2]
+            meant_V, excluded_V, given = filled[1:]
             if meant_V[label] and (meant_V.sum() >= _MIN_ITEMS or "{words}" in text):
-                yield Wish(kind, case, last, tuple(session), meant_V, excluded_V)
+                yield Wish(kind, case, last, tuple(session), meant_V, excluded_V, given)
 
-    def _fill(self, text: str, label: int) -> tuple[str, np.ndarray, np.ndarray] | None:
-        """Return the text with words that fit the label, the meant and the excluded items; None without such words."""
+    def _fill(self, text: str, label: int) -> tuple[str, np.ndarray, np.ndarray, dict[str, str]] | None:
+        """Return the text with words that fit the label, the meant and the excluded items, and the words.
+
+        None without such words.
+        """
         own = [value for value in self._words.vocabulary.items[label].categories if value in self._masks]
         own = [str(value) for value in self._rng.permutation(own)] if own else []
         meant_V = np.ones(len(self._decades_V), dtype=bool)
@@ -132,7 +137,8 @@ class _Writer:
             is_near_V = np.zeros(len(meant_V), dtype=bool)
             is_near_V[near_N[near_N >= 0]] = True
             meant_V &= is_near_V
-        return text.format(**given), meant_V, excluded_V
+        words = {slot: word for slot, word in given.items() if f"{{{slot}}}" in text}
+        return text.format(**given), meant_V, excluded_V, words
 
     def _excluded(self, own: Sequence[str], meant_V: np.ndarray, *, with_mood: bool) -> str | None:
         """Return a category that the label lacks, drawn by its share of the meant items."""
