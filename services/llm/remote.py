@@ -20,15 +20,14 @@ from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters
 from services.errors import ConfigError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.llm.serving.reply import LLM
+from services.peer import peer_client, peer_headers
 
 log = structlog.get_logger()
 
 REPLICA = "remote"
 _PATH = "/recommendations"
 _RETRY_AFTER_S = 1.0
-_CONNECT_TIMEOUT_S = 2.0
-_KEEPALIVE_S = 2.0
-"""Shorter than the servers' (uvicorn 5 s), which then close no connection during a request."""
+_NUM_IDLE = 64
 _MAX_ITEMS = 500
 _PER_ITEM_WITH_FILTER = 4
 """Items to ask for, per item needed, if the request has a filter."""
@@ -76,12 +75,7 @@ class RemoteLlm:
         self._key = key
         self._beam_width = beam_width
         self._decoder = msgspec.json.Decoder(RankReply)
-        self._http = httpx.AsyncClient(
-            base_url=url.rstrip("/"),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
+        self._http = peer_client(url, num_idle=_NUM_IDLE)
 
     def replicas(self) -> Sequence[str]:
         """Return the server as the only replica."""
@@ -109,11 +103,9 @@ class RemoteLlm:
             raise DependencyUnavailable(LLM, _RETRY_AFTER_S) from error
 
     async def _post(self, request: RankRequest, timeout_s: float) -> httpx.Response:
-        key = self._key()
-        headers = {"content-type": "application/json", "x-deadline-ms": str(max(1, int(timeout_s * 1_000)))}
-        headers |= dict(request.trace) | ({"authorization": f"Bearer {key}"} if key else {})
+        headers = peer_headers(self._key(), request.trace, max(1, int(timeout_s * 1_000)))
         body = msgspec.json.encode(ask_of(request, self._beam_width))
-        return await self._http.post(_PATH, content=body, headers=headers)
+        return await self._http.post(_PATH, content=body, headers={"content-type": "application/json"} | headers)
 
 
 def ask_of(request: RankRequest, beam_width: int) -> RankBody:

@@ -11,9 +11,9 @@ from services.contracts.message import check_id
 from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import InvalidRequest
 from services.gateway.overload.edge_limit import EdgeMark
+from services.peer import DEADLINE_MS
 
 REQUEST_ID = "x-request-id"
-DEADLINE_MS = "x-deadline-ms"
 EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
 EDGE_REFUSED = "x-edge-refused"
 BATCH_SIZE = "x-batch-size"

@@ -17,21 +17,18 @@ import structlog
 
 from services.contracts.text import SamplingOptions, TextEvent, TextModel, TextRequest
 from services.errors import ConfigError, DeadlineExceeded, DependencyUnavailable, NotFound
-from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.openai.chunks import Json
 from services.gateway.openai.parse import ANY_OBJECT
 from services.gateway.openai.remote.errors import error_of_response, unavailable
 from services.gateway.openai.remote.stream import ChunkReader, data_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
+from services.peer import peer_client, peer_headers
 
 log = structlog.get_logger()
 
-CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 30.0
 """The longest silence, including the time to the first token."""
-KEEPALIVE_S = 2.0
-"""Idle time until a connection is closed: shorter than the servers' (vLLM 5 s), which then close none during a
-request."""
+_NUM_IDLE = 16
 _MAX_COMPLETION_TOKENS = "max_completion_tokens"
 """OpenAI's newer name of `max_tokens`: its reasoning models accept only this name, other servers know the older one."""
 _DEFAULT = SamplingOptions()
@@ -71,12 +68,7 @@ class RemoteWriter:
         self._key = key
         self._only_model = only_model
         self._wall_clock = wall_clock
-        self._http = httpx.AsyncClient(
-            base_url=url.rstrip("/"),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=KEEPALIVE_S),
-            timeout=httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
+        self._http = peer_client(url, num_idle=_NUM_IDLE, read_timeout_s=read_timeout_s)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -84,7 +76,7 @@ class RemoteWriter:
     async def models(self) -> tuple[TextModel, ...]:
         """Return the server's models that are offered here. Raises DependencyUnavailable."""
         with _as_unavailable():
-            answer = await self._http.get("/models", headers=self._headers())
+            answer = await self._http.get("/models", headers=peer_headers(self._key()))
             if answer.status_code != httpx.codes.OK:
                 raise unavailable(f"GET {answer.url.path} returned {answer.status_code}")
             listed = [_model(entry) for entry in answer.json()["data"]]
@@ -96,7 +88,7 @@ class RemoteWriter:
             raise NotFound(f"there is no model {request.model!r:.80}", f"ask {self._only_model}")
         path, reader = "/chat/completions" if request.messages else "/completions", ChunkReader(request)
         with _as_unavailable():
-            headers = {**self._headers(), **dict(request.trace), **self._deadline(request)}
+            headers = peer_headers(self._key(), request.trace, self._deadline_ms(request))
             async with self._http.stream("POST", path, json=body_of(request), headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise error_of_response(answer.status_code, answer.headers, await answer.aread())
@@ -105,17 +97,13 @@ class RemoteWriter:
                         yield event
             yield reader.done()
 
-    def _headers(self) -> dict[str, str]:
-        key = self._key()
-        return {"authorization": f"Bearer {key}"} if key else {}
-
-    def _deadline(self, request: TextRequest) -> dict[str, str]:
+    def _deadline_ms(self, request: TextRequest) -> int | None:
         if request.deadline_unix_s is None:
-            return {}
+            return None
         left_ms = round((request.deadline_unix_s - self._wall_clock()) * 1_000)
         if left_ms <= 0:
             raise DeadlineExceeded("text")
-        return {DEADLINE_MS: str(min(left_ms, MAX_TEXT_DEADLINE_MS))}
+        return min(left_ms, MAX_TEXT_DEADLINE_MS)
 
 
 @contextmanager
