@@ -136,7 +136,11 @@ class ResidencyTable:
         if name in self._models:
             return
         if not self._can_fit(num_bytes):
-            raise TooLarge(f"{name}: {num_bytes:,} bytes exceed the budget of {self._budget_bytes:,} bytes")
+            pinned = sum(self._models[pin].num_bytes for pin in self.pinned & self._models.keys())
+            raise TooLarge(
+                f"{name}: needs {num_bytes:,} bytes; the memory for models has {self._budget_bytes:,} bytes, "
+                f"of which pinned names take {pinned:,}"
+            )
         self._wanted.setdefault(name, _Wanted(num_bytes, now_s))
 
     def still_wanted(self, name: str, now_s: float) -> None:

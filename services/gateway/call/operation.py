@@ -96,8 +96,8 @@ class Operation:
         is_audited: Whether each call writes an audit line.
         is_private: Whether the audit line shows the path template instead of the sent path, which names a user.
         is_described: Whether the OpenAPI document includes it.
-        for_tenants: Whether keys of tenants may call it: it then goes through `services.gateway.tenant_plane`. The
-            other operations show or change the whole stack.
+        for_tenants: Whether keys of tenants may call it: it then goes through `services.gateway.tenant_plane`, or is
+            about text, which has no ids of users or items. The other operations show or change the whole stack.
         rpc: The same operation at the gRPC door, with the same scope, spans and audit lines; None: REST only.
     """
 

@@ -207,6 +207,9 @@ CHOICES: dict[str, dict[str, Any]] = {
     "the page's": yaml.safe_load(
         re.findall(r"```yaml\n(image: .*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)[0]
     ),
+    "many names and tenants": yaml.safe_load(
+        re.findall(r"---\n(# values.yaml.*?)```", (ROOT / "docs/many-models.md").read_text(), re.DOTALL)[0]
+    ),
     "an object store": S3,
     "a load balancer": {"doors": {"serviceType": "LoadBalancer"}, "callers": {"cidrs": ["0.0.0.0/0"]}},
     "no TLS and no keys": {

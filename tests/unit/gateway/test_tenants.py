@@ -17,12 +17,24 @@ from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.tenants import StoredTenant
 from services.gateway.records.answer import RefusalRecord
 from services.gateway.records.metrics import AnswerMetrics
+from services.gateway.rest.door import create_rest_app
+from services.gateway.text.tier import TextLimits
 from services.observability.metrics import GatewayMetrics
+from tests.support.engine.parrot import Parrot
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
-from tests.unit.gateway.clients import Door, RestClient
-from tests.unit.gateway.world import World, add_version, catalogue_of, keyed_access, make_world, publish, user
+from tests.unit.gateway.clients import Door, RestClient, in_process
+from tests.unit.gateway.world import (
+    World,
+    add_version,
+    catalogue_of,
+    keyed_access,
+    let_write,
+    make_world,
+    publish,
+    user,
+)
 
 TENANTS = ("acme", "bolt")
 HISTORY = ("i00", "i01", "i02", "i03")
@@ -129,6 +141,22 @@ async def test_all_keys_of_a_tenant_share_its_limits(world: World, door: Door) -
 
     assert too_many.code == "invalid_request"
     assert codes == ["ok"] * 11 + ["quota_exceeded"] * 2 + ["ok"]
+
+
+async def test_a_tenant_writes_text_by_the_shared_model(world: World, access: KeyedAccess) -> None:
+    """The text model is for all tenants; a request carries its tenant and key, which keep cached prefixes apart."""
+    parrot = Parrot()
+    let_write(world, parrot, TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000))
+    asked = {"model": "parrot", "prompt": "a river", "max_tokens": 4, "cache_salt": "s"}
+    async with in_process(create_rest_app(lambda: world.plane, lambda: b"", 15_000, access=access)) as http:
+        codes = [
+            (await http.post("/v1/completions", json=asked, headers=bearer(key))).status_code
+            for key in (*TENANTS, "acme-app")
+        ]
+
+    assert codes == [200, 200, 403]
+    assert [one.tenant for one in parrot.requests] == [*TENANTS]
+    assert len({one.cache_scope for one in parrot.requests}) == len(TENANTS)
 
 
 async def test_a_page_token_is_worth_nothing_to_another_tenant(world: World, door: Door) -> None:

@@ -3,13 +3,10 @@
 import base64
 import hmac
 import json
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
-import httpx
 import pytest
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
@@ -28,12 +25,11 @@ from services.gateway.console.releases import add_releases
 from services.gateway.rest.door import create_rest_app
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
-from tests.support.servers import HOST, Server
+from tests.support.gateway.oidc_provider import AUDIENCE, Provider
 from tests.support.wait import until
 from tests.unit.gateway.clients import Door, in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, add_version, catalogue_of, make_world, publish, user
 
-AUDIENCE = "tailrace"
 CLAIMS: dict[str, dict[str, Any]] = {
     "shop": {"tenant": "acme", "scope": "recommend events openid"},
     "listed": {"tenant": "acme", "scope": ["recommend"]},
@@ -47,36 +43,10 @@ CLAIMS: dict[str, dict[str, Any]] = {
 ASKED = {"user_id": "long", "k": 2, "deadline_ms": 4_000}
 
 
-class Provider(Server):
-    """The provider on one port; each start has new keys."""
-
-    def __init__(self, folder: Path) -> None:
-        users = [json.dumps({"sub": sub, **claims}) for sub, claims in CLAIMS.items()]
-        given = [word for one in users for word in ("--user-claims", one)]
-        module = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock"]
-        super().__init__(lambda port: [*module, "--port", str(port), "--host", HOST, *given], folder / "provider.log")
-        self.url = f"http://{self.address}"
-
-    def token(self, sub: str, audience: str = AUDIENCE) -> str:
-        """Return a user's ID token, by the authorization code flow."""
-        asked = {"client_id": audience, "redirect_uri": "https://app.test/", "response_type": "code", "scope": "openid"}
-        with httpx.Client(base_url=self.url) as http:
-            sent = http.post("/oauth2/authorize", params=asked, data={"sub": sub})
-            code = parse_qs(urlparse(sent.headers["location"]).query)["code"][0]
-            form = {"grant_type": "authorization_code", "code": code, "redirect_uri": asked["redirect_uri"]}
-            answer = http.post("/oauth2/token", data=form, auth=(audience, "any"))
-            return str(answer.json()["id_token"])
-
-    def public_keys(self) -> dict[str, Any]:
-        """Return the published key set."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/jwks").json()
-        return found
-
-
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     """A running provider."""
-    made = Provider(tmp_path_factory.mktemp("provider"))
+    made = Provider(tmp_path_factory.mktemp("provider"), CLAIMS)
     made.start()
     yield made
     made.kill()
@@ -217,7 +187,7 @@ async def test_a_token_is_valid_in_its_time_only(provider: Provider, shift_s: fl
 
 async def test_keys_rotate_and_outlive_the_provider(tmp_path: Path) -> None:
     """New keys are read when a token names them; while the provider is away the known keys stay valid."""
-    provider, clock = Provider(tmp_path), [0.0]
+    provider, clock = Provider(tmp_path, CLAIMS), [0.0]
     provider.start()
     verifier = verifier_of(provider, clock)
     await verifier.start()
@@ -243,7 +213,7 @@ async def test_keys_rotate_and_outlive_the_provider(tmp_path: Path) -> None:
 
 async def test_a_provider_that_never_answered_admits_nobody(tmp_path: Path) -> None:
     """A gateway starts without the provider; tokens are refused until its keys were read."""
-    provider = Provider(tmp_path)
+    provider = Provider(tmp_path, CLAIMS)
     verifier = verifier_of(provider)
 
     await verifier.refresh()

@@ -24,6 +24,10 @@ FILE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
 ONE_SHOT = {"keys", "prepare", "pipeline"}
 OURS = ONE_SHOT | {"worker", "release", "serve", "serve-gpu", "standby", "edge"}
+EXAMPLE: dict[str, dict[str, Any]] = yaml.safe_load(
+    re.findall(r"```yaml\n(# docker-compose.*?)---\n", (ROOT / "docs/many-models.md").read_text(), re.DOTALL)[0]
+)["services"]
+"""Of the page about many names."""
 WRITABLE_ROOT = {"kafka"}
 """The image writes its configuration at each start."""
 
@@ -48,6 +52,19 @@ def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(key, default_of(value))
 
     assert load_settings().redis_host == "redis"
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLE))
+def test_the_page_s_override_for_many_names_and_tenants_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each service of the example exists, loads its settings with it, and mounts the folder of the tenants file."""
+    for key, value in {**SERVICES[name]["environment"], **EXAMPLE[name]["environment"]}.items():
+        monkeypatch.setenv(key, default_of(value))
+    settings = load_settings()
+
+    if name in ("serve", "standby", "worker"):
+        assert (settings.served_names, settings.llm_memory_gib) == (("default", "fr", "mail"), 4.0)
+    if settings.tenants_file is not None and name != "worker":
+        assert mounted(name)["doors-secret"][0] == str(settings.tenants_file.parent)
 
 
 @pytest.mark.parametrize("name", SERVICES)
