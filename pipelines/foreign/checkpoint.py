@@ -126,8 +126,11 @@ def _refuse_heads(folder: Path, config: DecoderConfig) -> None:
 
 
 def _names_in(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        header: Mapping[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    try:
+        with path.open("rb") as file:
+            header: Mapping[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
+        raise Refused(path.name, "", f"not readable ({error!r:.80})", "copy the file again") from error
     return [name for name in header if name != "__metadata__"]
 
 
@@ -140,7 +143,10 @@ def _link(path: Path, target: Path) -> None:
 
 def _base_of(adapter: Path, base: Path | None) -> Path:
     """Return the folder of an adapter's base. Raises Refused."""
-    about = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    try:
+        about: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    except ValueError as error:
+        raise Refused(ADAPTER_CONFIG, "", f"not JSON ({error})", "save the adapter again") from error
     if about.get("peft_type", "LORA") != "LORA" or about.get("use_dora"):
         fix = "merge it into its base first (peft: merge_and_unload, then save_pretrained)"
         raise Refused(ADAPTER_CONFIG, "peft_type", f"{about.get('peft_type')} is not folded", fix)

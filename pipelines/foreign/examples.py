@@ -6,14 +6,13 @@ Rows are a CSV with `history_item_sid` and `item_sid` (MiniOneRec), objects with
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from pipelines.foreign.refused import Refused
+from pipelines.foreign.rows import TABLES, json_lines, table_rows, text_of
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
 from services.llm.text.chat_template import ChatTemplate
@@ -64,26 +63,17 @@ def read_examples(path: Path, template: ChatTemplate | None) -> list[Example]:
     return examples
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix == ".csv":
-        yield from pl.read_csv(path, infer_schema=False).iter_rows(named=True)
-        return
-    if path.suffix == ".parquet":
-        yield from pl.read_parquet(path).iter_rows(named=True)
-        return
-    text = path.read_text()
-    if text.lstrip().startswith("["):
-        try:
-            yield from json.loads(text)
-        except ValueError as error:
-            raise Refused(path.name, "", f"not JSON ({error})", _FORMS) from error
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise Refused(path.name, f"line {number}", f"not JSON ({error})", _FORMS) from error
+def _rows(path: Path) -> Iterable[Any]:
+    if path.suffix in TABLES:
+        return table_rows(path, _FORMS)
+    text = text_of(path, _FORMS)
+    if not text.lstrip().startswith("["):
+        return json_lines(path, text, _FORMS)
+    try:
+        rows: list[Any] = json.loads(text)
+    except ValueError as error:
+        raise Refused(path.name, "", f"not JSON ({error})", _FORMS) from error
+    return rows
 
 
 def _example(path: Path, number: int, row: Mapping[str, Any], template: ChatTemplate | None) -> Example:

@@ -7,14 +7,13 @@ The layout is recognised from names and content: `*.index.json` (MiniOneRec, LC-
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import polars as pl
-
 from pipelines.foreign.refused import Refused
+from pipelines.foreign.rows import TABLES, json_lines, table_rows, text_of
 
 Kind = Literal["names", "ids", "codes"]
 """What an item's SID holds: names of tokens, ids of tokens, or a code number at each level."""
@@ -60,10 +59,8 @@ def read_index(path: Path) -> ItemIndex:
     elif path.suffix in _PICKLED:
         fix = "write JSON Lines from it: torch.load it where it was made, then a line for each item"
         raise Refused(path.name, "", f"{path.suffix} is pickle, which is not read", fix)
-    elif path.suffix == ".parquet":
-        found = _of_rows(path, "parquet", pl.read_parquet(path).iter_rows(named=True))
-    elif path.suffix == ".csv":
-        found = _of_rows(path, "csv", pl.read_csv(path, infer_schema=False).iter_rows(named=True))
+    elif path.suffix in TABLES:
+        found = _of_rows(path, path.suffix[1:], table_rows(path, _LAYOUT))
     else:
         found = _read_json(path)
     return _checked(found)
@@ -82,7 +79,7 @@ def _checked(index: ItemIndex) -> ItemIndex:
 
 
 def _read_json(path: Path) -> ItemIndex:
-    text = path.read_text()
+    text = text_of(path, _LAYOUT)
     try:
         whole = json.loads(text, object_pairs_hook=lambda pairs: _object(path, pairs))
     except json.JSONDecodeError:
@@ -91,14 +88,7 @@ def _read_json(path: Path) -> ItemIndex:
         return _of_object(path, whole)
     if isinstance(whole, list):
         return _of_rows(path, "json", whole)
-    rows = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise Refused(path.name, f"line {number}", f"not JSON ({error})", _LAYOUT) from error
-    return _of_rows(path, "jsonl", rows)
+    return _of_rows(path, "jsonl", json_lines(path, text, _LAYOUT))
 
 
 def _object(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,10 +107,12 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     first = next(iter(whole.values()), None)
     if isinstance(first, str):
         whole = {item_id: _TOKEN.findall(str(sid)) or [sid] for item_id, sid in whole.items()}
-    bad = next((item_id for item_id, sid in whole.items() if not isinstance(sid, list)), None)
-    if bad is not None:
-        raise Refused(path.name, f"item {bad}", f"not a list of tokens ({whole[bad]!r:.60})", _LAYOUT)
     kind: Kind = "codes" if isinstance(first, list) and first and isinstance(first[0], int) else "names"
+    token = int if kind == "codes" else str
+    for item_id, sid in whole.items():
+        if not isinstance(sid, list) or not all(isinstance(one, token) for one in sid):
+            problem = f"not a list of {'code numbers' if kind == 'codes' else 'tokens'} ({sid!r:.60})"
+            raise Refused(path.name, f"item {item_id}", problem, _LAYOUT)
     framework = "mimigenrec" if path.name == "id2sid.json" else "minionerec"
     if isinstance(first, list) and len(first) == 4 and framework == "minionerec":
         framework = "lc-rec"
@@ -165,10 +157,12 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
         column = next((one for one in _SIDS if row.get(one) is not None), "")
         if not column and not levels:
             raise Refused(path.name, f"{where} (item {item_id})", "no SID", _LAYOUT)
-        sid, of_row = (
-            _sid_of(row[column], _SIDS[column]) if column else (tuple(int(row[one]) for one in levels), "codes")
-        )
-        kind = kind or of_row  # type: ignore[assignment]
+        value = row[column] if column else [row[one] for one in levels]
+        try:
+            sid, of_row = _sid_of(value, _SIDS.get(column, "codes"))
+        except (TypeError, ValueError) as error:
+            raise Refused(path.name, f"{where} (item {item_id})", f"not a SID ({value!r:.60})", _LAYOUT) from error
+        kind = kind or of_row
         if of_row != kind:
             raise Refused(path.name, where, f"{of_row}, earlier rows have {kind}", "use one form of SID in all rows")
         sids[item_id] = sid
@@ -180,16 +174,21 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
 
 
 def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
-    """Return a SID and its kind. The value is a list, or text of tokens or of numbers separated by commas."""
+    """Return a SID and its kind. The value is a list, or text of tokens or of numbers separated by commas.
+
+    Raises TypeError or ValueError for any other value.
+    """
     if isinstance(value, str):
         names = _TOKEN.findall(value) or [part for part in re.split(r"[\s,]+", value.strip("[]() ")) if part]
+    elif isinstance(value, list):
+        names = value
     else:
-        names = list(value)
+        raise TypeError(value)
     if kind != "ids" and all(isinstance(one, int) or re.fullmatch(r"\d+", str(one)) for one in names):
         return tuple(int(one) for one in names), "codes"
     if kind == "names":
         return tuple(map(str, names)), "names"
-    return tuple(int(one) for one in names), kind
+    return tuple(int(str(one)) for one in names), kind
 
 
 def _read_torch_easy_rec(folder: Path) -> ItemIndex:
@@ -203,16 +202,12 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
     except ValueError as error:
         raise Refused(str(manifest), "", f"not JSON ({error})", "export the bundle again") from error
     tables = sorted(manifest.parent.glob("item_to_sid*")) + sorted(manifest.parent.glob("item_to_sid/*"))
-    files = [path for path in tables if path.suffix in (".parquet", ".csv")]
+    files = [path for path in tables if path.suffix in TABLES]
     if not files:
         raise Refused(
             str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
         )
-    readers: Mapping[str, Callable[[Path], pl.DataFrame]] = {
-        ".parquet": pl.read_parquet,
-        ".csv": lambda path: pl.read_csv(path, infer_schema=False),
-    }
-    rows = [row for path in files for row in readers[path.suffix](path).iter_rows(named=True)]
+    rows = [row for path in files for row in table_rows(path, "export item_to_sid again")]
     size = about.get("capacity") if isinstance(about, dict) else None
     codebook = about.get("codebook") if isinstance(about, dict) else None
     sizes = [one for one in (codebook if isinstance(codebook, Sequence) else [size]) if isinstance(one, int)]

@@ -5,16 +5,18 @@ derivation, because a template is rendered for several histories first. A templa
 kept as text and encoded for each request.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from models.prompt import HISTORY, Prompt, PromptText
+from models.search import Scores
 from pipelines.foreign.examples import Example, render
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.tokens import ItemCodeTable
@@ -22,6 +24,8 @@ from services.contracts.text import ChatMessage
 from services.llm.text.chat_template import ChatTemplate
 
 _PROVEN_LENGTHS = (1, 2, 3, 5)
+_PLACEHOLDER = re.compile(r"\{\w*\}")
+_ITEM_FIELDS = {"{code}", "{title}", "{categories}"}
 _KEYS = {
     "prompt": {"chat", "system", "user", "item", "separator", "answer", "special_tokens", "max_items", "stride"},
     "codes": {"close"},
@@ -173,21 +177,45 @@ def read_template(path: Path, chat: ChatTemplate | None) -> Template:
     if sum(piece.count(HISTORY) for piece in pieces) != 1:
         found = sum(piece.count(HISTORY) for piece in pieces)
         raise Refused(path.name, "prompt.user", f"{found} places for {HISTORY}", f"write {HISTORY} exactly once")
+    if misplaced := next((name for name in sorted(_ITEM_FIELDS) if any(name in piece for piece in pieces)), None):
+        raise Refused(path.name, "prompt.user", f"{misplaced} belongs to an item", f"write it in item, {HISTORY} here")
     item = str(prompt.get("item", "{code}"))
-    if "{code}" not in item:
-        raise Refused(path.name, "prompt.item", "no {code}", 'write "{code}", or "{code} {title}"')
+    if "{code}" not in item or set(_PLACEHOLDER.findall(item)) - _ITEM_FIELDS:
+        problem = f"{item!r:.60} is no item: its places are {', '.join(sorted(_ITEM_FIELDS))}"
+        raise Refused(path.name, "prompt.item", problem, 'write "{code}", or "{code} {title}"')
     return Template(
         pieces=pieces,
         item=item,
         separator=str(prompt.get("separator", "")),
         special_tokens=bool(prompt.get("special_tokens", not prompt.get("chat"))),
-        max_items=int(prompt.get("max_items", 20)),
-        stride=int(prompt["stride"]) if "stride" in prompt else None,
-        close=tuple(map(str, codes.get("close", ()))),
-        beam_width=int(search["beam_width"]) if "beam_width" in search else None,
-        scores=search.get("scores"),
+        max_items=_count(path, raw, "prompt.max_items") or 20,
+        stride=_count(path, raw, "prompt.stride"),
+        close=tuple(_texts(path, "codes.close", codes.get("close", []))),
+        beam_width=_count(path, raw, "search.beam_width"),
+        scores=_scores(path, search.get("scores")),
         count_close=bool(search.get("count_close", True)),
     )
+
+
+def _count(path: Path, raw: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of 1 or more; None if the key is absent."""
+    section, name = key.split(".")
+    given = raw.get(section, {}).get(name)
+    if given is None or (type(given) is int and given > 0):
+        return given
+    raise Refused(path.name, key, f"{given!r:.60} is not a number of 1 or more", f"give for example {name} = 10")
+
+
+def _texts(path: Path, key: str, given: Any) -> list[str]:
+    if isinstance(given, list) and all(isinstance(text, str) for text in given):
+        return given
+    raise Refused(path.name, key, f"{given!r:.60} is not a list of texts", 'give for example ["a", "b"]')
+
+
+def _scores(path: Path, given: Any) -> str | None:
+    if given is None or given in get_args(Scores):
+        return given
+    raise Refused(path.name, "search.scores", f"{given!r:.60} is unknown", f"give one of {', '.join(get_args(Scores))}")
 
 
 def _pieces(path: Path, prompt: Mapping[str, Any], chat: ChatTemplate | None) -> tuple[str, ...]:
@@ -196,7 +224,7 @@ def _pieces(path: Path, prompt: Mapping[str, Any], chat: ChatTemplate | None) ->
         raise Refused(path.name, "prompt.user", "missing", f"write the text around {HISTORY}")
     answer = str(prompt.get("answer", ""))
     if not prompt.get("chat"):
-        pieces = [user] if isinstance(user, str) else [str(piece) for piece in user]
+        pieces = [user] if isinstance(user, str) else _texts(path, "prompt.user", user)
         return (*pieces[:-1], pieces[-1] + answer)
     if chat is None:
         raise Refused(path.name, "prompt.chat", "the checkpoint has no chat template", "write the whole text as user")

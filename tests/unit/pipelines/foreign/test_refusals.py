@@ -120,9 +120,90 @@ def a_joining_token(one: Broken) -> None:
     path.write_text(json.dumps(raw))
 
 
+def an_adapter(one: Broken, **about: Any) -> Path:
+    """Import an adapter of the checkpoint, without weights."""
+    adapter = one.root / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(one.folder), **about}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    one.options = replace(one.options, checkpoint=adapter)
+    return adapter
+
+
+def an_adapter_of(one: Broken, module: str, size: int = 64, kind: str = "lora_{}.weight") -> None:
+    """Import an adapter of one module."""
+    names = [f"base_model.model.{module}.{kind.format(side)}" for side in "AB"]
+    tensors = dict(zip(names, (torch.zeros(2, size), torch.zeros(size, 2)), strict=True))
+    save_file(tensors, an_adapter(one) / "adapter_model.safetensors")
+
+
+def codes_without_tokens(one: Broken) -> None:
+    """Give code numbers of a framework whose tokens the checkpoint lacks."""
+    one.options.index.write_text(json.dumps({"7": [900, 901, 902]}))
+
+
+def a_history_of_another_training(one: Broken) -> None:
+    """Remove the items of one code, which the first row's history has."""
+    code = one.made.sids[one.made.item_ids[0]]
+    text = "".join(code)
+    assert one.options.examples is not None
+    one.options.examples.write_text(f"history_item_sid,item_sid\n\"['{text}']\",{text}\n")
+    one.sids(lambda sids: [sids.pop(item_id) for item_id, sid in list(sids.items()) if sid == code])
+
+
 REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "pickled weights": (no_weights, "pytorch_model.bin", ""),
     "an encoder and decoder": (lambda one: one.edit("config.json", model_type="t5"), "config.json", "model_type"),
+    "weights as .pt": (
+        lambda one: (one.folder / "model.safetensors").rename(one.folder / "model.pt"),
+        "model.pt",
+        "",
+    ),
+    "weights of junk": (
+        lambda one: (one.folder / "model.safetensors").write_bytes(b"junk"),
+        "model.safetensors",
+        "",
+    ),
+    "a folder without a config": (lambda one: (one.folder / "config.json").unlink(), "config.json", ""),
+    "settings that are not JSON": (
+        lambda one: (one.folder / "generation_config.json").write_text("{"),
+        "generation_config.json",
+        "",
+    ),
+    "a tokenizer of junk": (lambda one: (one.folder / "tokenizer.json").write_text("{"), "tokenizer.json", ""),
+    "no end of text": (
+        lambda one: (one.folder / "tokenizer_config.json").write_text("{}"),
+        "tokenizer_config.json",
+        "eos_token",
+    ),
+    "an adapter's settings that are not JSON": (
+        lambda one: (an_adapter(one) / "adapter_config.json").write_text("{"),
+        "adapter_config.json",
+        "",
+    ),
+    "another kind of adapter": (
+        lambda one: an_adapter(one, peft_type="IA3"),
+        "adapter_config.json",
+        "peft_type",
+    ),
+    "an adapter's pickled weights": (an_adapter, "adapter_model.safetensors", ""),
+    "an adapter of embeddings": (
+        lambda one: an_adapter_of(one, "model.embed_tokens", kind="lora_embedding_{}"),
+        "adapter_model.safetensors",
+        "module model.embed_tokens",
+    ),
+    "an adapter of another base": (
+        lambda one: an_adapter_of(one, "model.layers.7.self_attn.q_proj"),
+        "adapter_model.safetensors",
+        "module model.layers.7.self_attn.q_proj",
+    ),
+    "an adapter of another size": (
+        lambda one: an_adapter_of(one, "model.layers.0.self_attn.q_proj", 32),
+        "adapter_model.safetensors",
+        "module model.layers.0.self_attn.q_proj",
+    ),
+    "code numbers without tokens": (codes_without_tokens, "Toys.index.json", ""),
+    "a history of another training": (a_history_of_another_training, "test.csv", "row 1"),
     "an unknown family": (lambda one: one.edit("config.json", model_type="gpt2"), "config.json", "model_type"),
     "a delta": (lambda one: (one.folder / "README.md").write_text("These are delta weights."), "model", ""),
     "an extra head": (an_extra_head, "model.safetensors", "tensor ctr_head.weight"),
@@ -192,6 +273,16 @@ def test_an_import_is_refused_by_file_and_row(broken: Broken, name: str) -> None
     assert (caught.value.file, caught.value.row) == (file, row)
     assert caught.value.fix
     assert not list((broken.root / "imported").glob("*")), "no folder stays behind"
+
+
+def test_the_nearest_token_is_named(broken: Broken) -> None:
+    """An index of another training differs in a few tokens; the fix names a token of this checkpoint."""
+    broken.sids(lambda sids: sids.update(i007=["<a_3>", "<b_1>", "<c_155>"]))
+
+    with pytest.raises(Refused) as caught:
+        import_model(broken.options, broken.root, lambda _: None)
+
+    assert "<c_15>" in caught.value.fix
 
 
 def test_sampling_settings_are_reported_and_not_used(broken: Broken) -> None:
