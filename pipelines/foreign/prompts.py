@@ -214,7 +214,7 @@ def _texts(path: Path, key: str, given: Any) -> list[str]:
 
 def _scores(path: Path, given: Any) -> str | None:
     if given is None or given in get_args(Scores):
-        return given
+        return None if given is None else str(given)
     raise Refused(path.name, "search.scores", f"{given!r:.60} is unknown", f"give one of {', '.join(get_args(Scores))}")
 
 

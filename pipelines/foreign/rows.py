@@ -1,7 +1,7 @@
 """Reads the files of a framework: a CSV or Parquet table, a JSON document, or JSON Lines. Raises Refused."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipelines.foreign.refused import Refused
 TABLES = {".csv", ".parquet"}
 
 
-def table_rows(path: Path, fix: str) -> list[Mapping[str, Any]]:
+def table_rows(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a table; cells of a CSV are text."""
     try:
         table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
