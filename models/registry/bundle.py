@@ -22,6 +22,7 @@ from models.wishes.reader import Reader
 JUDGED = "judged"
 """Folder of the model pair that the quality gate evaluated, within a bundle."""
 REPORT = "report.json"
+_ADAPTER = "decoder/adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,25 @@ class Bundle:
 
         A bundle that adds items and keeps the decoder shares the cached prefixes of its parent.
         """
-        decoder = {name: digest for name, digest in self.manifest["files"].items() if name.startswith("decoder/")}
+        decoder = self._files_in("decoder")
         return json.dumps([self.weight_kind, decoder], sort_keys=True) if decoder else self.version
+
+    @property
+    def base_prefix_version(self) -> str:
+        """As `prefix_version`, of the decoder without its adapter: equal for a parent and its adapters."""
+        base = {name: one for name, one in self._files_in("decoder").items() if name not in self._files_in(_ADAPTER)}
+        return json.dumps([self.weight_kind, base], sort_keys=True) if base else self.version
+
+    @property
+    def adapter_version(self) -> str:
+        """Key of the content of the decoder's adapter; empty without an adapter."""
+        files = self._files_in(_ADAPTER)
+        return json.dumps(files, sort_keys=True) if files else ""
+
+    @property
+    def adapter_dir(self) -> Path:
+        """The folder of the decoder's adapter, verified."""
+        return self._verified(_ADAPTER)
 
     @property
     def weight_kind(self) -> str:
@@ -150,6 +168,10 @@ class Bundle:
     def _require_models(self) -> None:
         if not self.is_trained:
             raise BundleUntrained(self.version)
+
+    def _files_in(self, folder: str) -> dict[str, str]:
+        """Return the hashes of a folder's files by name."""
+        return {name: one for name, one in self.manifest["files"].items() if name.startswith(f"{folder}/")}
 
     def _verified(self, name: str) -> Path:
         """Return a file or folder of the bundle after verifying it."""

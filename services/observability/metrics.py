@@ -367,6 +367,12 @@ class ResidencyMetrics(_Metrics):
         "part name",
         of_node="all",
     )
+    shared_bytes = _gauge(
+        "tailrace_model_shared_bytes",
+        "Bytes that several models share, such as the decoder of their adapters, by part and process",
+        "part",
+        of_node="all",
+    )
     load_failed = _gauge("tailrace_model_load_failed", "1 while a model cannot be loaded, by model name", "part name")
     loads = _counter("tailrace_model_loads_total", "Loads of a model into memory, by model name", "part name")
     load_seconds = _histogram(

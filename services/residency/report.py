@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+SHARED = "(shared)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentModel:
-    """A model in a process's memory, or one that cannot be loaded.
+    """A model in a process's memory, or one that cannot be loaded; `SHARED` for what several models share.
 
     `process` is empty for a single process. `num_bytes` is None without a memory limit. Loads and evictions, by reason,
     are those of all processes of its part (`llm` or `gateway`) since their start.
@@ -20,10 +22,10 @@ class ResidentModel:
     process: str
     name: str
     num_bytes: int | None
-    num_loads: int
-    num_evicted_for_room: int
-    num_evicted_idle: int
-    has_failed: bool
+    num_loads: int = 0
+    num_evicted_for_room: int = 0
+    num_evicted_idle: int = 0
+    has_failed: bool = False
 
 
 def resident_models(metrics: "Iterable[Metric]") -> list[ResidentModel]:
@@ -40,7 +42,16 @@ def resident_models(metrics: "Iterable[Metric]") -> list[ResidentModel]:
         wanted = {"part": part, "name": name, **labels}.items()
         return int(sum(one.value for one in samples if one.name == metric and wanted <= one.labels.items()))
 
-    models = []
+    models = [
+        ResidentModel(
+            part=sample.labels["part"],
+            process=sample.labels.get("pid", ""),
+            name=SHARED,
+            num_bytes=int(sample.value),
+        )
+        for sample in samples
+        if sample.name == "tailrace_model_shared_bytes" and sample.value
+    ]
     for sample in in_memory:
         part, name, process = (sample.labels.get(label, "") for label in ("part", "name", "pid"))
         has_failed = bool(total("tailrace_model_load_failed", part, name))

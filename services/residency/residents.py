@@ -19,7 +19,7 @@ import structlog
 from services.contracts.fairness import FairOrder
 from services.contracts.tenant import tenant_of_name
 from services.observability.metrics import ResidencyMetrics
-from services.residency.state import FORGET_S, Actions, Residency, ResidencyTable, TooLarge
+from services.residency.state import FORGET_S, Actions, ModelBytes, Residency, ResidencyTable, TooLarge
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ Model = TypeVar("Model")
 class ModelSource(Protocol[Model]):
     """Loads models by name. Each method may block; none is called concurrently for one name."""
 
-    def fetch(self, name: str) -> int:
+    def fetch(self, name: str) -> int | ModelBytes:
         """Bring a name's files to this machine, and return the bytes of memory that the model will take."""
         ...
 
@@ -162,11 +162,10 @@ class Residents(Generic[Model]):
         with self._changed:
             return self._failures.get(name)
 
-    def resize(self, name: str, num_bytes: int) -> bool:
+    def resize(self, name: str, size: int | ModelBytes) -> bool:
         """Change the bytes of a name that is loading or resident; return whether they fit. See ResidencyTable."""
         with self._changed:
-            fits = self._table.resize(name, num_bytes, self._clock())
-            self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name().get(name, 0))
+            fits = self._table.resize(name, size, self._clock())
             self._act()
             return fits
 
@@ -210,10 +209,10 @@ class Residents(Generic[Model]):
         if (name := self._next_to_fetch()) is None:
             return
         try:
-            num_bytes = self._source.fetch(name)
+            size = self._source.fetch(name)
             with self._changed:
                 self._fetching.discard(name)
-                self._table.want(name, num_bytes, self._clock())
+                self._table.want(name, size, self._clock())
                 self._act()
         except Exception as error:  # noqa: BLE001 - the other names must keep serving
             with self._changed:
@@ -262,10 +261,12 @@ class Residents(Generic[Model]):
         """Start the loads and unloads that the table allows now."""
         actions = Actions() if self._stopped.is_set() else self._table.next_actions(self._clock())
         for name in actions.load:
-            self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name()[name])
             self._loader.submit(self._load, name)
         for name in actions.unload:
             self._loader.submit(self._unload, name)
+        for name, num_bytes in self._table.bytes_by_name().items():  # a name changes those of others that share a part
+            self._metrics.resident_bytes.labels(self._metrics.part, name).set(num_bytes)
+        self._metrics.shared_bytes.labels(self._metrics.part).set(self._table.shared_bytes)
 
     def _record_failure(self, name: str, error: Exception) -> None:
         before = self._failures.get(name)

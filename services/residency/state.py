@@ -8,19 +8,21 @@ A name is absent, loading, resident or draining:
     draining  --last reference released, unloaded-->      absent
 
 Loading, resident and draining names occupy bytes, and their sum never exceeds the budget: a load starts only after the
-names that it displaces are unloaded. Displaced is the name that was used least recently, names in use last; pinned
-names and names that became resident less than the minimum stay ago are never displaced. A draining name takes no new
-references, and is unloaded when the last one is released. The waiting names of the tenants load in turn by their bytes,
-of a tenant the most wanted first, and `max_loading` names load at a time, so that a name in demand overtakes rare
-names; a name that nobody wants any more is forgotten. Names of a tenant that holds no more than an equal part of the
-budget are displaced last by the names of other tenants.
+names that it displaces are unloaded. Bytes that several names share, such as the decoder of their adapters, count once.
+Displaced is the name that was used least recently, names in use last; pinned names and names that became resident less
+than the minimum stay ago are never displaced. A draining name takes no new references, and is unloaded when the last
+one is released. The waiting names of the tenants load in turn by their bytes, of a tenant the most wanted first, and
+`max_loading` names load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is
+forgotten. Names of a tenant that holds no more than an equal part of the budget are displaced last by the names of
+other tenants.
 
 Time is an argument, in seconds. `next_actions` is called after each event and from time to time.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.contracts.fairness import FairOrder
@@ -47,6 +49,33 @@ class Eviction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """The memory of a model: its own, and by key the parts that it shares with the models that have an equal key."""
+
+    own: int
+    shared: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The bytes of the model if no other model is loaded."""
+        return self.own + sum(self.shared.values())
+
+    @classmethod
+    def of(cls, size: "int | ModelBytes") -> "ModelBytes":
+        return cls(size) if isinstance(size, int) else size
+
+    @classmethod
+    def sum(cls, sizes: "Iterable[ModelBytes]") -> "ModelBytes":
+        """Return the bytes of several models, each shared part counted once."""
+        own, shared = 0, dict[str, int]()
+        for size in sizes:
+            own += size.own
+            for key, num_bytes in size.shared.items():
+                shared[key] = max(num_bytes, shared.get(key, 0))
+        return cls(own, shared)
+
+
+@dataclass(frozen=True, slots=True)
 class Actions:
     """Names to load and to unload now. Each is returned once."""
 
@@ -59,7 +88,7 @@ class _Model:
     """A name that occupies bytes. `since_s`: start of its state; `used_s`: last use."""
 
     state: Residency
-    num_bytes: int
+    size: ModelBytes
     since_s: float
     used_s: float
     num_references: int = 0
@@ -69,7 +98,7 @@ class _Model:
 
 @dataclass(slots=True)
 class _Wanted:
-    num_bytes: int
+    size: ModelBytes
     wanted_s: float
     num_requests: int = 1
 
@@ -113,7 +142,12 @@ class ResidencyTable:
     @property
     def num_bytes(self) -> int:
         """Bytes of all loading, resident and draining models."""
-        return sum(model.num_bytes for model in self._models.values())
+        return ModelBytes.sum(model.size for model in self._models.values()).total
+
+    @property
+    def shared_bytes(self) -> int:
+        """Those of `num_bytes` that several names use."""
+        return self.num_bytes - sum(self.bytes_by_name().values())
 
     def state(self, name: str) -> Residency:
         """Return the state of a name."""
@@ -122,8 +156,12 @@ class ResidencyTable:
         return Residency.WAITING if name in self._wanted else Residency.ABSENT
 
     def bytes_by_name(self) -> Mapping[str, int]:
-        """Return the bytes of each loading, resident and draining name."""
-        return {name: model.num_bytes for name, model in self._models.items()}
+        """Return the bytes of each loading, resident and draining name that no other name uses."""
+        users = Counter(key for model in self._models.values() for key in model.size.shared)
+        return {
+            name: model.size.own + sum(one for key, one in model.size.shared.items() if users[key] == 1)
+            for name, model in self._models.items()
+        }
 
     def names(self, state: Residency) -> tuple[str, ...]:
         """Return the names in this state."""
@@ -131,17 +169,18 @@ class ResidencyTable:
             return tuple(self._wanted)
         return tuple(name for name, model in self._models.items() if model.state is state)
 
-    def want(self, name: str, num_bytes: int, now_s: float) -> None:
+    def want(self, name: str, size: int | ModelBytes, now_s: float) -> None:
         """Ask for a name that takes this many bytes; no effect unless it is absent. Raises TooLarge."""
         if name in self._models:
             return
-        if not self._can_fit(num_bytes):
-            pinned = sum(self._models[pin].num_bytes for pin in self.pinned & self._models.keys())
+        wanted = ModelBytes.of(size)
+        if not self._can_fit(wanted):
+            pinned = ModelBytes.sum(self._models[pin].size for pin in self.pinned & self._models.keys()).total
             raise TooLarge(
-                f"{name}: needs {num_bytes:,} bytes; the memory for models has {self._budget_bytes:,} bytes, "
+                f"{name}: needs {wanted.total:,} bytes; the memory for models has {self._budget_bytes:,} bytes, "
                 f"of which pinned names take {pinned:,}"
             )
-        self._wanted.setdefault(name, _Wanted(num_bytes, now_s))
+        self._wanted.setdefault(name, _Wanted(wanted, now_s))
 
     def still_wanted(self, name: str, now_s: float) -> None:
         """Record that a request wanted a name, so that it is not forgotten while it waits."""
@@ -184,16 +223,14 @@ class ResidencyTable:
         del self._models[name]
         return model.eviction
 
-    def resize(self, name: str, num_bytes: int, now_s: float) -> bool:
+    def resize(self, name: str, size: int | ModelBytes, now_s: float) -> bool:
         """Change the bytes of a resident name, as for another version; return whether they fit.
 
         If not, other names begin to drain, and a later call may succeed.
         """
-        model = self._models[name]
-        needed = num_bytes - model.num_bytes
-        if needed > 0 and not self._make_room(name, needed, now_s):
+        if not self._make_room(name, ModelBytes.of(size), now_s):
             return False
-        model.num_bytes = num_bytes
+        self._models[name].size = ModelBytes.of(size)
         return True
 
     def next_actions(self, now_s: float) -> Actions:
@@ -205,17 +242,17 @@ class ResidencyTable:
     def _start_loads(self, now_s: float) -> Iterable[str]:
         for name, one in list(self._wanted.items()):
             is_forgotten = name not in self.pinned and now_s - one.wanted_s > FORGET_S
-            if is_forgotten or not self._can_fit(one.num_bytes):
+            if is_forgotten or not self._can_fit(one.size):
                 del self._wanted[name]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
         while self._wanted and num_free > 0:
             name = self._next_wanted()
-            num_bytes = self._wanted[name].num_bytes
-            if not self._make_room(name, num_bytes, now_s):
+            size, before = self._wanted[name].size, self.num_bytes
+            if not self._make_room(name, size, now_s):
                 return
             del self._wanted[name]
-            self._order.charge(self._tenant_of(name), 1, num_bytes)
-            self._models[name] = _Model(Residency.LOADING, num_bytes, now_s, now_s)
+            self._models[name] = _Model(Residency.LOADING, size, now_s, now_s)
+            self._order.charge(self._tenant_of(name), 1, self.num_bytes - before)
             num_free -= 1
             yield name
 
@@ -226,10 +263,10 @@ class ResidencyTable:
         own = (name for name in wanted if self._tenant_of(name) == tenant)
         return max(own, key=lambda name: self._wanted[name].num_requests)
 
-    def _can_fit(self, num_bytes: int) -> bool:
-        """Return whether this many bytes fit next to the pinned names."""
-        pinned = sum(self._models[name].num_bytes for name in self.pinned & self._models.keys())
-        return self._budget_bytes is None or num_bytes <= self._budget_bytes - pinned
+    def _can_fit(self, size: ModelBytes) -> bool:
+        """Return whether a model fits next to the pinned names."""
+        pinned = [self._models[name].size for name in self.pinned & self._models.keys()]
+        return self._budget_bytes is None or ModelBytes.sum([*pinned, size]).total <= self._budget_bytes
 
     def _start_unloads(self) -> Iterable[str]:
         for name, model in self._models.items():
@@ -237,25 +274,25 @@ class ResidencyTable:
                 model.is_unloading = True
                 yield name
 
-    def _make_room(self, requester: str, num_bytes: int, now_s: float) -> bool:
-        """Return whether this many bytes are free for a name.
+    def _make_room(self, requester: str, size: ModelBytes, now_s: float) -> bool:
+        """Return whether a name fits with this size.
 
         If not, drain as many other names as are needed, if they suffice.
         """
         if self._budget_bytes is None:
             return True
-        free = self._budget_bytes - self.num_bytes
-        if num_bytes <= free:
+        others = {name: model for name, model in self._models.items() if name != requester}
+        if ModelBytes.sum([size, *(model.size for model in others.values())]).total <= self._budget_bytes:
             return True
-        coming = sum(model.num_bytes for model in self._models.values() if model.state is Residency.DRAINING)
-        missing, victims = num_bytes - free - coming, list[str]()
+        kept = {name: model.size for name, model in others.items() if model.state is not Residency.DRAINING}
+        victims = list[str]()
         for name in self._displaceable(self._tenant_of(requester), now_s):
-            if missing <= 0:
+            if ModelBytes.sum([size, *kept.values()]).total <= self._budget_bytes:
                 break
             if name != requester:
                 victims.append(name)
-                missing -= self._models[name].num_bytes
-        if missing <= 0:
+                del kept[name]
+        if ModelBytes.sum([size, *kept.values()]).total <= self._budget_bytes:
             for name in victims:
                 self._drain(name, Eviction.ROOM, now_s)
         return False
@@ -277,11 +314,16 @@ class ResidencyTable:
         return sorted(old, key=turn)
 
     def _within_share(self) -> set[str]:
-        """Return the tenants that hold at most an equal part of the budget, of those that hold or want memory."""
-        num_bytes = dict.fromkeys(map(self._tenant_of, self._wanted), 0)
+        """Return the tenants that hold at most an equal part of the budget, of those that hold or want memory.
+
+        A shared part belongs to its users in equal parts.
+        """
+        users = Counter(key for model in self._models.values() for key in model.size.shared)
+        num_bytes: dict[str, float] = dict.fromkeys(map(self._tenant_of, self._wanted), 0)
         for name, model in self._models.items():
             tenant = self._tenant_of(name)
-            num_bytes[tenant] = num_bytes.get(tenant, 0) + model.num_bytes
+            parts = sum(one / users[key] for key, one in model.size.shared.items())
+            num_bytes[tenant] = num_bytes.get(tenant, 0) + model.size.own + parts
         return {tenant for tenant, held in num_bytes.items() if held * len(num_bytes) <= (self._budget_bytes or 0)}
 
     def _drain_idle(self, now_s: float) -> None:

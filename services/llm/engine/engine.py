@@ -23,7 +23,7 @@ from models.decoder.adapter import Adapter
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.contracts.engine_load import EngineLoad
-from services.errors import CheckpointError, ConfigError, InvalidRequest, TailraceError
+from services.errors import CheckpointError, TailraceError
 from services.llm.engine.adapters import AdapterPool
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
@@ -32,7 +32,6 @@ from services.llm.engine.cost.cost_model import CostModel, StepCost, StepKind, n
 from services.llm.engine.cost.step_time import StepTime
 from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.device import DeviceStream
-from services.llm.engine.forward.adapters import AdapterSlots, slot_bytes
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
@@ -117,9 +116,10 @@ class Engine:
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._step_time = StepTime(config.target_step_s)
-        self._config, self._decoder_config = config, decoder.config
-        self._dtype, self._device = decoder.head_weight_VD.dtype, device
-        self._adapters: AdapterPool | None = None
+        self.decoder_config = decoder.config
+        self._adapters = AdapterPool(
+            config, decoder.config, decoder.head_weight_VD.dtype, device, self._runner.use_adapters
+        )
         self._now_s = 0.0
         self._drafter = Drafter(config.num_speculative_tokens, config.block_tokens, config.max_num_batched_tokens)
         self._drafts = config.num_speculative_tokens > 0
@@ -179,28 +179,12 @@ class Engine:
 
         Raises ConfigError naming the setting if an adapter does not fit, or for an engine of several ranks.
         """
-        if self._adapters is None:
-            self._adapters = self._new_adapters()
-            self._runner.use_adapters(self._adapters.slots)
-        self._adapters.add(key, adapter)
+        with self.stream.entered():
+            self._adapters.add(key, adapter)
 
     def unload_adapter(self, key: str) -> None:
-        """Refuse later requests for an adapter; requests in flight finish with it."""
-        if self._adapters is not None:
-            self._adapters.remove(key)
-
-    def _new_adapters(self) -> AdapterPool:
-        config, rank = self._config, self._config.adapter_rank
-        if self._ranks is not None:
-            raise ConfigError("tensor_parallel_size: adapters run on one rank; set it to 1")
-        size = slot_bytes(self._decoder_config, rank, self._dtype.itemsize)
-        num_slots = min(config.max_running, config.adapter_memory_mib * 2**20 // size)
-        if not num_slots:
-            needed = -(-size // 2**20)
-            raise ConfigError(f"adapter_memory_mib: {config.adapter_memory_mib} holds no adapter; give {needed}")
-        with self.stream.entered():
-            slots = AdapterSlots(self._decoder_config, num_slots, rank, self._dtype, self._device)
-        return AdapterPool(slots, size)
+        """Refuse later requests for an adapter; requests in flight finish with it. The last frees all slots."""
+        self._adapters.remove(key)
 
     def add_rank(
         self,
@@ -212,6 +196,7 @@ class Engine:
         excluded: Tokens[int] | np.ndarray = (),
         beam_width: int | None = None,
         adapter: str = "",
+        tenant: str = "",
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
@@ -231,6 +216,7 @@ class Engine:
             beam_width: Used for codes of depth 2 and more. None means k, at least the configured default and at most
                 the beam rows of a step.
             adapter: Key of a loaded adapter; empty for the base.
+            tenant: Tenants take turns in the steps.
             priority: Lower goes first.
             now_s: The caller's clock.
             deadline_s: On the same clock, or None.
@@ -242,6 +228,7 @@ class Engine:
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         with self.stream.entered():
             sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
+        sequence.tenant = tenant
         self._add(sequence, adapter)
         if not num_allowed:
             self._end(sequence, SequenceStatus.DONE)
@@ -299,8 +286,6 @@ class Engine:
         if not adapter:
             self._scheduler.add(sequence)
             return
-        if self._adapters is None:
-            raise InvalidRequest("adapter", f"{adapter:.100} is not loaded", "load it, or send a request for the base")
         with self.stream.entered():
             sequence.adapter_slot = self._adapters.acquire(adapter, sequence.arrival_s)
         sequence.adapter, sequence.levels_at_once = adapter, 1
@@ -445,7 +430,7 @@ class Engine:
         with self.memory.lock:
             self._scheduler.finish(sequence)
         self._drafter.forget(sequence)
-        if sequence.adapter and self._adapters is not None:
+        if sequence.adapter:
             with self.stream.entered():
                 self._adapters.release(sequence.adapter, self._now_s)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))

@@ -92,14 +92,16 @@ def shard_of(decoder: Decoder, rank: int, num_ranks: int) -> Decoder:
     return part.eval().requires_grad_(False)
 
 
-def load_part(folder: Path, dtype: torch.dtype, device: str, config: EngineConfig) -> tuple[Decoder, EngineConfig]:
+def load_part(
+    folder: Path, dtype: torch.dtype, device: str, config: EngineConfig, *, with_adapter: bool = True
+) -> tuple[Decoder, EngineConfig]:
     """Load a decoder, or rank 0's shard of it. Returns it with the configuration of its engine.
 
     Raises CheckpointError, or ConfigError if the number of ranks or the weight kind does not suit it.
     """
     number = config.tensor_parallel_size
     if number == 1:
-        return load_decoder(folder, dtype, device), config
+        return load_decoder(folder, dtype, device, with_adapter=with_adapter), config
     if config.weight_kind != "model":
         raise ConfigError(f"weight_kind: {config.weight_kind} runs on one rank; set it to model")
     decoder = load_decoder(folder, dtype, "cpu")

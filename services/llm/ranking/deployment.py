@@ -1,4 +1,4 @@
-"""The ranking models of one or many names as a Ray Serve deployment, with an engine for each version of a loaded name.
+"""The ranking models of one or many names as a Ray Serve deployment, with an engine for each decoder that they serve.
 
 A replica of one name loads it at its start. A replica of many names has a budget of memory: it loads a name when it is
 first asked for it, and refuses that name's requests meanwhile. Requests go in, results or refusals come out. The
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import structlog
@@ -26,14 +25,22 @@ from models.registry.name_record import DEFAULT_NAME
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.tenant import tenant_of_name
-from services.errors import BundleNotFound, DeadlineExceeded, DependencyUnavailable, ModelLoading, TailraceError
+from services.errors import (
+    BundleNotFound,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    InvalidRequest,
+    ModelLoading,
+    TailraceError,
+)
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import Knowledge, LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import SequenceStatus
-from services.llm.ranking.engines import Engines, EngineSource, RunningBundle, bundle_bytes
-from services.llm.ranking.model import load_bundle
+from services.llm.ranking.engines import Engines, EngineSource
+from services.llm.ranking.model import LoadedBundle, load_bundle
+from services.llm.ranking.shared_engines import EngineNeed, RunningBundle, SharedEngines, engine_for
 from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
@@ -43,7 +50,7 @@ from services.observability.log_lines import configure_logging
 from services.observability.metrics import EngineMetrics, ItemsMetrics, ProcessMetrics, ResidencyMetrics
 from services.observability.tracing import note, note_failure, open_tracing
 from services.residency.residents import Residents
-from services.residency.state import ResidencyTable
+from services.residency.state import ModelBytes, ResidencyTable
 from services.settings.settings import Settings
 
 log = structlog.get_logger()
@@ -72,6 +79,7 @@ class LlmDeployment:
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
+        self._shared = SharedEngines()
         self._models = self._open_models(ResidencyMetrics(registry, "llm"))
         gc.collect()
         gc.freeze()
@@ -141,10 +149,8 @@ class LlmDeployment:
     ) -> FinishedRequest:
         try:
             return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
-        except DependencyUnavailable:
-            engines.of(
-                request.bundle_version
-            )  # raises BundleMismatch if the version no longer serves: its thread ended meanwhile
+        except (DependencyUnavailable, InvalidRequest):
+            engines.of(request.bundle_version)  # raises BundleMismatch if its thread or its adapter has gone meanwhile
             raise
 
     def check_health(self) -> None:
@@ -160,8 +166,7 @@ class LlmDeployment:
         if settings.llm_memory_gib is None:
             table, size_of = ResidencyTable(pinned=self._names, max_loading=1, tenant_of=tenant_of_name), None
         else:
-            number_bytes = getattr(torch, settings.llm_dtype).itemsize
-            size_of = partial(bundle_bytes, number_bytes=number_bytes)
+            size_of = self._size_of
             table = ResidencyTable(
                 int(settings.llm_memory_gib * 2**30),
                 settings.llm_min_stay_s,
@@ -173,20 +178,29 @@ class LlmDeployment:
         source = EngineSource(BundleStore.of(settings), self._start, self._report, size_of, self._resize)
         return Residents(table, source, metrics, settings.bundle_poll_s)
 
-    def _resize(self, name: str, num_bytes: int) -> bool:
-        return self._models.resize(name, num_bytes)
+    def _resize(self, name: str, size: ModelBytes) -> bool:
+        return self._models.resize(name, size)
+
+    def _size_of(self, bundle: Bundle) -> ModelBytes:
+        return self._need_of(bundle).size if bundle.is_trained else ModelBytes(0)
+
+    def _need_of(self, bundle: Bundle) -> EngineNeed:
+        return engine_for(bundle, engine_config(self._settings), getattr(torch, self._settings.llm_dtype).itemsize)
 
     def _start(self, name: str, bundle: Bundle, memories: Sequence[KvMemory]) -> RunningBundle | None:
         """Load a bundle of a name and run its engine, in the KV memory of another engine if it fits."""
         if not bundle.is_trained:
             return None
-        settings = self._settings
-        dtype: torch.dtype = getattr(torch, settings.llm_dtype)
-        config = with_weights_of(bundle, settings)
-        items = self._items.of(tenant_of_name(name))
-        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, items)
-        report = EngineStepMetrics(self._metrics, loaded.engine, _MODEL_NAME, self._limits)
-        return RunningBundle(loaded, EngineThread(loaded.engine, settings.llm_threads, report.record))
+        settings, need, items = self._settings, self._need_of(bundle), self._items.of(tenant_of_name(name))
+
+        def start() -> tuple[LoadedBundle, EngineThread]:
+            dtype: torch.dtype = getattr(torch, settings.llm_dtype)
+            config, device, merges = with_weights_of(bundle, settings), settings.llm_device, not need.adapter
+            loaded = load_bundle(bundle, config, dtype, device, self._pool, memories, items, with_adapter=merges)
+            report = EngineStepMetrics(self._metrics, loaded.engine, _MODEL_NAME, self._limits)
+            return loaded, EngineThread(loaded.engine, settings.llm_threads, report.record)
+
+        return self._shared.run(bundle, need, start, items)
 
     def _report(self, name: str, serving: Serving[RunningBundle | None]) -> None:
         """Report a name's running versions by role; a promoted canary changes its role."""

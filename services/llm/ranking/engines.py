@@ -1,39 +1,22 @@
 """The engines of a replica by model name: an engine for each version that a loaded name serves."""
 
 import gc
-import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakSet
 
 import structlog
-from pyarrow import parquet
 
 from models.registry.bundle import Bundle
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.store import BundleStore
-from services.errors import BundleCorrupt, BundleMismatch, BundleNotFound, EnvironmentFault
+from services.errors import BundleMismatch, BundleNotFound, EnvironmentFault
 from services.llm.engine.kv.memory import KvMemory
-from services.llm.ranking.model import LoadedBundle
-from services.llm.serving.engine_thread import EngineThread
+from services.llm.ranking.shared_engines import RunningBundle
+from services.residency.state import ModelBytes
 
 log = structlog.get_logger()
 
-_ENGINE_BYTES = 4 * 2**20
-"""Memory of an engine apart from its weights and items."""
-_ITEM_BYTES = 800
-"""Memory of a catalogue's item: its texts, index, codes and masks."""
 _UNLOAD_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningBundle:
-    """A loaded bundle and the thread that runs its engine."""
-
-    bundle: LoadedBundle
-    thread: EngineThread
 
 
 Start = Callable[[str, Bundle, Sequence[KvMemory]], RunningBundle | None]
@@ -46,9 +29,9 @@ Returns None for an items-only bundle: its requests are refused as before the fi
 class Engines:
     """The engines of a name's serving versions: the live version's and, during a release, the canary's.
 
-    Requests that began on a version finish on it after it stops serving: its engine thread ends when it has no work
-    left, then its weights are freed. A version that finds no memory is rejected; for a candidate, users then get the
-    student.
+    Requests that began on a version finish on it after it stops serving: an engine without another user ends when it
+    has no work left, then its weights are freed. A version that finds no memory is rejected; for a candidate, users
+    then get the student.
     """
 
     def __init__(
@@ -66,6 +49,7 @@ class Engines:
         self._reserve = reserve
         self._serving: Serving[RunningBundle | None] = Serving()
         self._bundles: dict[str, Bundle] = {}
+        self._ending: list[RunningBundle] = []
         self._start = start
         self._follower = BundleFollower(store, self._load, self._swap)
         self.refresh()
@@ -97,14 +81,13 @@ class Engines:
             running.thread.check_health(max_step_s)
 
     def stop(self) -> None:
-        """Stop the engines' threads after the requests in flight. Does not wait."""
+        """Give the engines up; those without another user end after the requests in flight. Does not wait."""
         self._report(Serving())
-        for running in self._running:
-            running.thread.stop()
+        self._ending = [running for running in self._running if running.leave()]
 
     def join(self, timeout_s: float) -> None:
         """Wait until the stopped threads have ended."""
-        for running in self._running:
+        for running in self._ending:
             running.thread.join(timeout_s)
 
     @property
@@ -125,7 +108,7 @@ class Engines:
         log.info("bundle_loaded", version=" and ".join(serving.loaded), before=" and ".join(before.loaded) or None)
         for version, running in before.loaded.items():
             if version not in serving.loaded and running is not None:
-                running.thread.stop()
+                running.leave()
         del before
         self._bundles = {version: self._bundles[version] for version in serving.loaded}
         self._reserve(list(self._bundles.values()))
@@ -140,8 +123,8 @@ class EngineSource:
         store: BundleStore,
         start: Start,
         report: Callable[[str, Serving[RunningBundle | None]], object],
-        size_of: Callable[[Bundle], int] | None,
-        resize: Callable[[str, int], bool],
+        size_of: Callable[[Bundle], ModelBytes] | None,
+        resize: Callable[[str, ModelBytes], bool],
     ) -> None:
         """`size_of` returns the bytes that a bundle will take; None if they do not matter.
 
@@ -154,12 +137,12 @@ class EngineSource:
         self._resize = resize
         self._memories: WeakSet[KvMemory] = WeakSet()
 
-    def fetch(self, name: str) -> int:
+    def fetch(self, name: str) -> ModelBytes:
         """Download the versions that serve under a name. Raises StoreUnavailable, BundleError or OSError."""
         if self._size_of is None:
-            return 0
+            return ModelBytes(0)
         store = self._store.named(name)
-        return sum(map(self._size_of, (store.open(version) for version in store.record().serving)))
+        return ModelBytes.sum(map(self._size_of, (store.open(version) for version in store.record().serving)))
 
     def load(self, name: str) -> Engines:
         return Engines(
@@ -184,32 +167,10 @@ class EngineSource:
         gc.collect()
 
     def _reserve(self, name: str, bundles: Sequence[Bundle]) -> bool:
-        return self._size_of is None or self._resize(name, sum(map(self._size_of, bundles)))
+        return self._size_of is None or self._resize(name, ModelBytes.sum(map(self._size_of, bundles)))
 
     def _start_sharing(self, name: str, bundle: Bundle) -> RunningBundle | None:
         running = self._start(name, bundle, list(self._memories))
         if running is not None:
             self._memories.add(running.bundle.engine.memory)
         return running
-
-
-def bundle_bytes(bundle: Bundle, number_bytes: int) -> int:
-    """Return the bytes of memory that a bundle's engine takes with weights of this many bytes each, without a KV pool.
-
-    0 for an items-only bundle. Reads the headers of its files. Raises BundleCorrupt or OSError.
-    """
-    if not bundle.is_trained:
-        return 0
-    num_weights = sum(map(_num_weights, sorted((bundle.path / "decoder").glob("*.safetensors"))))
-    num_items = parquet.read_metadata(bundle.path / "catalogue.parquet").num_rows
-    return int(num_weights * number_bytes + num_items * _ITEM_BYTES + _ENGINE_BYTES)
-
-
-def _num_weights(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleCorrupt(f"{path}: not a safetensors file ({error})") from error

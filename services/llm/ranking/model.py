@@ -4,6 +4,7 @@ It converts between item ids (outside) and item indices, tokens and masks (insid
 first request. It does not know Ray or the source of bundles.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from models.prompt import Prompt, prompt_of
 from models.registry.bundle import Bundle
 from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
+from services.contracts.tenant import tenant_of_name
 from services.errors import BundleCorrupt, Overloaded
 from services.items.live_items import LiveItems
 from services.llm.engine.beam.trie import ItemCodes
@@ -28,7 +30,7 @@ from services.llm.engine.outcome import EngineOutcome, SequenceStatus
 from services.llm.engine.ranks import load_part, start_ranks
 from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
-from services.llm.serving.engine_thread import AddRequest
+from services.llm.serving.engine_thread import AddRequest, EngineThread
 from services.llm.serving.streams import FinishedRequest
 
 _WARM_UP_K = 10
@@ -45,6 +47,8 @@ class LoadedBundle:
     engine: Engine
     prompt: Prompt
     shown: ShownItems
+    adapter: str = ""
+    """Key of its adapter in the engine; empty if it has none, or if it is merged into the weights."""
 
     def engine_call(self, request: RankRequest, deadline_s: float) -> AddRequest:
         """Return the function that adds this request to the engine.
@@ -63,6 +67,8 @@ class LoadedBundle:
                 k=request.k,
                 allowed=allowed,
                 excluded=excluded,
+                adapter=self.adapter,
+                tenant=tenant_of_name(request.name),
                 priority=request.priority,
                 now_s=now_s,
                 deadline_s=deadline_s,
@@ -95,14 +101,16 @@ def load_bundle(
     pool: KvPoolSize | None = None,
     memories: Sequence[KvMemory] = (),
     live_items: LiveItems | None = None,
+    *,
+    with_adapter: bool = True,
 ) -> LoadedBundle:
     """Load a bundle and warm its engine up, in the KV memory of a serving engine if it fits.
 
-    Without `live_items` all its items are shown. Raises CheckpointError or BundleCorrupt, ConfigError if the KV pool
-    does not fit.
+    Its adapter, if any and not excluded, is merged into the weights. Without `live_items` all its items are shown.
+    Raises CheckpointError or BundleCorrupt, ConfigError if the KV pool does not fit.
     """
     catalogue = bundle.catalogue()
-    decoder, config = load_part(bundle.decoder_dir, dtype, device, config)
+    decoder, config = load_part(bundle.decoder_dir, dtype, device, config, with_adapter=with_adapter)
     memory = next((one for one in memories if one.fits(decoder, replace(config, num_blocks=one.pool.num_blocks))), None)
     config = pool_of(decoder, config, pool, memory)
     prompt, search = _prompt_of(bundle), search_of(bundle.manifest)
@@ -112,7 +120,8 @@ def load_bundle(
         width = min(search.beam_width, config.max_beam_rows)
         config = replace(config, default_beam_width=width)
     ranks = start_ranks(bundle.decoder_dir, dtype, device, config, items)
-    engine = Engine(decoder, config, items=items, bundle_version=bundle.prefix_version, memory=memory, ranks=ranks)
+    prefixes = bundle.prefix_version if with_adapter else bundle.base_prefix_version
+    engine = Engine(decoder, config, items=items, bundle_version=prefixes, memory=memory, ranks=ranks)
     shown = ShownItems((live_items or LiveItems()).lay(catalogue))
     loaded = LoadedBundle(bundle.version, catalogue, engine, prompt, shown)
     try:
@@ -121,6 +130,34 @@ def load_bundle(
         engine.close()
         raise
     return loaded
+
+
+def load_beside(bundle: Bundle, engine: Engine, live_items: LiveItems) -> LoadedBundle:
+    """Load a bundle for a running engine of the same decoder, codes and search. Raises BundleCorrupt."""
+    catalogue, prompt = bundle.catalogue(), _prompt_of(bundle)
+    items = ItemCodes.of(catalogue, search_of(bundle.manifest))
+    _check_fit(bundle, catalogue, items, prompt, engine.decoder_config)
+    return LoadedBundle(bundle.version, catalogue, engine, prompt, ShownItems(live_items.lay(catalogue)))
+
+
+def try_out(loaded: LoadedBundle, thread: EngineThread) -> None:
+    """Rank once among a running engine's requests. Raises BundleCorrupt if scores are not finite.
+
+    Skipped if the engine is overloaded. Not for a thread that runs an event loop.
+    """
+    prompt = loaded.prompt.tokens(loaded.catalogue, _longest_history(loaded))
+
+    def add(engine: Engine, request_id: str, now_s: float) -> None:
+        late_s = now_s + _WARM_UP_BATCH_S
+        engine.add_rank(request_id, prompt, k=_WARM_UP_K, adapter=loaded.adapter, now_s=now_s, deadline_s=late_s)
+
+    with suppress(Overloaded):
+        _check_scores(loaded, [asyncio.run(thread.run_request(add)).outcome])
+
+
+def _longest_history(loaded: LoadedBundle) -> list[int]:
+    history: list[int] = (np.arange(loaded.prompt.max_items) % len(loaded.catalogue.item_ids)).tolist()
+    return history
 
 
 def _prompt_of(bundle: Bundle) -> Prompt:
@@ -148,8 +185,7 @@ def _warm_up(loaded: LoadedBundle) -> None:
     A batch that finds no free blocks next to the serving engine is skipped.
     """
     loaded.engine.warm_up()
-    num_items = len(loaded.catalogue.item_ids)
-    longest = (np.arange(loaded.prompt.max_items) % num_items).tolist()
+    longest = _longest_history(loaded)
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
         give_up_s = time.monotonic() + _WARM_UP_BATCH_S
         for place, history in enumerate(batch):

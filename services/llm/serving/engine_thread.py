@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -115,6 +116,25 @@ class EngineThread:
     def finish(self, request_id: str) -> None:
         """End a request whose caller needs no more of it; its status is DONE. Does not wait."""
         self._inbox.put(lambda: self._engine.cancel(request_id, SequenceStatus.DONE))
+
+    def call(self, act: Callable[[Engine], object]) -> Future[None]:
+        """Run a function on the engine between two steps. The future has its error. Does not wait.
+
+        The error is DependencyUnavailable when the engine failed or was stopped.
+        """
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                act(self._engine)
+            except Exception as error:  # noqa: BLE001 - the engine must keep serving
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        if not self._inbox.put(run):
+            done.set_exception(DependencyUnavailable("the engine", _RETRY_AFTER_S))
+        return done
 
     def stop(self) -> None:
         """End the thread after all requests in flight have finished. Does not wait."""

@@ -26,7 +26,8 @@ from services.gateway.data_plane import DataPlane
 from services.gateway.request.names import NameResidency
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, write_snapshot
-from services.llm.ranking.engines import bundle_bytes
+from services.llm.engine.config import EngineConfig
+from services.llm.ranking.shared_engines import engine_for
 from services.router.deadline import Arrival
 from services.router.policy import LlmRule
 from services.settings.settings import Settings
@@ -147,7 +148,7 @@ def settings_in(folder: Path) -> Settings:
         kv_num_blocks=64,
         kv_kind="int8",
         llm_replicas=2,
-        llm_memory_gib=ROOM * bundle_bytes(bundle, 4) / 2**30,
+        llm_memory_gib=ROOM * engine_for(bundle, EngineConfig(), 4).size.total / 2**30,
         llm_min_stay_s=0.0,
         llm_idle_s=IDLE_S,
         log_file=folder / "llm.log",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import numpy as np
 import torch
 
 from models.catalogue import Catalogue
+from models.decoder.adapter import ADAPTER, save_adapter
 from models.decoder.decoder import Decoder
-from models.decoder.weights import save_decoder
+from models.decoder.weights import load_decoder, save_decoder
 from models.registry.bundle import JUDGED, Bundle
 from models.registry.canary import Canary
+from models.registry.manifest import MANIFEST
 from models.registry.name_record import NameRecord
 from models.registry.store import BundleStore
+from tests.support.engine.adapters import build_adapter
 from tests.support.engine.attention_shapes import attention_shape
 
 MAX_ITEMS, STRIDE = 20, 5
@@ -71,3 +75,20 @@ def point_to(root: Path, version: str, canary: Canary | None = None) -> None:
     path = root / "names" / "default.json"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(NameRecord(live=version, canary=canary).encode())
+
+
+def publish_adapter(
+    root: Path, version: str, parent: Bundle, seed: int, rank: int = 2, name: str = "default"
+) -> Bundle:
+    """Publish an adapter of a bundle's decoder, and promote it under a name."""
+    source = root.parent / f"source-{version}"
+    decoder = load_decoder(parent.decoder_dir, torch.float32, "cpu")
+    shutil.copytree(parent.path, source, ignore=shutil.ignore_patterns(MANIFEST))
+    weak = build_adapter(decoder, rank, seed)
+    adapter = replace(weak, pairs={name: pair._replace(scale=1.0) for name, pair in weak.pairs.items()})
+    save_adapter(adapter, decoder.config, source / "decoder" / ADAPTER)
+    store = BundleStore(root, name)
+    about = {"prompt": parent.manifest["prompt"], "adapter": {"of": parent.version}}
+    bundle = store.publish(source, version, about)
+    store.promote(version)
+    return bundle

@@ -6,7 +6,7 @@ from functools import cache
 
 from tests.support.pages import ROOT
 
-QUESTIONS = "abcdefghijklmnopqrstuvwxyzAB"
+QUESTIONS = "abcdefghijklmnopqrstuvwxyzABC"
 MOST_STEPS = 4
 STEP = re.compile(r"`(?P<path>[\w./-]+\.\w+)`: (?P<symbols>`[^`]+`(?:, `[^`]+`(?!:))*)")
 BARE = re.compile(r"`([\w.-]+/[\w./-]+)`")

@@ -9,12 +9,13 @@ from services.residency.report import resident_models
 
 
 def test_a_row_says_who_holds_a_model_and_why_it_was_unloaded() -> None:
-    """Models without memory are listed only if they cannot be loaded."""
+    """Models without memory are listed only if they cannot be loaded, and shared memory on its own."""
     registry = CollectorRegistry()
     llm = ResidencyMetrics(registry, "llm")
     llm.resident_bytes.labels("llm", "mail").set(300)
     llm.resident_bytes.labels("gateway", "mail").set(100)
     llm.resident_bytes.labels("llm", "news").set(0)
+    llm.shared_bytes.labels("llm").set(700)
     llm.resident_bytes.labels("llm", "home").set(0)
     llm.load_failed.labels("llm", "home").set(1)
     llm.loads.labels("llm", "mail").inc(2)
@@ -22,6 +23,7 @@ def test_a_row_says_who_holds_a_model_and_why_it_was_unloaded() -> None:
 
     assert [astuple(model) for model in resident_models(registry.collect())] == [
         ("gateway", "", "mail", 100, 0, 0, 0, False),
+        ("llm", "", "(shared)", 700, 0, 0, 0, False),
         ("llm", "", "home", 0, 0, 0, 0, True),
         ("llm", "", "mail", 300, 2, 1, 0, False),
     ]

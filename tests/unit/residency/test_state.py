@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.contracts.tenant import tenant_of_name
-from services.residency.state import Actions, Residency, ResidencyTable, TooLarge
+from services.residency.state import Actions, ModelBytes, Residency, ResidencyTable, TooLarge
 
 BUDGET, MIN_STAY_S, IDLE_S, FORGET_S = 10, 3.0, 50.0, 10.0
-SIZES = {"a": 4, "b": 4, "c": 3, "d": 2, "e": 5, "pinned": 2}
+SIZES = {
+    "a": ModelBytes(4),
+    "b": ModelBytes(1, {"decoder": 3}),
+    "c": ModelBytes(0, {"decoder": 3}),
+    "d": ModelBytes(2),
+    "e": ModelBytes(1, {"decoder": 3, "slots": 1}),
+    "pinned": ModelBytes(2),
+}
 PINNED = "pinned"
 names = st.sampled_from(sorted(SIZES))
 
@@ -21,7 +28,7 @@ names = st.sampled_from(sorted(SIZES))
 class Known:
     """What the oracle knows of a name in memory."""
 
-    num_bytes: int
+    size: ModelBytes
     resident_s: float | None = None
     used_s: float = 0.0
     num_references: int = 0
@@ -84,15 +91,21 @@ class TableMachine(RuleBasedStateMachine):
         one = self.known[name]
         return one.num_references > 0, one.used_s
 
+    def memory(self, **changed: ModelBytes) -> int:
+        """Return the bytes of all known names, shared parts once, with other sizes of some names."""
+        sizes = [*({name: one.size for name, one in self.known.items()} | changed).values()]
+        shared = {part for size in sizes for part in size.shared.items()}
+        return sum(size.own for size in sizes) + sum(num_bytes for _, num_bytes in shared)
+
     def in_state(self, state: Residency) -> list[str]:
         return [name for name in SIZES if self.table.state(name) is state]
 
     @rule(name=names)
     def want(self, name: str) -> None:
         """A request for a name that is not in memory."""
-        pinned = self.known[PINNED].num_bytes if PINNED in self.known else 0
+        pinned = self.known[PINNED].size.own if PINNED in self.known else 0
         is_new = name not in self.known
-        with pytest.raises(TooLarge) if is_new and SIZES[name] > BUDGET - pinned else nullcontext():
+        with pytest.raises(TooLarge) if is_new and SIZES[name].total > BUDGET - pinned else nullcontext():
             self.table.want(name, SIZES[name], self.now_s)
         self.table.still_wanted(name, self.now_s)
         self.act()
@@ -143,11 +156,11 @@ class TableMachine(RuleBasedStateMachine):
         """A resident name takes more or fewer bytes, if they fit."""
         name = data.draw(st.sampled_from(self.in_state(Residency.RESIDENT)))
         before = {name: self.table.state(name) for name in SIZES}
-        others = sum(one.num_bytes for other, one in self.known.items() if other != name)
-        fits = self.table.resize(name, num_bytes, self.now_s)
-        assert fits is (num_bytes <= self.known[name].num_bytes or others + num_bytes <= BUDGET)
+        size = ModelBytes(num_bytes, self.known[name].size.shared)
+        fits = self.table.resize(name, size, self.now_s)
+        assert fits is (self.memory(**{name: size}) <= BUDGET)
         if fits:
-            self.known[name].num_bytes = num_bytes
+            self.known[name].size = size
         self.check(Actions(), before, name)
         self.act()
 
@@ -160,8 +173,10 @@ class TableMachine(RuleBasedStateMachine):
     @invariant()
     def the_budget_holds(self) -> None:
         """Loading, resident and draining names never exceed the budget."""
-        assert sum(one.num_bytes for one in self.known.values()) == self.table.num_bytes <= BUDGET
-        assert self.table.bytes_by_name() == {name: one.num_bytes for name, one in self.known.items()}
+        assert self.memory() == self.table.num_bytes <= BUDGET
+        alone = {name: self.memory() - self.memory(**{name: ModelBytes(0)}) for name in self.known}
+        assert self.table.bytes_by_name() == alone
+        assert self.table.shared_bytes == self.memory() - sum(alone.values())
 
     def teardown(self) -> None:
         """When requests end and time passes, a name that is wanted becomes resident."""
@@ -199,6 +214,24 @@ def test_a_model_larger_than_the_budget_is_refused() -> None:
         table.want("a", 7, 0.0)
     table.want("a", 6, 0.0)
     assert table.next_actions(0.0) == Actions(load=("a",))
+
+
+def test_a_name_that_shares_what_is_loaded_needs_room_for_its_own_part() -> None:
+    """Adapters of a loaded decoder fit beside it; its memory is free again when the last of them is unloaded."""
+    table = ResidencyTable(10)
+    for number in range(5):
+        table.want(f"adapter {number}", ModelBytes(1, {"decoder": 5}), float(number))
+        for name in table.next_actions(float(number)).load:
+            table.loaded(name, float(number))
+    assert (table.num_bytes, table.shared_bytes, len(table.names(Residency.RESIDENT))) == (10, 5, 5)
+
+    table.want("large", 6, 5.0)
+    unloads = table.next_actions(5.0).unload
+    assert len(unloads) == 5
+    for name in unloads:
+        assert not table.next_actions(5.0).load
+        table.unloaded(name)
+    assert table.next_actions(5.0) == Actions(load=("large",))
 
 
 def test_a_name_in_use_drains_before_it_is_unloaded() -> None:

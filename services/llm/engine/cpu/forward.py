@@ -116,7 +116,7 @@ class CpuForward:
         self._dtype = weights.head_VD.dtype
         self._model = PackedModel(library, weights, weight_kind)
         use_huge_pages(self._model.tensors)
-        self._slots: AdapterSlots | None = None
+        self.use_adapters(None)
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8
         )
@@ -126,9 +126,9 @@ class CpuForward:
         """Bytes of all weights and their scales, as they stay in memory."""
         return self._model.num_bytes
 
-    def use_adapters(self, slots: AdapterSlots) -> None:
-        """Read the adapters of later steps from these slots."""
-        self._slots, self._packed_slots = slots, pack_slots(slots)
+    def use_adapters(self, slots: AdapterSlots | None) -> None:
+        """Read the adapters of later steps from these slots; None if no step has any."""
+        self._slots, self._packed_slots = slots, None if slots is None else pack_slots(slots)
 
     def prepare(self, plan: StepPlan) -> "TileTable":
         """Return the pages that each row of a step sees."""
@@ -165,7 +165,7 @@ class CpuForward:
             struct.adapter_rows = _adapter_rows(step.adapters.every)
             struct.output_adapter_rows = _adapter_rows(step.adapters.outputs)
             struct.slot_rank, struct.slot_ranks = self._slots.rank, self._slots.ranks.ctypes.data
-            struct.adapters = ctypes.addressof(self._packed_slots)
+            struct.adapters = ctypes.addressof(self._packed_slots)  # type: ignore[arg-type]
         if step.tails is not None:
             struct.tail_keys = step.tails.keys_YBLGK.data_ptr()
             struct.tail_values = step.tails.values_YBLGK.data_ptr()

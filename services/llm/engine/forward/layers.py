@@ -51,8 +51,8 @@ class Forward(Protocol):
         """Bytes of all weights, as they stay in memory."""
         ...
 
-    def use_adapters(self, slots: AdapterSlots) -> None:
-        """Read the adapters of later steps from these slots."""
+    def use_adapters(self, slots: AdapterSlots | None) -> None:
+        """Read the adapters of later steps from these slots; None if no step has any."""
         ...
 
     def prepare(self, plan: StepPlan) -> Any:
@@ -91,8 +91,8 @@ class LayerLoop:
         """Return the pages that each row of a step sees, in the attention's format."""
         return self._attention.prepare(plan)
 
-    def use_adapters(self, slots: AdapterSlots) -> None:
-        """Read the adapters of later steps from these slots."""
+    def use_adapters(self, slots: AdapterSlots | None) -> None:
+        """Read the adapters of later steps from these slots; None if no step has any."""
         self._slots = slots
 
     @property

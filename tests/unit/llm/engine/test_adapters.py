@@ -13,8 +13,8 @@ from models.decoder.decoder import Decoder
 from services.errors import ConfigError, InvalidRequest, Overloaded
 from services.llm.engine.adapters import AdapterPool
 from services.llm.engine.beam.trie import ItemCodes
+from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.forward.adapters import AdapterSlots, slot_bytes
 from tests.support.engine.adapters import build_adapter, merged
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
@@ -183,12 +183,13 @@ class AdapterPoolMachine(RuleBasedStateMachine):
         super().__init__()
         decoder = build_decoder(build_items(1), layers=1)
         self.adapters = {f"a{number}": build_adapter(decoder, number, number) for number in range(1, 6)}
-        slots = AdapterSlots(decoder.config, 3, 5, torch.float32, torch.device("cpu"))
-        self.pool = AdapterPool(slots, slot_bytes(decoder.config, 5, 4))
+        config = EngineConfig(adapter_rank=5, max_running=3)
+        self.pool = AdapterPool(config, decoder.config, torch.float32, torch.device("cpu"))
         self.held: list[tuple[str, int]] = []
         self.now_s = 0.0
         for key, adapter in self.adapters.items():
             self.pool.add(key, adapter)
+        self.loaded = set(self.adapters)
 
     @rule(key=st.sampled_from([f"a{number}" for number in range(1, 6)]), passed_s=st.sampled_from([0.0, 1.0, 20.0]))
     def ask(self, key: str, passed_s: float) -> None:
@@ -198,6 +199,19 @@ class AdapterPoolMachine(RuleBasedStateMachine):
             self.held.append((key, self.pool.acquire(key, self.now_s)))
         except Overloaded:
             assert self.held
+            assert key in self.loaded
+        except InvalidRequest:
+            assert key not in self.loaded
+
+    @rule(key=st.sampled_from([f"a{number}" for number in range(1, 6)]), is_loaded=st.booleans())
+    def load(self, key: str, is_loaded: bool) -> None:
+        """Load or unload an adapter, whatever requests hold."""
+        if is_loaded:
+            self.pool.add(key, self.adapters[key])
+            self.loaded.add(key)
+        else:
+            self.pool.remove(key)
+            self.loaded.discard(key)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -208,7 +222,10 @@ class AdapterPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_hold_their_adapters(self) -> None:
-        """Each held slot has the matrices of its adapter."""
+        """Each held slot has the matrices of its adapter; without adapters the slots take no memory."""
+        assert (self.pool.slots is not None) is bool(self.loaded or self.held)
+        if self.pool.slots is None:
+            return
         matrix = self.pool.slots.layers[0]["output"]
         for key, slot in self.held:
             pair = self.adapters[key].pairs["layers.0.output"]

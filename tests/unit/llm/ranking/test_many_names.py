@@ -11,9 +11,10 @@ from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, write_snapshot
+from services.llm.engine.config import EngineConfig
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
-from services.llm.ranking.engines import bundle_bytes
+from services.llm.ranking.shared_engines import engine_for
 from services.llm.serving.card import limits_of
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.residency.state import Residency
@@ -50,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
         bundle_poll_s=0.02,
         kv_num_blocks=64,
         kv_kind="int8",
-        llm_memory_gib=2.5 * bundle_bytes(bundle, 4) / 2**30,
+        llm_memory_gib=2.5 * engine_for(bundle, EngineConfig(), 4).size.total / 2**30,
         llm_min_stay_s=0.0,
     )
 
