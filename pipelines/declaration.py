@@ -170,7 +170,9 @@ def parser_of(kind: type, description: str | None) -> argparse.ArgumentParser:
 
 def parsed(kind: type[Options], description: str | None, words: Sequence[str] | None = None) -> Options:
     """Return the options of a command line, by default this process's. Raises ConfigError for a bad value."""
-    return build(kind, vars(parser_of(kind, description).parse_args(words)))
+    options = build(kind, vars(parser_of(kind, description).parse_args(words)))
+    check_bounds(options)
+    return options
 
 
 def _help(one: Declared) -> str:

@@ -11,18 +11,18 @@ training to check that it runs; its numbers mean nothing.
 docs/benchmarks.md explains the file.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, exit_on_errors, run_named, write_report
 from benchmarks.quality import fresh
-from benchmarks.quality.own_store import with_own_store
+from benchmarks.quality.options import SeededOptions, with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import QualityRun, summarise
 from benchmarks.quality.variants import ALONE, rank_variants, train_alone
@@ -33,6 +33,7 @@ from models.decoder.decoder import Decoder
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.data.options import SplitKind
+from pipelines.declaration import Option, parsed
 from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.options import PipelineOptions
@@ -44,42 +45,43 @@ from pipelines.training import train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.recipes import choose, data_size, read_recipes
+from services.errors import ConfigError
 from services.settings.settings import load_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions(SeededOptions):
+    """The options of this benchmark."""
+
+    events: Annotated[Path | None, Option("Your own events, as Parquet, CSV or JSON Lines.")] = None
+    items: Annotated[Path | None, Option("Your own items, with --events.")] = None
+    recipes: Annotated[Path | None, Option("Recipes other than the shipped ones.")] = None
+    code_depth: Annotated[
+        int | None,
+        Option("Tokens of an item, 1 to 4.", shown="1; from 100,000 items on 1 or 3, by validation"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sequences together with tables."""
+        if self.sequences is not None and (self.events is not None or self.items is not None):
+            raise ConfigError("--sequences: not together with --events and --items; leave one of them out")
+
+    @property
+    def splits(self) -> Sequence[SplitKind]:
+        """The splits to run: sequences have no times."""
+        return list(SplitKind) if self.sequences is None else [SplitKind.LEAVE_ONE_OUT]
 
 
 def main() -> None:
     """Train and evaluate each split and seed, then write the summary."""
-    options = parse()
     console = Console(stderr=True)
     with exit_on_errors():
+        options = parsed(QualityOptions, __doc__)
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
             found = summarise([measure(one, places, console) for one in chosen])
     write_report(options.json, about_run("quality") | found)
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; its `split` is the list of splits to run: sequences have no times.
-
-    Invalid options end the program with a line that names them.
-    """
-    parser = report_parser(__doc__)
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
-    folder = "folder of stage outputs and store (default: quality in the state folder)"
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--events", type=Path, metavar="FILE", help="your own events, as Parquet, CSV or JSON Lines")
-    parser.add_argument("--items", type=Path, metavar="FILE", help="your own items, with --events")
-    parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
-    parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
-    depth = "tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)"
-    parser.add_argument("--code-depth", type=int, metavar="N", help=depth)
-    parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
-    options = parser.parse_args(arguments)
-    if options.sequences is not None and (options.events is not None or options.items is not None):
-        parser.error("argument --sequences: not together with --events and --items; leave one of them out")
-    options.split = list(SplitKind) if options.sequences is None else [SplitKind.LEAVE_ONE_OUT]
-    return options
 
 
 def measure(options: PipelineOptions, places: Places, console: Console) -> QualityRun:
@@ -129,12 +131,12 @@ def _counts(model: nn.Module, table: nn.Embedding) -> dict[str, int]:
     return {"all": total, "without_items": total - table.weight.numel()}
 
 
-def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
+def pipeline_options(options: QualityOptions, state_dir: Path) -> Iterator[PipelineOptions]:
     """Yield the pipeline's options for each split and seed. Raises ConfigError."""
     events, items, codes = options.events, options.items, CodesOptions(depth=options.code_depth)
     if options.sequences is not None:
         events, items = as_tables(options.sequences, state_dir / "tables")
-    for split in options.split:
+    for split in options.splits:
         for seed in range(options.seeds):
             recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
             yield PipelineOptions(

@@ -10,21 +10,22 @@ docs/benchmarks.md explains the file.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
-from benchmarks.quality.own_store import with_own_store
+from benchmarks.load.command import about_run, exit_on_errors, write_report
+from benchmarks.quality.options import SEQUENCES, TrainingOptions, with_own_store
 from benchmarks.quality.sequences import as_tables
 from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from models.mixer import DECODER, STUDENT
 from pipelines.data.examples import Cases, cases_where, sample_cases
 from pipelines.data.options import SplitKind
+from pipelines.declaration import Option, parsed
 from pipelines.evaluation.evaluate import EvaluatedModels, model_probabilities
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.options import PipelineOptions
@@ -56,15 +57,19 @@ class DraftedScorer:
         return scores_BV
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdOptions(TrainingOptions):
+    """The options of this benchmark."""
+
+    sequences: Annotated[Path, SEQUENCES]
+    users: Annotated[int, Option("Most other labels, evenly spaced.", at_least=1)] = 50_000
+
+
 def main() -> None:
     """Train what the state folder lacks, rank the labels, and write the rows."""
-    parser = report_parser(__doc__)
-    parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER", help="items by user, in time order")
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help="folder of stage outputs and store")
-    parser.add_argument("--epochs", type=at_least_one, help="epochs of the decoder, instead of the recipe's")
-    parser.add_argument("--users", type=at_least_one, default=50_000, help="most other labels, evenly spaced")
-    options, console = parser.parse_args(), Console(stderr=True)
+    console = Console(stderr=True)
     with exit_on_errors():
+        options = parsed(ColdOptions, __doc__)
         settings = with_own_store(load_settings(), options.state)
         places = Places.from_settings(settings)
         events, items = as_tables(options.sequences, settings.state_dir / "tables")

@@ -10,26 +10,28 @@ with 95 % intervals over users, each the mean over the seeds. `costs` gives mill
 docs/benchmarks.md explains the file.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
+from benchmarks.load.command import about_run, exit_on_errors, write_report
 from benchmarks.quality.delta_decoder import DeltaDecoder
+from benchmarks.quality.options import SEEDS, SeededOptions
 from benchmarks.quality.warm_start import tokenize
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.prompt import Prompt
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, read_split
+from pipelines.declaration import parsed
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.scoring.metrics import gains, interval, rank_labels
@@ -66,11 +68,19 @@ _NEW: Mapping[str, Callable[[Catalogue, TrainOptions], Decoder]] = {
 _WHOLE = "delta, whole history"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearStateOptions(SeededOptions):
+    """The options of this benchmark."""
+
+    seeds: Annotated[int, SEEDS] = 1
+
+
 def main() -> None:
     """Train what the state folder lacks, rank the labels, time both decoders, and write the file."""
-    options, console = _options(), Console(stderr=True)
+    console = Console(stderr=True)
     torch.set_num_threads(1)
     with exit_on_errors():
+        options = parsed(LinearStateOptions, __doc__)
         tokenized, state = tokenize(options.sequences, options.state, console)
         runs = [run(tokenized, state / "linear", seed, options.epochs, console) for seed in range(options.seeds)]
     dataset = "ml-100k" if options.sequences is None else options.sequences.resolve().name
@@ -184,13 +194,3 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "training": [run["training"] for run in runs],
         "costs": runs[0]["costs"],
     }
-
-
-def _options() -> argparse.Namespace:
-    parser = report_parser(__doc__)
-    folder = "folder of stage outputs, store and models (default: quality in the state folder)"
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
-    parser.add_argument("--seeds", type=at_least_one, default=1, help="number of seeds, from 0")
-    parser.add_argument("--epochs", type=at_least_one, help="epochs of both decoders, instead of the recipe's")
-    return parser.parse_args()

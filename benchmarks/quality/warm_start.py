@@ -10,7 +10,6 @@ validation labels, by which a full training also chose its best epoch; each user
 `kept` is warm over whole, with the paired 95 % bootstrap interval over users. Times are processor time on one thread.
 """
 
-import argparse
 import json
 import shutil
 import time
@@ -25,8 +24,8 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
-from benchmarks.quality.own_store import with_own_store
+from benchmarks.load.command import about_run, exit_on_errors, write_report
+from benchmarks.quality.options import SeededOptions, with_own_store
 from benchmarks.quality.sequences import as_tables
 from infra.local.store import feature_store
 from models.catalogue import load_catalogue
@@ -34,6 +33,7 @@ from models.decoder.weights import load_decoder
 from models.prompt import Prompt
 from models.student import read_student
 from pipelines.data.examples import Split, read_cases, read_split
+from pipelines.declaration import parsed
 from pipelines.options import PipelineOptions
 from pipelines.places import Places
 from pipelines.run import run_pipeline
@@ -101,10 +101,10 @@ _KINDS = ("live", "whole", "warm")
 
 def main() -> None:
     """Train everything that the state folder lacks, rank the labels, and write the file."""
-    options = _options()
     console = Console(stderr=True)
     torch.set_num_threads(1)
     with exit_on_errors():
+        options = parsed(SeededOptions, __doc__)
         tokenized, state = tokenize(options.sequences, options.state, console)
         state = state / "warm" / tokenized.name
         runs = list(_runs(tokenized, state, options, console))
@@ -195,7 +195,7 @@ def summarise(runs: list[WarmStartRun]) -> dict[str, Any]:
     return {"num_seeds": len({run.seed for run in runs}), "rows": rows, "times": times}
 
 
-def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[WarmStartRun]:
+def _runs(tokenized: Path, state: Path, options: SeededOptions, console: Console) -> Iterator[WarmStartRun]:
     """Yield the trainings of each seed and fraction; a seed's full training is run and evaluated once."""
     before = {share: state / f"without-{share}" for share in _NEW_SHARES}
     for share, folder in before.items():
@@ -226,13 +226,3 @@ def tokenize(sequences: Path | None, state: Path | None, console: Console) -> tu
     with feature_store(settings, console.print):
         report = run_pipeline(chosen, Places.from_settings(settings), console)
     return report.stages[-1].path, settings.state_dir
-
-
-def _options() -> argparse.Namespace:
-    parser = report_parser(__doc__)
-    folder = "folder of stage outputs, store and models (default: quality in the state folder)"
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
-    parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
-    return parser.parse_args()

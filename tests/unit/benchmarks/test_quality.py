@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality.own_store import with_own_store
+from benchmarks.quality.options import with_own_store
 from benchmarks.quality.summary import QualityRun, summarise
 from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.scoring.metrics import Ranks

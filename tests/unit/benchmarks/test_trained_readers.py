@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.wishes.llm import answer_of, wants_of
 from benchmarks.wishes.trained import Tuned, _fit, _summary
+from models.wishes.clauses import Polarity
+from models.wishes.vocabulary import Vocabulary, WishItem
+from pipelines.wishes.generate import Wish
 
 _NUM_TEXTS = 6
 
@@ -78,3 +82,23 @@ def test_a_reader_of_some_wishes_is_compared_on_these_wishes_only() -> None:
     assert (found["num_wishes"], found["ndcg10"], found["closed"]) == (1, 0.75, 0.75)
     assert found["change"] == pytest.approx([0.25, 0.25, 0.25])
     assert _summary("shipped", rows)["num_wishes"] == 2
+
+
+def test_the_slots_of_a_wish_are_the_right_answer() -> None:
+    """What a phrasing wants, refuses and takes as an example are the three lists that the LLM learns to write."""
+    given = {"a": "comedy", "date": "1990s", "x": "horror", "title": "Paper Moons"}
+    wish = Wish("turn", 0, "", (), np.zeros(1, dtype=bool), np.zeros(1, dtype=bool), given)
+    assert answer_of(wish) == '{"must": ["comedy", "1990s"], "must_not": ["horror"], "liked": ["Paper Moons"]}'
+
+
+def test_the_words_of_an_answer_count_as_words_of_clauses() -> None:
+    """An answer's words become values, dates and examples of the catalogue with the polarity of their list."""
+    titles = [("Paper Moons (1996)", "Comedy"), ("Blue Canyon (1958)", "Horror")]
+    items = [WishItem(str(number), title, (value,)) for number, (title, value) in enumerate(titles)]
+    wants = wants_of(Vocabulary(items), {"must": ["comedies", "90s"], "must_not": ["scary"], "liked": ["Paper Moons"]})
+    assert {term.value: polarity for term, (polarity, _) in wants.values.items()} == {
+        "Comedy": Polarity.WANT,
+        "Horror": Polarity.AVOID,
+    }
+    assert [dates.label for _, dates, _ in wants.dates] == ["1990s"]
+    assert wants.examples == {0: (Polarity.LIKE, 1.0)}

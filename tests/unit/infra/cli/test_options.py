@@ -118,3 +118,16 @@ def test_a_value_beyond_its_bounds_is_refused_by_its_option(values: dict[str, An
         build(Outer, values)
 
     assert (refused.value.field, refused.value.fix) == (option, fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Options that check nothing themselves."""
+
+    seeds: Annotated[int, Option("Number of seeds.", at_least=1)] = 1
+
+
+def test_a_command_line_is_checked_even_if_its_options_are_not() -> None:
+    """Bounds hold for each command line, also of options whose class checks nothing."""
+    with pytest.raises(InvalidOption):
+        parsed(Unchecked, None, ["--seeds", "0"])
