@@ -37,10 +37,14 @@ class Wire(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Delay of SLOW: seconds before each chunk of at most 64 KiB, and bytes per second."""
+    """Delay of SLOW: seconds before each chunk of at most 64 KiB, and bytes per second.
+
+    With `is_one_way` only the caller's chunks are delayed, so that a request is late by `delay_s` whatever its reply.
+    """
 
     delay_s: float = 0.05
     bytes_per_s: float = 1e9
+    is_one_way: bool = False
 
 
 def flip_middle(piece: bytes) -> bytes:
@@ -142,7 +146,7 @@ class TcpProxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_back: bool = False) -> None:
         """Move bytes in one direction until that end closes, then close the other's half."""
         while piece := await reader.read(_PIECE_BYTES):
-            if self._wire is Wire.SLOW:
+            if self._wire is Wire.SLOW and not (is_back and self._slowness.is_one_way):
                 await asyncio.sleep(self._slowness.delay_s + len(piece) / self._slowness.bytes_per_s)
             await self._moves.wait()
             writer.write(self._corrupt(piece) if is_back and self._wire is Wire.CORRUPT else piece)

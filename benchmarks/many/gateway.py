@@ -3,12 +3,12 @@
 import asyncio
 import gc
 import logging
-import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from benchmarks.load.lone_plane import plane_over
-from benchmarks.many.store import StoreProxy, damaged_file, publish_many, wire_to_store
+from benchmarks.load.open_loop import percentile
+from benchmarks.many.store import FAULTS, StoreFaults, publish_many
+from benchmarks.many.wire import wire_to_store
 from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
 from pipelines.planner.names import zipf_shares
@@ -37,7 +39,7 @@ _NUM_ROUNDS, _RATE_RPS, _MIN_STAY_S = 10, 100.0, 10.0
 _WAITED_SHARE = 0.2
 """Of the deadline: a request that took longer waited for the load of its name."""
 _NUM_FIRST_CALLS = 100
-_NUM_FAULT_CALLS = 100
+_NUM_FAULT_CALLS, _NUM_RESTARTED_CALLS = 100, 20
 _MAX_LOOKS, _LOOK_S = 1_000, 0.1
 _MIB = 2**20
 
@@ -88,15 +90,20 @@ class MeasuredPlane:
             asked.append(asyncio.create_task(self.ask(name)))
         return await asyncio.gather(*asked)
 
-    def num_loads(self, name: str) -> int:
-        """Return how often the gateway has loaded this name."""
-        labels = {"part": "gateway", "name": name}
-        return int(self.registry.get_sample_value("tailrace_model_loads_total", labels) or 0)
+    def loads(self) -> Counter[str]:
+        """Return how often the gateway has loaded each name."""
+        samples = (sample for family in self.registry.collect() for sample in family.samples)
+        loads = {one.labels["name"]: int(one.value) for one in samples if one.name == "tailrace_model_loads_total"}
+        return Counter(loads)
 
     def total(self, metric: str) -> float:
         """Return the sum of a metric over all labels."""
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         return sum(sample.value for sample in samples if sample.name == metric)
+
+    def resident(self) -> list[str]:
+        """Return the names in memory."""
+        return [live.name for live in self.plane.names.loaded]
 
     async def until_read(self) -> None:
         """Wait until the manifests of all names were read."""
@@ -114,7 +121,7 @@ async def gateway(
     store, registry = BundleStore(ObjectStorage(url, cache, 2**30)), CollectorRegistry()
     residency = None
     if room is not None:
-        budget = (room + 1) * memory_of(store.named(names[0]).live())
+        budget = (room + 1) * await asyncio.to_thread(_bundle_bytes, url, cache.with_name("sized"), names[0])
         residency = NameResidency(budget_bytes=budget, min_stay_s=min_stay_s, pinned=frozenset())
     plane = plane_over(store, names, registry, residency=residency, bundle_poll_s=_POLL_S)
     began_s = time.monotonic()
@@ -125,6 +132,11 @@ async def gateway(
         await plane.stop()
 
 
+def _bundle_bytes(url: str, cache: Path, name: str) -> int:
+    """Return the memory of one bundle, from a cache of its own, which no fault empties."""
+    return memory_of(BundleStore(ObjectStorage(url, cache, 2**30)).named(name).live())
+
+
 async def measure(
     url: str, folder: Path, num_names: int, room: int, num_requests: int, num_cycles: int
 ) -> AsyncIterator[dict[str, Any]]:
@@ -133,8 +145,7 @@ async def measure(
     names = [f"name-{number}" for number in range(num_names)]
     publish_many(url, names, folder)
     async with gateway(url, folder / "one", names[:1], None) as one:
-        alone = latency(await one.ask_all(names[:1] * num_requests))
-        yield {"row": "one name", "start_s": one.start_s, **alone}
+        yield {"row": "one name", "start_s": one.start_s, **latency(await one.ask_all(names[:1] * num_requests))}
         async with gateway(url, folder / "warm", names, room, _MIN_STAY_S) as many:
             yield await warm(one, many, names, num_requests)
     with wire_to_store() as wire:
@@ -144,14 +155,15 @@ async def measure(
             yield await first_calls(many, names[-1])
             await many.until_read()
             yield await cycles(many, names[1 : 4 * room], num_cycles)
-            async for row in faults(many, url, folder, names, wire):
-                yield row
+            faults = StoreFaults(url, wire, folder / "many")
+            for fault in FAULTS:
+                yield await under(fault, faults, many, names, room)
 
 
 def latency(answers: Sequence[LocalAnswer]) -> dict[str, float]:
     """Return the number of requests, and p50 and p99 in milliseconds."""
-    p50, p99 = np.percentile([answer.ms for answer in answers], (50, 99)) if answers else (0.0, 0.0)
-    return {"requests": len(answers), "p50_ms": float(p50), "p99_ms": float(p99)}
+    times_ms = [answer.ms for answer in answers] or [0.0]
+    return {"requests": len(answers), "p50_ms": percentile(times_ms, 0.5), "p99_ms": percentile(times_ms, 0.99)}
 
 
 def outcome(answers: Sequence[LocalAnswer]) -> dict[str, Any]:
@@ -211,7 +223,7 @@ async def first_calls(many: MeasuredPlane, name: str) -> dict[str, Any]:
     """Request an absent name many times at once."""
     answers = await asyncio.gather(*(many.ask(name) for _ in range(_NUM_FIRST_CALLS)))
     await until_loaded(many, name)
-    return {"row": "first calls", "calls": len(answers), "loads": many.num_loads(name), **outcome(answers)}
+    return {"row": "first calls", "calls": len(answers), "loads": many.loads()[name], **outcome(answers)}
 
 
 async def until_loaded(many: MeasuredPlane, name: str) -> bool:
@@ -223,54 +235,57 @@ async def until_loaded(many: MeasuredPlane, name: str) -> bool:
     return False
 
 
-async def faults(
-    many: MeasuredPlane, url: str, folder: Path, names: Sequence[str], wire: StoreProxy
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield a row for each fault. Request names that were never loaded during each fault, and one of them after it."""
-    unused = [name for name in reversed(names) if not many.num_loads(name)]
-    for place, fault in enumerate(("away", "slow", "lying", "full disk")):
-        asked = unused[place * _NUM_FAULT_CALLS : (place + 1) * _NUM_FAULT_CALLS]
-        if asked:
-            with fault_of(fault, url, wire, folder / "many"):
-                answers = await many.ask_all(asked)
-            is_back = await until_loaded(many, asked[0])
-            yield {"row": f"store {fault}", "cold": len(answers), **outcome(answers), "loads_after": is_back}
+async def under(
+    fault: str, faults: StoreFaults, many: MeasuredPlane, names: Sequence[str], room: int
+) -> dict[str, Any]:
+    """Repeat the rows during a fault: names in memory, names never asked for, 100 first calls, starts on this cache.
+
+    After the fault, wait until the first-called name is loaded.
+    """
+    loaded = many.loads()
+    unused = [name for name in reversed(names) if not loaded[name]]
+    cold, first = unused[:_NUM_FAULT_CALLS], unused[_NUM_FAULT_CALLS]
+    resident = list(islice(cycle(many.resident()), 2 * _NUM_FAULT_CALLS))
+    before, evictions = _rss(), many.total("tailrace_model_evictions_total")
+    with faults.happening(fault):
+        warm_ms = latency(await many.ask_at(resident, _RATE_RPS))["p99_ms"]
+        answers = await many.ask_all(cold)
+        calls = await asyncio.gather(*(many.ask(first) for _ in range(_NUM_FIRST_CALLS)))
+        growth = _rss() / before - 1
+        one_start_s, _ = await _restarted(faults, names[:1], room)
+        start_s, restarted = await _restarted(faults, names, room)
+    began_s = time.monotonic()
+    is_back = await until_loaded(many, first)
+    return {
+        "row": "fault",
+        "fault": fault,
+        "warm_p99_ms": warm_ms,
+        "cold": len(answers),
+        **outcome(answers),
+        "first_calls": {"loads": many.loads()[first], **outcome(calls)},
+        "start_s": start_s,
+        "one_start_s": one_start_s,
+        "restarted": outcome(restarted),
+        "loads_after": is_back,
+        "back_s": time.monotonic() - began_s,
+        "evictions": many.total("tailrace_model_evictions_total") - evictions,
+        "growth": growth,
+    }
 
 
-@contextmanager
-def fault_of(fault: str, url: str, wire: StoreProxy, cache: Path) -> Iterator[None]:
-    """Let a fault happen. A full disk is a limit of one byte on the size of written files."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if fault in ("lying", "full disk"):  # shared files are downloaded again
-        for path in (*(cache / "files").iterdir(), *(cache / "versions").glob("*/*")):
-            if path.is_file() and path.name != "manifest.json":
-                path.unlink()
-    try:
-        wire.cut(is_cut=fault == "away")
-        wire.delay_s = 1.0 if fault == "slow" else 0.0
-        if fault == "full disk":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
-        if fault == "lying":
-            with damaged_file(url):
-                yield
-        else:
-            yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        wire.cut(is_cut=False)
-        wire.delay_s = 0.0
+async def _restarted(faults: StoreFaults, names: Sequence[str], room: int) -> tuple[float, list[LocalAnswer]]:
+    """Return the seconds of another gateway's start on the same cache, and its answers for the first names."""
+    async with gateway(faults.url, faults.cache, names, room) as again:
+        return again.start_s, await again.ask_all(list(islice(cycle(names[:_NUM_RESTARTED_CALLS]), 100)))
 
 
 async def cycles(many: MeasuredPlane, names: Sequence[str], num_cycles: int) -> dict[str, Any]:
     """Load names in turn, each displacing another, and compare the memory of the process."""
-    memory, began = [], many.total("tailrace_model_evictions_total")
-    while (done := many.total("tailrace_model_evictions_total") - began) < num_cycles:
+    memory, began = [(0, _rss())], many.total("tailrace_model_evictions_total")
+    while memory[-1][0] < num_cycles and len(memory) <= num_cycles:
         for name in names:
             await many.ask(name)
-        gc.collect()
-        memory.append((int(many.total("tailrace_model_evictions_total") - began), psutil.Process().memory_info().rss))
-        if done and len(memory) > num_cycles:
-            break
+        memory.append((int(many.total("tailrace_model_evictions_total") - began), _rss()))
     first = next((rss for evictions, rss in memory if evictions >= num_cycles / 4), memory[-1][1])
     return {
         "row": "cycles",
@@ -279,3 +294,9 @@ async def cycles(many: MeasuredPlane, names: Sequence[str], num_cycles: int) -> 
         "rss_mib": memory[-1][1] / _MIB,
         "growth": memory[-1][1] / first - 1,
     }
+
+
+def _rss() -> int:
+    """Return the bytes of this process's memory, without garbage."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)

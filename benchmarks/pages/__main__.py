@@ -1,15 +1,16 @@
 """Fill the tables of the pages from benchmarks/results: `python -m benchmarks.pages`.
 
-A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of `serving` or `models`.
+A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of `serving`, `models` or
+`many`.
 """
 
 import re
 from pathlib import Path
 
-from benchmarks.pages import models, serving
+from benchmarks.pages import many, models, serving
 from benchmarks.pages.table import ROOT
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/scale.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/many-models.md")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 def _lines(name: str) -> str:
-    module = serving if hasattr(serving, name) else models
+    module = next((module for module in (serving, models) if hasattr(module, name)), many)
     return "\n".join(getattr(module, name)())
 
 

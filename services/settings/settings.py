@@ -508,6 +508,14 @@ def environment_kept(**defaults: str | None) -> Iterator[None]:
             os.environ.update({} if value is None else {name: value})
 
 
+@contextmanager
+def environment_set(**values: str) -> Iterator[None]:
+    """Set these variables, and restore them at the end."""
+    with environment_kept(**dict.fromkeys(values)):
+        os.environ.update(values)
+        yield
+
+
 def _check_security(settings: Settings) -> None:
     """Raise ConfigError for public addresses without keys, and for a setting without its required counterpart."""
     is_guarded = settings.api_keys_file is not None or settings.allow_anonymous

@@ -18,6 +18,8 @@ from structlog.testing import capture_logs
 
 from models.catalogue import Catalogue
 from models.registry.store import BundleStore
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as pb_grpc
 from services.contracts.access import Scope
 from services.contracts.tenant import scoped
 from services.features.erasing import RedisReceipts
@@ -28,14 +30,18 @@ from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.access.tenants import FollowedTenants, StoredTenant, TenantsFile, write_tenants
+from services.gateway.console.editor import add_editor
+from services.gateway.console.releases import add_releases
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
+from services.gateway.text.tier import TextLimits
 from services.settings.addresses import RedisAddress
+from tests.support.engine.parrot import Parrot
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.servers import HOST, Server
 from tests.unit.gateway.clients import RestClient, RpcClient, in_process, rpc_channel
-from tests.unit.gateway.world import MAX_BODY_BYTES, World, add_version, catalogue_of, make_world, user
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, add_version, catalogue_of, let_write, make_world, user
 
 TENANTS = ("acme", "bolt")
 CALLERS = ("", *TENANTS)
@@ -73,6 +79,7 @@ class TenantsMachine(RuleBasedStateMachine):
         self.calls: Counter[str] = Counter()
         self.number = 0
         folder.mkdir()
+        self.folder = folder
         self.runner.run(self._start(folder))
 
     async def _start(self, folder: Path) -> None:
@@ -88,6 +95,7 @@ class TenantsMachine(RuleBasedStateMachine):
         self.world: World = make_world(
             folder / "bundles", others=others, ports=ports, surfaces_file=folder / "surfaces.toml"
         )
+        let_write(self.world, Parrot(), TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000))
         self.world.llm.order = llms[""].order
         self.world.llm.version = marked("", "version")
         for tenant in CALLERS:
@@ -112,6 +120,8 @@ class TenantsMachine(RuleBasedStateMachine):
             tracing=None,
             echoes_request_id=True,
         )
+        add_editor(app, lambda: self.world.plane)
+        add_releases(app, BundleStore(self.folder / "bundles"), 10.0, lambda: 0.0)
         door = RpcDoor(lambda: self.world.plane, MAX_BODY_BYTES, access, None)
         opened = [in_process(app), rpc_channel(door)]
         self.rest = RestClient(await opened[0].__aenter__())
@@ -139,9 +149,12 @@ class TenantsMachine(RuleBasedStateMachine):
         surface=st.booleans(),
         is_rpc=st.booleans(),
         token=st.booleans(),
+        wish=st.booleans(),
     )
-    def recommend(self, caller: str, about: str, user_id: str, *, surface: bool, is_rpc: bool, token: bool) -> None:
-        """Recommend with an own, another's or a forged id, surface and page token."""
+    def recommend(
+        self, caller: str, about: str, user_id: str, *, surface: bool, is_rpc: bool, token: bool, wish: bool = False
+    ) -> None:
+        """Recommend with an own, another's or a forged id, surface and page token, and a wish for another's title."""
         self.number += 1
         asked: dict[str, Any] = {"k": 2, "deadline_ms": 4_000, "request_id": marked(caller, f"req{self.number}")}
         ids = {"u": "u", "own": marked(caller, "user"), "theirs": marked(about, "user"), "none": None}
@@ -149,6 +162,8 @@ class TenantsMachine(RuleBasedStateMachine):
             asked["user_id"] = sent
         if surface:
             asked["surface"] = f"{about}place"
+        if wish:
+            asked |= {"wish": marked(about, "title 3"), "session_wishes": [marked(about, "title 4")]}
         if token and (tokens := self.made[about].get("token")):
             asked["next"] = tokens[-1]
         client = self.rpc if is_rpc else self.rest
@@ -171,11 +186,15 @@ class TenantsMachine(RuleBasedStateMachine):
 
     @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), place=st.integers(0, NUM_ITEMS))
     def similar_popular_and_search(self, caller: str, about: str, place: int) -> None:
-        """The lists without a user, about an own or another's item."""
-        item_id = marked(about, f"item{place:02}")
+        """The lists without a user, about an own or another's item, at both doors."""
+        item_id, title = marked(about, f"item{place:02}"), marked(about, f"title {place}")
         self.get(caller, f"/v1/items/{item_id}/similar", item_id, method="POST", json={"k": 2})
-        for path in ("/v1/popular?k=3", f"/v1/search?q=title+{place}"):
-            self.get(caller, path, item_id)
+        self.get(caller, "/v1/popular?k=3")
+        self.get(caller, f"/v1/search?q={title}", title, item_id)
+        request = {"k": 2, "user_id": "u"}
+        self.rpc_call(caller, "SimilarItems", pb.SimilarItemsRequest(item_ids=[item_id], request=request), item_id)
+        self.rpc_call(caller, "Popular", pb.PopularRequest(request=request))
+        self.rpc_call(caller, "Search", pb.SearchRequest(q=title, request=request), title)
 
     @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), is_rpc=st.booleans())
     def record(self, caller: str, about: str, *, is_rpc: bool) -> None:
@@ -194,34 +213,74 @@ class TenantsMachine(RuleBasedStateMachine):
         if found.status_code != httpx.codes.TOO_MANY_REQUESTS:
             assert (found.status_code == httpx.codes.OK) == (caller == about and request_id != "nothing")
 
-    @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS))
-    def erase_export_and_read_a_receipt(self, caller: str, about: str) -> None:
+    @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), is_rpc=st.booleans())
+    def erase_export_and_read_a_receipt(self, caller: str, about: str, *, is_rpc: bool) -> None:
         """Erase and export an own user, and read an own or another's receipt."""
         self.get(caller, "/v1/users/u/data")
-        erased = self.get(caller, "/v1/users/u", method="DELETE")
-        if erased.status_code == httpx.codes.ACCEPTED:
-            self.keep(caller, "erasure", erased.json()["erasure_id"])
         erasure_id = self.last(about, "erasure")
+        is_own = caller == about and erasure_id != "nothing"
+        if is_rpc:
+            erased = self.rpc_call(caller, "EraseUser", pb.EraseUserRequest(user_id="u"))
+            self.keep(caller, "erasure", erased.body.get("erasure_id"))
+            read = self.rpc_call(caller, "GetErasure", pb.GetErasureRequest(erasure_id=erasure_id), erasure_id)
+            assert read.code == "quota_exceeded" or (read.code == "ok") is is_own
+            return
+        sent = self.get(caller, "/v1/users/u", method="DELETE")
+        if sent.status_code == httpx.codes.ACCEPTED:
+            self.keep(caller, "erasure", sent.json()["erasure_id"])
         found = self.get(caller, f"/v1/erasures/{erasure_id}", erasure_id)
         if found.status_code != httpx.codes.TOO_MANY_REQUESTS:
-            assert (found.status_code == httpx.codes.OK) == (caller == about and erasure_id != "nothing")
+            assert (found.status_code == httpx.codes.OK) is is_own
 
-    @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS), place=st.integers(4, 6))
-    def hide(self, caller: str, about: str, place: int) -> None:
-        """Hide an own item, or an item by another's id, and read it."""
-        item_id = marked(about, f"item{place:02}")
-        done = self.get(caller, f"/v1/items/{item_id}", item_id, method="PATCH", json={"available": False})
-        if done.status_code == httpx.codes.OK and caller == about:
+    @rule(
+        caller=st.sampled_from(CALLERS),
+        about=st.sampled_from(CALLERS),
+        place=st.integers(4, 6),
+        way=st.sampled_from(["PATCH", "PUT", "PUT many", "DELETE"]),
+        is_rpc=st.booleans(),
+    )
+    def hide(self, caller: str, about: str, place: int, way: str, *, is_rpc: bool) -> None:
+        """Hide or delete an own item, or an item by another's id, and read it."""
+        item_id, path = marked(about, f"item{place:02}"), f"/v1/items/{marked(about, f'item{place:02}')}"
+        hidden = pb.CatalogueItem(item_id=item_id, available=False)
+        if is_rpc:
+            calls: dict[str, tuple[str, Any]] = {
+                "PATCH": ("PatchItem", pb.PatchItemRequest(changes=hidden)),
+                "DELETE": ("DeleteItems", pb.DeleteItemsRequest(item_ids=[item_id])),
+            }
+            method, message = calls.get(way, ("PutItems", pb.PutItemsRequest(items=[hidden])))
+            is_done = self.rpc_call(caller, method, message, item_id).code == "ok"
+            self.rpc_call(caller, "GetItem", pb.GetItemRequest(item_id=item_id), item_id)
+        else:
+            state = {"available": False}
+            body = {"PUT many": {"items": [{"item_id": item_id, **state}]}, "DELETE": None}.get(way, state)
+            given = {} if body is None else {"json": body}
+            sent_to = "/v1/items" if way == "PUT many" else path
+            is_done = self.get(caller, sent_to, item_id, method=way.split(maxsplit=1)[0], **given).is_success
+            self.get(caller, path, item_id)
+        if is_done and caller == about:
             self.hidden.add(item_id)
-        self.get(caller, f"/v1/items/{item_id}", item_id)
 
     @rule(caller=st.sampled_from(CALLERS), about=st.sampled_from(CALLERS))
     def read_about_the_stack(self, caller: str, about: str) -> None:
         """Read assignments, bundles by any name, metrics and the console."""
-        for path in ("/v1/assignment?user_id=u", "/v1/bundle", "/metrics"):
-            found = self.get(caller, path, owner=caller if path != "/metrics" else None)
-            assert path != "/metrics" or not caller or found.status_code in {403, 429}
+        for path in ("/v1/assignment?user_id=u", "/v1/bundle"):
+            self.get(caller, path, owner=caller)
+        self.rpc_call(caller, "Assign", pb.AssignRequest(user_id="u"))
         self.get(caller, f"/v1/bundle?name={about}.default", f"{about}.default")
+        for path in ("/metrics", "/console/names", "/console/items?find=t", "/console/surfaces"):
+            found = self.get(caller, path, owner=caller or None)
+            assert not caller or found.status_code in {403, 429}
+
+    @rule(caller=st.sampled_from(CALLERS), is_chat=st.booleans())
+    def write_text(self, caller: str, *, is_chat: bool) -> None:
+        """Complete an own prompt by the shared text model."""
+        prompt = marked(caller, "title 1")
+        asked = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+        body = {"model": "parrot", "max_tokens": 4, **asked}
+        self.get(caller, f"/v1/{'chat/' if is_chat else ''}completions", method="POST", json=body)
+        for path in ("/v1/models", "/v1/models/parrot"):
+            self.get(caller, path)
 
     @invariant()
     def metrics_have_no_ids(self) -> None:
@@ -254,13 +313,18 @@ class TenantsMachine(RuleBasedStateMachine):
             self.check(caller, f"{sorted(found.headers.items())} {found.text} {lines}", [*sent, path])
         return found
 
-    def call(self, caller: str, sent: dict[str, Any], ask: Any, cost: int = 1) -> Any:
+    def call(self, caller: str, sent: dict[Any, Any], ask: Any, cost: int = 1) -> Any:
         """Call either door by its client, and check the answer."""
         with capture_logs() as lines:
             reply = self.runner.run(ask())
         self.count(caller, reply.code == "quota_exceeded", cost)
         self.check(caller, f"{reply} {lines}", [str(one) for one in sent.values()])
         return reply
+
+    def rpc_call(self, caller: str, method: str, message: Any, *sent: str) -> Any:
+        """Call a method of the gRPC door, and check the answer."""
+        stub, headers = pb_grpc.RecommenderStub(self.rpc.channel), bearer(marked(caller, "key"))
+        return self.call(caller, dict(enumerate(sent)), lambda: self.rpc.call(getattr(stub, method), message, headers))
 
     def count(self, caller: str, is_refused: bool, cost: int) -> None:
         """The quota is the tenant's own: the others' calls use nothing of it."""
@@ -307,7 +371,12 @@ def test_each_operation_succeeds_for_its_owner_and_shows_its_marks(valkey: Serve
             machine.get("bolt", "/v1/search?q=title+3"),
             machine.get("bolt", f"{item}/similar", method="POST", json={"k": 2}),
             machine.get("bolt", item, method="PATCH", json={"available": False}),
+            machine.get("bolt", item, method="PUT", json={"available": False}),
+            machine.get("bolt", "/v1/items", method="PUT", json={"items": [{"item_id": "boltitem06"}]}),
             machine.get("bolt", item),
+            machine.get("bolt", "/v1/models"),
+            machine.get("bolt", "/v1/completions", method="POST", json={"model": "parrot", "prompt": "bolt"}),
+            machine.get("bolt", item, method="DELETE"),
         ]
         with pytest.raises(AssertionError):
             machine.check("acme", found[5].text, [])
