@@ -108,6 +108,11 @@ class RowLayout(Generic[Row]):
             table[column.name] = [self._decode(column.type, cell)]
         return self._view.from_columns(table)[0]
 
+    def rows(self, entities: Sequence[str], cells: Sequence[Sequence[bytes | None]]) -> dict[str, Row]:
+        """Return the rows of these entities by entity, each from its fields as in `row`; absent rows are missing."""
+        rows = ((entity, self.row(entity, each)) for entity, each in zip(entities, cells, strict=True))
+        return {entity: row for entity, row in rows if row is not None}
+
     def time_s(self, cell: bytes | None) -> int | None:
         """Return the time (Unix seconds) in the field of the event time; None if it is absent."""
         return None if cell is None else int(self._timestamp.FromString(cell).seconds) or None

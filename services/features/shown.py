@@ -45,9 +45,7 @@ def read_shown(client: Any, layout: RowLayout[UserShown], user_ids: Sequence[str
         pipe = client.pipeline(transaction=False)
         for user_id in user_ids:
             pipe.hmget(layout.key(user_id), layout.fields)
-        found = pipe.execute()
-    rows = (layout.row(user_id, cells) for user_id, cells in zip(user_ids, found, strict=True))
-    return {row.user_id: row for row in rows if row is not None}
+        return layout.rows(user_ids, pipe.execute())
 
 
 def shown_write(layout: RowLayout[UserShown], row: UserShown, before: UserShown | None) -> RowWrite:

@@ -33,7 +33,7 @@ from services.features.schema import (
     UserShown,
     ViewSchema,
 )
-from services.features.shown import SHOWN_LISTS, ShownChange, read_shown
+from services.features.shown import SHOWN_LISTS, ShownChange
 
 _KEYS_PER_SCAN = 1_000
 _POSITION = ("topic_id", "partition", "offset")
@@ -61,15 +61,26 @@ class FeatureWriter:
 
     def read_histories(self, user_ids: Sequence[str]) -> dict[str, UserHistory]:
         """Read these users' rows in one exchange; users without a row are absent. Raises DependencyUnavailable."""
-        if not user_ids:
-            return {}
+        return self.read_rows(user_ids, ())[0]
+
+    def read_rows(
+        self, user_ids: Sequence[str], shown_to: Sequence[str]
+    ) -> tuple[dict[str, UserHistory], dict[str, UserShown]]:
+        """Read these users' histories, and the impressions of `shown_to`, in one exchange; missing rows are absent.
+
+        Raises DependencyUnavailable.
+        """
+        if not (user_ids or shown_to):
+            return {}, {}
         with redis_as_dependency():
             pipe = self._client.pipeline(transaction=False)
             for user_id in user_ids:
                 pipe.hmget(self._histories.key(user_id), self._histories.fields)
-            found = pipe.execute()
-        rows = (self._histories.row(user_id, cells) for user_id, cells in zip(user_ids, found, strict=True))
-        return {row.user_id: row for row in rows if row is not None}
+            for user_id in shown_to:
+                pipe.hmget(self._shown.key(user_id), self._shown.fields)
+            cells = pipe.execute()
+        num_users = len(user_ids)
+        return self._histories.rows(user_ids, cells[:num_users]), self._shown.rows(shown_to, cells[num_users:])
 
     def apply_histories(
         self,
@@ -96,13 +107,6 @@ class FeatureWriter:
                 for at, rows in changed.items()
             ]
         )
-
-    def read_shown(self, user_ids: Sequence[str]) -> dict[str, UserShown]:
-        """Read these users' impressions in one exchange; users without a row are absent.
-
-        Raises DependencyUnavailable.
-        """
-        return read_shown(self._client, self._shown, user_ids)
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write rows that no events change concurrently, one per user; a row of the same or a later time stays.

@@ -6,6 +6,7 @@ event as soon as it has its partitions, however long the log is; popularity is p
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,6 +75,23 @@ class Timer:
             return False
         self._next_s = now_s + self._every_s
         return True
+
+
+class Chores:
+    """Periodic jobs of a loop, in turn: at most one per call, so that an event waits for one at most."""
+
+    def __init__(self, *chores: tuple[Timer, Callable[[], None]]) -> None:
+        self._chores = deque(chores)
+
+    def work(self, *, at_once: bool) -> None:
+        """Do the next due job; with `at_once` all due jobs."""
+        for _ in range(len(self._chores)):
+            timer, job = self._chores[0]
+            self._chores.rotate(-1)
+            if timer.due():
+                job()
+                if not at_once:
+                    return
 
 
 class PopularCounts:

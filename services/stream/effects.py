@@ -6,6 +6,7 @@ Live events and a rebuild's replay use the same path. Applied events wait for th
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.contracts.event_roles import HISTORY_ROLES, EventRoles
 from services.errors import RowChanged
@@ -19,6 +20,7 @@ from services.stream.decode import LoggedErasure, LoggedInteraction, Record
 Wanted = Callable[[UserHistory | None, LoggedInteraction], bool]
 Outcomes = list[tuple[AppliedEvents, list[LoggedInteraction]]]
 _MAX_TRIES = 10
+_Logged = TypeVar("_Logged", LoggedInteraction, LoggedErasure)
 
 
 def do_nothing() -> None:
@@ -54,6 +56,10 @@ class Pending:
         return sum(len(events) for events in self.by_partition.values())
 
     @property
+    def has_effects(self) -> bool:
+        return bool(self.by_partition or self.erasures)
+
+    @property
     def positions(self) -> dict[int, LogPosition]:
         return {partition: record.last_position for partition, record in self.last.items()}
 
@@ -67,12 +73,26 @@ class Pending:
         for erasure in erasures:
             self.erasures[erasure.position.partition].append(erasure)
 
-    def clear(self) -> None:
-        """Clear it after everything was logged and committed."""
-        self.by_partition.clear()
-        self.erasures.clear()
-        self.last.clear()
+    def copy(self) -> "Pending":
+        """Return what waits now, which later batches do not change."""
+        copy = Pending()
+        copy.by_partition.update({partition: list(events) for partition, events in self.by_partition.items()})
+        copy.erasures.update({partition: list(erasures) for partition, erasures in self.erasures.items()})
+        copy.last.update(self.last)
+        return copy
+
+    def remove(self, batch: "Pending") -> None:
+        """Remove an earlier copy, which was logged and committed."""
+        self.by_partition = _without_first(self.by_partition, batch.by_partition)
+        self.erasures = _without_first(self.erasures, batch.erasures)
+        self.last = {number: record for number, record in self.last.items() if batch.last.get(number) is not record}
         self.is_refused = False
+
+
+def _without_first(lists: Mapping[int, list[_Logged]], first: Mapping[int, list[_Logged]]) -> dict[int, list[_Logged]]:
+    """Return the lists without the items that `first` has of them; empty lists are absent."""
+    left = {number: items[len(first.get(number, ())) :] for number, items in lists.items()}
+    return defaultdict(list, {number: items for number, items in left.items() if items})
 
 
 class HistoryEffects:
@@ -111,7 +131,8 @@ class HistoryEffects:
         for event in events:
             by_user.setdefault(event.interaction.user_id, []).append(event)
         with span("read"):
-            rows = self._writer.read_histories(list(by_user))
+            acted = {user_id: items for user_id, own in by_user.items() if (items := self._acted_items(own))}
+            rows, shown = self._writer.read_rows(list(by_user), list(acted))
         self._at.after_read()
         with span("apply"):
             erased = {
@@ -133,7 +154,12 @@ class HistoryEffects:
             for outcome, own in outcomes:
                 if outcome.row is not None and outcome.row is not rows.get(outcome.row.user_id):
                     changed[own[0].position.partition].append(outcome.row)
-            acted_on = self._acted_on([own for user_id, own in by_user.items() if own and user_id not in erased])
+            left = {user_id: without_items(row, acted[user_id]) for user_id, row in shown.items()}
+            acted_on = {
+                user_id: (row, left[user_id])
+                for user_id, row in shown.items()
+                if left[user_id] != row and user_id not in erased
+            }
             self._write(changed, rows, erased, events, erasures, acted_on)
         self._at.after_write()
         return outcomes
@@ -164,19 +190,10 @@ class HistoryEffects:
             acted_on,
         )
 
-    def _acted_on(self, events: Sequence[Sequence[LoggedInteraction]]) -> dict[str, ShownChange]:
-        """Return by user the impression rows that these events change: as read, and without the acted-on items."""
-        items = {
-            own[0].interaction.user_id: {
-                one.interaction.item_id
-                for one in own
-                if self._roles.role(one.interaction.event_type, one.interaction.value) in HISTORY_ROLES
-            }
-            for own in events
-        }
-        shown = self._writer.read_shown([user_id for user_id, acted in items.items() if acted])
-        left = {user_id: without_items(row, items[user_id]) for user_id, row in shown.items()}
-        return {user_id: (row, left[user_id]) for user_id, row in shown.items() if left[user_id] != row}
+    def _acted_items(self, events: Sequence[LoggedInteraction]) -> set[str]:
+        """Return the items that a user acts on in these events, which are no longer among the user's impressions."""
+        interactions = (one.interaction for one in events)
+        return {one.item_id for one in interactions if self._roles.role(one.event_type, one.value) in HISTORY_ROLES}
 
     def _outcome(
         self,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -31,8 +31,9 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import HistoryLimits
-from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, PopularCounts, Timer
-from services.stream.continuity import Continuity, saved
+from services.stream.background import DEFAULT_PACE, Chores, LogUpkeep, Pace, PopularCounts, Timer
+from services.stream.checkpoints import Checkpoints
+from services.stream.continuity import Continuity
 from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.erasure.eraser import Eraser
@@ -77,7 +78,6 @@ class StreamWorker:
         self._log = log
         self._report = WorkerReport(metrics)
         self._pace = pace
-        self._at = interruptions
         self._touch = beat
         self._is_cut_off = False
         self._tracing = tracing or Tracing()
@@ -91,6 +91,7 @@ class StreamWorker:
         self._missing: tuple[int, ...] = ()
         self._background = ThreadPoolExecutor(1, "background")
         self._popularity = PopularCounts(log, items, roles, self._background)
+        self._checkpoints = Checkpoints(log, writer.partitions, self._report, self._renew, interruptions.before_commit)
         self._log_upkeep = LogUpkeep(log, self._background, keep_days)
         self._published: dict[int, PopularRow] = {}
 
@@ -114,6 +115,7 @@ class StreamWorker:
                 self._beat()
         self._popularity.forget()
         self._background.shutdown()
+        self._checkpoints.close()
         if self._eraser is not None:
             self._eraser.close()
         self._writer.close()
@@ -132,28 +134,31 @@ class StreamWorker:
         pending = Pending()
         owned = cycle(consumer.partitions)
         checkpoint, publish, compact = (Timer(every_s) for every_s in self._pace.timers_s)
+        chores = Chores(
+            (self._lag, partial(self._look_at_broker, consumer)),
+            (checkpoint, partial(self._checkpoints.begin, pending)),
+            (publish, self._publish),
+            (compact, partial(self._keep_log, owned)),
+        )
         try:
             while not stop.is_set() and not self._stay_alive():
-                if self._lag.due():
-                    consumer.check_topic()
-                    self._report_lag(consumer)
+                chores.work(at_once=pending.num_events == 0)
                 records = self._poll(consumer, pending, stop)
                 with self._batch_span(records):
                     if not self._take(consumer, records, pending, stop):
                         break
                 for failure in self._popularity.adopt(pending.by_partition):
                     self._report.log_failed(LogStep.COUNT, failure)
-                if checkpoint.due() or self._is_much(pending):
-                    self._checkpoint(consumer, pending)
-                if publish.due():
-                    self._publish()
-                if compact.due():
-                    self._keep_log(owned)
+                if self._is_much(pending):
+                    self._checkpoints.begin(pending)
+                self._checkpoints.finish(consumer, pending)
                 self._erase(consumer)
+            self._checkpoints.complete(consumer, pending)
         except DependencyUnavailable:
-            self._save(pending)  # log applied events even if the consumer fails
+            self._checkpoints.save(pending)  # log applied events even if the consumer fails
             raise
-        self._checkpoint(consumer, pending)
+        finally:
+            self._checkpoints.forget()
 
     def _claim(self, consumer: PartitionConsumer, stop: threading.Event) -> dict[int, Claim]:
         """Own the wanted partitions that no other process owns; wait for the first."""
@@ -262,42 +267,6 @@ class StreamWorker:
         """Return whether enough events wait for an early checkpoint; false after the disk has refused a write."""
         return pending.num_events >= self._pace.checkpoint_every_events and not pending.is_refused
 
-    def _checkpoint(self, consumer: PartitionConsumer, pending: Pending) -> None:
-        """Write applied events to the log, then commit.
-
-        If the disk refuses, they wait uncommitted for the next checkpoint.
-        """
-        try:
-            self._save(pending)
-        except OSError as error:
-            pending.is_refused = True
-            self._report.log_failed(LogStep.APPEND, error, num_events=pending.num_events)
-            return
-        self._at.before_commit()
-        try:
-            self._writer.partitions.write_all(
-                [
-                    PartitionWrite(
-                        number, position=at, state={"saved": saved(at)}, leader_epoch=pending.last[number].leader_epoch
-                    )
-                    for number, at in pending.positions.items()
-                ]
-            )
-        except DependencyUnavailable as error:  # the next checkpoint writes it
-            _log.warning("stream.checkpoint_not_written", error=str(error))
-        consumer.commit(pending.positions)
-        pending.clear()
-
-    def _save(self, pending: Pending) -> None:
-        """Write applied events to the log, after renewing the leases. Raises OwnershipLost or OSError."""
-        if pending.by_partition or pending.erasures:
-            with suppress(DependencyUnavailable):
-                self._renew()
-        for partition, erasures in pending.erasures.items():
-            self._log.ledger.append(erasures, self._log.topic_ids(partition))
-        for events in pending.by_partition.values():
-            self._log.append(events)
-
     def _keep_log(self, owned: Iterator[int]) -> None:
         """Start a step of log upkeep for the next owned partition, if any."""
         partition = next(owned, None)
@@ -327,6 +296,10 @@ class StreamWorker:
         if before is None or before.windows != row.windows:
             return True
         return abs(row.as_of_ms - before.as_of_ms) >= 1_000 * self._pace.popularity_at_least_every_s
+
+    def _look_at_broker(self, consumer: PartitionConsumer) -> None:
+        consumer.check_topic()
+        self._report_lag(consumer)
 
     def _report_lag(self, consumer: PartitionConsumer, unapplied: Sequence[LoggedInteraction] = ()) -> None:
         self._report.lag(consumer.lag(), unapplied)
