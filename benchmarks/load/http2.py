@@ -25,7 +25,7 @@ UNAVAILABLE = 14
 
 
 @dataclass(slots=True)
-class Answer:
+class CallAnswer:
     """A call's status, the status message, and the answer's message."""
 
     status: int = UNAVAILABLE
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Stream:
-    ended: asyncio.Future[Answer]
+    ended: asyncio.Future[CallAnswer]
     headers: bytearray = field(default_factory=bytearray)
     data: bytearray = field(default_factory=bytearray)
 
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, _Stream] = {}
-        self._queued: deque[tuple[bytes, bytes, asyncio.Future[Answer]]] = deque()
+        self._queued: deque[tuple[bytes, bytes, asyncio.Future[CallAnswer]]] = deque()
         self._next_stream = 1
         self._max_streams = 100
         self._window = _FIRST_WINDOW
@@ -93,11 +93,11 @@ class Connection(asyncio.Protocol):
         _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
         return connection
 
-    def call(self, headers: bytes, message: bytes) -> asyncio.Future[Answer]:
+    def call(self, headers: bytes, message: bytes) -> asyncio.Future[CallAnswer]:
         """Send a call; its answer has the status UNAVAILABLE if the connection ends."""
-        ended: asyncio.Future[Answer] = self._loop.create_future()
+        ended: asyncio.Future[CallAnswer] = self._loop.create_future()
         if not self.is_open:
-            ended.set_result(Answer())
+            ended.set_result(CallAnswer())
             return ended
         self._queued.append((headers, b"\x00" + struct.pack(">I", len(message)) + message, ended))
         self._start_queued()
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._queued.clear()
         for ended in waiting:
             if not ended.done():
-                ended.set_result(Answer())
+                ended.set_result(CallAnswer())
 
     def data_received(self, data: bytes) -> None:
         """Handle whole frames, and keep the rest for the next data."""
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
                 if flags & _END_STREAM:
                     self._end(number, _answer_of(stream))
         elif kind == _RESET:
-            self._end(number, Answer(UNAVAILABLE, f"stream reset: {int.from_bytes(payload, 'big')}"))
+            self._end(number, CallAnswer(UNAVAILABLE, f"stream reset: {int.from_bytes(payload, 'big')}"))
         elif kind == _WINDOW_UPDATE and number == 0:
             self._window += int.from_bytes(payload, "big")
         elif kind == _SETTINGS and not flags & _ACK:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         elif kind == _GOAWAY:
             self.is_open = False
 
-    def _end(self, number: int, answer: Answer) -> None:
+    def _end(self, number: int, answer: CallAnswer) -> None:
         stream = self._streams.pop(number, None)
         if stream is not None and not stream.ended.done():
             stream.ended.set_result(answer)
@@ -194,12 +194,12 @@ class Connection(asyncio.Protocol):
         self._outgoing.clear()
 
 
-def _answer_of(stream: _Stream) -> Answer:
+def _answer_of(stream: _Stream) -> CallAnswer:
     block = bytes(stream.headers)
     status, details = literal(block, b"grpc-status"), literal(block, b"grpc-message")
     if status is None:
-        return Answer(UNAVAILABLE, "no grpc-status")
-    return Answer(int(status), (details or b"").decode(), bytes(stream.data[5:]))
+        return CallAnswer(UNAVAILABLE, "no grpc-status")
+    return CallAnswer(int(status), (details or b"").decode(), bytes(stream.data[5:]))
 
 
 class Http2Channel:
@@ -214,7 +214,7 @@ class Http2Channel:
         self._opening = [asyncio.Lock() for _ in range(num_connections)]
         self._num_calls = 0
 
-    async def call(self, path: str, message: bytes) -> Answer:
+    async def call(self, path: str, message: bytes) -> CallAnswer:
         """Call the method at this path."""
         index = self._num_calls % len(self._connections)
         self._num_calls += 1
@@ -223,7 +223,7 @@ class Http2Channel:
             try:
                 connection = await self._open(index)
             except OSError:
-                return Answer()
+                return CallAnswer()
         block = self._blocks.get(path) or self._blocks.setdefault(path, self._block_of(path))
         return await connection.call(block, message)
 
