@@ -49,7 +49,7 @@ _BATCH, _PAIRS_PER_WISH = 24, 4
 _TOP, _CUTOFF = 100, 10
 _WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
 _LLMS = ("llm_shown", "llm_tuned")
-_NUM_TIMED, _OPEN_USERS = 20, 10
+_NUM_TIMED, _OPEN_USERS = 20, 5
 _RATES = {"encoder": 3e-5, "head": 2e-3}
 
 Score = Callable[[Wish, np.ndarray], np.ndarray]
@@ -188,7 +188,7 @@ class _Compared:
         few = wishes[:: max(1, len(wishes) // 200)]
         chosen = dict.fromkeys(_LLMS, 0.0)
         for name in ("fine_tuned", "fine_tuned_clauses", "cross"):
-            own = few[:: max(1, len(few) // 25)] if name == "cross" else few
+            own = few[:: max(1, len(few) // 12)] if name == "cross" else few
             parts = [(wish, valid.logs(wish.case), *self._parts(name, wish, valid.logs(wish.case))) for wish in own]
             means = {
                 weight: np.mean([_gain(base_V + weight * own_V, wish, valid) for wish, _, base_V, own_V in parts])
