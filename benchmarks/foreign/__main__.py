@@ -1,6 +1,7 @@
 """An imported recommender's lists beside its framework's own: transformers' beam search in fp32 over a prefix trie.
 
     python -m benchmarks.foreign --json OUT --sequences FOLDER [--base FOLDER|PACKAGE] [--state FOLDER] [--tests 500]
+        [--framework CHECKOUT]     MiniOneRec's own evaluation too (benchmarks/foreign/evaluation.py)
 
 Trains a recommender in MiniOneRec's layout (benchmarks/foreign/recommender.py), imports it by its test rows as
 `tailrace import model` does, and ranks these rows by both. A folder that was trained before is used again.
@@ -17,8 +18,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from rich.progress import track
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.foreign.evaluation import evaluate, evaluation_report
 from benchmarks.foreign.oracle import framework_metrics, generate
 from benchmarks.foreign.recommender import write_recommender
 from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, report_parser, write_report
@@ -46,6 +48,7 @@ class ForeignBenchmark(ReportOptions):
     train_rows: Annotated[int | None, Option("Training rows; default: one for each user.", at_least=1)] = None
     epochs: Annotated[int, Option("Epochs of the training.", at_least=1)] = 5
     beams: Annotated[int, Option("Beams of both.", at_least=10)] = 50
+    framework: Annotated[Path | None, Option("Checkout of MiniOneRec, whose own evaluation runs too.")] = None
 
 
 def main() -> None:
@@ -82,7 +85,11 @@ def compare(options: ForeignBenchmark) -> dict[str, Any]:
         "vocabulary-without-close": compared.lists(replace(imported.search, close=())),
         "catalogue": compared.lists(replace(imported.search, scores="catalogue", close=())),
     }
-    return {
+    evaluated: dict[str, Any] = {}
+    if options.framework is not None:
+        answers = evaluate(options.framework, folder, options.beams)
+        evaluated = {"evaluate": evaluation_report(answers, compared.texts(vocabulary), compared.labels)}
+    return evaluated | {
         "base": options.base or "qwen2 of 4 layers",
         "trained": json.loads((folder / "trained.json").read_text()),
         "num_parameters": imported.about["num_parameters"],
@@ -134,11 +141,13 @@ class ListComparison:
         self.histories, labels = _cases(folder / "test.csv", {sid: row for row, sid in enumerate(self._sids)})
         self.catalogue = catalogue_of(imported.codes(), np.concatenate(self.histories))
         self._labels = [self.catalogue.tokens([label]) for label in labels]
+        self.labels = [self._sids[label] for label in labels]
+        self._text_of = {tuple(self.catalogue.tokens([item])): sid for item, sid in enumerate(self._sids)}
         self._prompt = replace(imported.prompt, stride=1)
 
     def equal_prompts(self) -> float:
         """Return the share of rows whose compiled prompt is what the framework encodes."""
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self._folder / "model")
+        tokenizer: Any = AutoTokenizer.from_pretrained(self._folder / "model")
         texts = [", ".join(self._sids[item] for item in history) for history in self.histories]
         expected = [
             [token for piece in MINIONEREC_PIECES for token in tokenizer(piece.replace("{history}", text)).input_ids]
@@ -169,6 +178,10 @@ class ListComparison:
             generate(model, self._prompt.tokens(self.catalogue, history.tolist()), sequences, search.beam_width or _TOP)
             for history in track(self.histories, "transformers")
         ]
+
+    def texts(self, lists: Lists) -> list[list[str]]:
+        """Return lists as the texts of their codes."""
+        return [[self._text_of[code[: self.catalogue.depth]] for code, _ in found] for found in lists]
 
     def metrics(self, lists: Lists, num_close: int) -> dict[str, float]:
         """Return HR and NDCG by the framework's formula."""

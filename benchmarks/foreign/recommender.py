@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2Tokenizer
 
 from benchmarks.quality.sequences import read_items, read_sequences
 from pipelines.codes.code_book import make_codes
@@ -33,9 +33,10 @@ from pipelines.foreign.examples import MINIONEREC_PIECES
 _LEVELS, _LEVEL_SIZE, _MAX_ITEMS, _EMBEDDING_SIZE = 3, 256, 10, 64
 _AUTO: Any = AutoModelForCausalLM
 _QWEN2: Any = Qwen2Config
-_FAST: Any = PreTrainedTokenizerFast
+_AUTO_TOKENIZER: Any = AutoTokenizer
+_QWEN2_TOKENIZER: Any = Qwen2Tokenizer
 """Untyped by their package."""
-_EOS, _IGNORED = "<|endoftext|>", -100
+_VOCABULARY, _IGNORED = 2_000, -100
 _BATCH, _BATCH_OF_BASE, _LEARNING_RATE, _WARM_UP = 64, 16, 3e-4, 0.05
 """Rows of a step, from random weights and from a base, whose activations take more memory."""
 _SIZES = {
@@ -107,19 +108,16 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
-    """Return the base's tokenizer, or a byte-level BPE over the prompts, with the SID tokens added."""
+    """Return the base's tokenizer, or Qwen2's with merges learned from the prompts, with the SID tokens added.
+
+    It is the class that `AutoTokenizer` takes for a Qwen2 folder: another one would split the prompts otherwise.
+    """
     if base is not None:
-        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(base)
+        tokenizer: Any = _AUTO_TOKENIZER.from_pretrained(base)
     else:
-        fast = Tokenizer(models.BPE())
-        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        fast.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=2_000, special_tokens=[_EOS], initial_alphabet=alphabet, show_progress=False
+        tokenizer = _QWEN2_TOKENIZER().train_new_from_iterator(
+            (piece for row in rows[:1_000] for piece in row.pieces), _VOCABULARY
         )
-        fast.train_from_iterator((piece for row in rows[:1_000] for piece in row.pieces), trainer)
-        tokenizer = _FAST(tokenizer_object=fast, eos_token=_EOS, pad_token=_EOS)
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=True) for name in names])
     return tokenizer
 
