@@ -24,14 +24,17 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
+from benchmarks.faults.peer import TextProbe
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, num_showing, plan_row, row_of
 from benchmarks.faults.scene import Scene, SceneKind, scene_from
+from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
+_TEXT_ASK = {"user_id": "nobody", "k": 5}
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
@@ -61,16 +64,22 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     probe.start(began_s)
     batches.start()
     harming = asyncio.create_task(harm())
+    text = TextProbe(RestClient(scene.settings.http_host, scene.settings.http_port, scene.operator_key), _TEXT_ASK)
+    asking = asyncio.create_task(text.run(began_s)) if scene.peers else None
     load = await run_schedule(send, [one.at_s for one in planned])
     back_s = await harming
     await scene.until_healthy()
     await probe.finish()
     await batches.finish()
+    if asking is not None:
+        asking.cancel()
     now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
     row = row_of(planned, load, probe, back_s, phases, scene.weights)
     row["events"]["doubled"] = await scene.num_doubled(probe.events)
     row["hidden"] = {"items": len(hidden), "shown": num_showing(load.shots, hidden)}
+    if scene.peers:
+        row["text"] = text.result(back_s)
     if scene.writers:
         row["num_escaped"] = await asyncio.to_thread(scene.writers[-1].num_escaped)
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}

@@ -26,12 +26,17 @@ class Fault:
     num_hidden: int = 0
 
 
-def _wire(part: str, wire: Wire) -> Fault:
-    return Fault(
-        lambda scene: scene.wires[part].become(wire),
-        lambda scene: scene.wires[part].become(Wire.PASS),
-        SceneKind.WIRED,
-    )
+def _wire(part: str, wire: Wire, kind: SceneKind = SceneKind.WIRED) -> Fault:
+    return Fault(lambda scene: scene.wires[part].become(wire), lambda scene: scene.wires[part].become(Wire.PASS), kind)
+
+
+def _peer(begin: str, end: str) -> Fault:
+    """Return a fault of the server that ranks and writes for the stack, from methods of its process."""
+
+    def step(method: str) -> Callable[[Scene], Awaitable[None]]:
+        return lambda scene: asyncio.to_thread(getattr(scene.peers[0], method))
+
+    return Fault(step(begin), step(end), SceneKind.HANDED)
 
 
 def _kill(name: str) -> Fault:
@@ -86,6 +91,9 @@ FAULTS = {
     "object-store-hostile": Fault(_write_hostile, _mend_record, SceneKind.STORED),
     "rank-killed": Fault(_step("kill_rank"), scene=SceneKind.SHARDED, phases=_NEW_GROUP),
     "rank-hung": Fault(_step("freeze_rank"), scene=SceneKind.SHARDED, phases=_NEW_GROUP),
+    "peer-killed": _peer("kill", "start"),
+    "peer-hung": _peer("freeze", "thaw"),
+    "peer-slow": _wire("peer", Wire.SLOW, SceneKind.HANDED),
     "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from io import StringIO
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.faults.event_probe import ProbeEvent
 from benchmarks.faults.object_store import HostileWriter, put_live, s3_server
+from benchmarks.faults.peer import PeerProcess
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
@@ -47,6 +48,7 @@ _STOP_S = 180.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
 _READ_S = 5.0
+_PEER_ITEMS = 500
 _PORTS = (
     *("http_port", "grpc_port", "metrics_port", "redis_port"),
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
@@ -56,18 +58,20 @@ _PORTS = (
 class SceneKind(StrEnum):
     """The kinds of stacks. WIRED: store and broker are behind proxies, and the store asks for a password.
 
-    STORED: bundles are in an object store. SHARDED: two processes share each layer of the ranking model.
+    STORED: bundles are in an object store. SHARDED: two processes share each layer of the ranking model. HANDED:
+    another server ranks and writes, behind a proxy.
     """
 
     DIRECT = "direct"
     WIRED = "wired"
     STORED = "stored"
     SHARDED = "sharded"
+    HANDED = "handed"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running stack with its proxies ("store" and "broker", or none), callers and processes.
+    """A running stack with its proxies ("store" and "broker", or "peer", or none), callers and processes.
 
     `doors` holds the callers of one priority, one per door: the product's client, except for low priority, whose spike
     would cost that client a whole core, the minimal callers. `events` sends once; `batches`, one per door, retries as
@@ -90,6 +94,7 @@ class Scene:
     promoted: list[int] = field(default_factory=list)
     healthy_within_s: float = 120.0
     writers: list[HostileWriter] = field(default_factory=list)
+    peers: list[PeerProcess] = field(default_factory=list)
 
     async def num_events(self, user_id: str) -> int:
         """Return the number of a user's events in the store."""
@@ -146,6 +151,8 @@ async def scene_from(state_dir: Path, logs_to: Path | None, kind: SceneKind, **g
         if kind is SceneKind.WIRED:
             (scratch / "store.password").write_text("first")
             given["redis_password_file"] = scratch / "store.password"
+        if kind is SceneKind.HANDED:
+            given |= dict.fromkeys(("llm_url", "text_url"), f"http://{HOST}:{behind[0]}/v1")
         settings = Settings(  # it shares only code with other stacks
             state_dir=scratch,
             kafka_bootstrap=f"{HOST}:{kafka_port}",
@@ -162,8 +169,25 @@ async def scene_from(state_dir: Path, logs_to: Path | None, kind: SceneKind, **g
         wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in wired}
         for wire in wires.values():
             await closing.enter_async_context(wire)
+        peers = []
+        if kind is SceneKind.HANDED:
+            peers = [await _start_peer(closing, settings, behind[0], behind[1], wires)]
         command = ("benchmarks.faults.stack", *map(str, inner.values()))
-        yield await started_scene(closing, settings, command, StackProcesses(scratch), wires)
+        scene = await started_scene(closing, settings, command, StackProcesses(scratch), wires)
+        yield replace(scene, peers=peers)
+
+
+async def _start_peer(
+    closing: AsyncExitStack, settings: Settings, port: int, own_port: int, wires: dict[str, TcpProxy]
+) -> PeerProcess:
+    """Start the server that ranks the live bundle's items, and the proxy "peer" in front of it."""
+    item_ids = BundleStore.of(settings).live().catalogue().item_ids[:_PEER_ITEMS]
+    peer = PeerProcess(own_port, item_ids)
+    closing.callback(peer.kill)
+    await asyncio.to_thread(peer.start)
+    wires["peer"] = TcpProxy(HOST, port, own_port, Slowness(_SLOW_S))
+    await closing.enter_async_context(wires["peer"])
+    return peer
 
 
 @asynccontextmanager

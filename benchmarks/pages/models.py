@@ -29,8 +29,8 @@ _GAINS = {
 }
 _WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
 _READERS = ("unread", "keywords", "clauses", "encoder", "mix", "oracle")
-_FOREIGN = {"foreign-beauty": "four layers of Qwen2, Beauty"}
-_FOREIGN_LISTS = ("framework", "vocabulary", "catalogue")
+_FOREIGN = {"foreign-beauty": "four layers of Qwen2, Beauty", "foreign-smollm2": "SmolLM2-135M, Beauty"}
+_FOREIGN_LISTS = ("framework", "vocabulary", "catalogue", "evaluate")
 _ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 
 
@@ -130,11 +130,14 @@ def foreign() -> Iterator[str]:
     rows = []
     for name, model in _FOREIGN.items():
         run = result(name)
-        quality_ = (f"{run[lists]['hr@10']:.4f} / {run[lists]['ndcg@10']:.4f}" for lists in _FOREIGN_LISTS)
+        quality_ = (
+            f"{run[lists]['hr@10']:.4f} / {run[lists]['ndcg@10']:.4f}" if lists in run else "-"
+            for lists in _FOREIGN_LISTS
+        )
         equal = (percent(run["equal_prompts"], 1), percent(run["equal_positions"], 2))
-        rows.append((model, str(run["num_rows"]), *equal, f"{run['largest_gap_where_different']:.0e}", *quality_))
-    head = ("model", "rows", "prompts equal, %", "top 10 equal, %", "gap elsewhere")
-    return table((*head, "framework HR@10 / NDCG@10", "vocabulary", "catalogue"), rows)
+        rows.append((model, str(run["num_rows"]), *equal, *quality_))
+    head = ("model", "rows", "prompts equal, %", "top 10 equal, %", "framework HR@10 / NDCG@10")
+    return table((*head, "vocabulary", "catalogue", "evaluate.py, bf16"), rows)
 
 
 def engines() -> Iterator[str]:

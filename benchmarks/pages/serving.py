@@ -238,6 +238,18 @@ def faults_of_ranks() -> Iterator[str]:
     return _fault_rows("faults-ranks")
 
 
+def faults_of_peers() -> Iterator[str]:
+    """One row per fault of another server that ranks and writes."""
+    rows = []
+    for row in result("faults-peers")["rows"]:
+        text = row["text"]
+        shares = " / ".join(percent(text[kind] / text["asked"]) for kind in ("lists", "in_time"))
+        recovered = (optional(seconds, ".1f") for seconds in (row["recovery_s"], text["recovered_s"]))
+        rows.append((row["fault"], *outcome(row), shares, " / ".join(recovered)))
+    head = ("fault", "% answered", "% in time", "p99 ms")
+    return table((*head, "with a text: % answered / in time", "lists / text recovered after s"), rows)
+
+
 def _fault_rows(name: str) -> Iterator[str]:
     rows = [(row["fault"], *outcome(row), optional(row["recovery_s"], ".1f")) for row in result(name)["rows"]]
     return table(("fault", "% answered", "% in time", "p99 ms", "recovered after s"), rows)

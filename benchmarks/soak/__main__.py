@@ -31,7 +31,10 @@ _SHOWN = {
     "promises": ("promise", "is_kept", "found"),
 }
 """The fields of the report that are printed."""
-SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not fault.is_spike)
+_SCENES = {SceneKind.DIRECT, SceneKind.WIRED}
+SOAKED = tuple(
+    name for name, fault in FAULTS.items() if name != "none" and not fault.is_spike and fault.scene in _SCENES
+)
 
 
 async def measure(options: argparse.Namespace, text_path: str, console: Console) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pipelines.foreign.index import ItemIndex, read_index
 from pipelines.foreign.options import ImportOptions
 from pipelines.foreign.prompts import Derived, Template, compile_template, derive, read_template
 from pipelines.foreign.refused import Refused
-from pipelines.foreign.tokens import ItemCodeTable, describe_shared, read_tokenizer, resolve
+from pipelines.foreign.tokens import ItemCodeTable, describe_shared, describe_splitting, read_tokenizer, resolve
 from services.llm.text.chat_template import load_chat_template, read_tokenizer_config, special_tokens_of
 
 FOLDER = "imported"
@@ -135,7 +135,8 @@ def _write(options: ImportOptions, out: Path, say: Callable[[str], object]) -> d
     search = Search(beam_width=width, scores=scores, close=close, popular_first=True)  # type: ignore[arg-type]
     _refuse_long(derived.prompt, search, table, config)
     num_parameters = checkpoint.check_loads(out / "decoder")
-    for sentence in _described(options, index, table, derived.prompt, search, num_parameters):
+    sentences = _described(options, index, table, derived.prompt, search, num_parameters)
+    for sentence in (*sentences, *describe_splitting(out / "decoder")):
         say(sentence)
     measured = _measured(options, out / "decoder", table, derived, search)
     prompt = derived.prompt

@@ -29,6 +29,13 @@ _PATTERNS: Sequence[Callable[[int, int, int], str]] = (
 """Names of SID tokens in public recommenders, by level, code and codes of a level."""
 
 
+_QWENS = {"qwen2", "qwen3"}
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Pattern of transformers' tokenizer class of these families."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemCodeTable:
     """Items and their codes; code c at level l is the token `first_tokens[l]` + c. None: our own decoder's tokens."""
@@ -200,6 +207,17 @@ def _warnings(tokens_ID: np.ndarray) -> list[str]:
                 return [f"token {token} is used at levels {seen[token] + 1} and {level + 1}"]
             seen[token] = level
     return []
+
+
+def describe_splitting(folder: Path) -> list[str]:
+    """Return a warning if transformers splits text otherwise: its class for Qwen folders has a split of its own."""
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    about = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"] or {}
+    parts = about.get("pretokenizers", [about])
+    if kind not in _QWENS or any(part.get("pattern") == {"Regex": _QWEN_SPLIT} for part in parts):
+        return []
+    problem = f"tokenizer.json splits text otherwise than AutoTokenizer does for {kind}"
+    return [f"{problem}; an evaluation by transformers then has other prompts"]
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

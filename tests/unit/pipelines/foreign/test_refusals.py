@@ -13,6 +13,8 @@ import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 from models.prompt import Prompt
 from pipelines.declaration import InvalidOption, parsed
@@ -22,6 +24,7 @@ from pipelines.foreign.model import ImportedModel, catalogue_of, import_model, r
 from pipelines.foreign.options import ImportArguments, ImportOptions
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.stage import judged_labels
+from pipelines.foreign.tokens import describe_splitting
 from tests.support.foreign.recommenders import Recommender, write_csv_rows, write_recommender
 
 
@@ -296,6 +299,19 @@ def test_sampling_settings_are_reported_and_not_used(broken: Broken) -> None:
         read_imported(broken.root, "others")
 
 
+def test_a_tokenizer_that_transformers_reads_otherwise_is_reported(broken: Broken) -> None:
+    """The checkpoint's own split of blanks is not Qwen's, which AutoTokenizer takes for this family."""
+    said: list[str] = []
+    import_model(broken.options, broken.root, said.append)
+    path = broken.folder / "tokenizer.json"
+    Qwen2Tokenizer().save_pretrained(broken.root / "qwen")
+    raw, qwen = (json.loads((where / "tokenizer.json").read_text()) for where in (broken.folder, broken.root / "qwen"))
+    path.write_text(json.dumps(raw | {"pre_tokenizer": qwen["pre_tokenizer"]}))
+
+    assert any("AutoTokenizer" in sentence for sentence in said)
+    assert describe_splitting(broken.folder) == []
+
+
 def test_an_adapter_is_folded_into_its_base(broken: Broken) -> None:
     """The import of base + adapter has the sum of both weights: W + (alpha / r) B A."""
     adapter, name = broken.root / "adapter", "model.layers.0.self_attn.q_proj"
@@ -322,8 +338,6 @@ def test_a_prompt_with_titles_is_encoded_for_each_request(broken: Broken) -> Non
     )
     model = import_model(broken.options, broken.root, lambda _: None)
     catalogue = replace(catalogue_of(model.codes(), np.zeros(0, int)), titles=("a red lamp",) * 40)
-
-    from tokenizers import Tokenizer
 
     text = "seen " + ", ".join(f"{broken.made.text_of(row)} a red lamp" for row in (3, 4)) + " next:"
     expected = Tokenizer.from_file(str(broken.folder / "tokenizer.json")).encode(text).ids
