@@ -49,7 +49,7 @@ _BATCH, _PAIRS_PER_WISH = 24, 4
 _TOP, _CUTOFF = 100, 10
 _WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
 _LLMS = ("llm_shown", "llm_tuned")
-_NUM_TIMED, _OPEN_USERS = 20, 5
+_NUM_TIMED, _OPEN_USERS = 10, 5
 _RATES = {"encoder": 3e-5, "head": 2e-3}
 
 Score = Callable[[Wish, np.ndarray], np.ndarray]
@@ -224,7 +224,8 @@ class _Compared:
         wishes = write_wishes(kept.cases, replace(self._words, moods=moods), phrasings, seed=2)
         step, times_ms = max(1, len(wishes) // self._options.reranked), []
         by_llm = wishes[:: max(1, len(wishes) // self._options.written)]
-        llm_ms = self._read(by_llm)
+        self._read(by_llm)
+        llm_ms = {name: self._one_ms(name, by_llm) for name in _LLMS}
         rows = []
         for number, wish in enumerate(wishes):
             names = [name for name in chosen if number % step == 0 or name != "cross"]
@@ -241,18 +242,21 @@ class _Compared:
             "rows": [_summary(name, rows) for name in ("unread", "shipped", *chosen, "oracle")],
         }
 
-    def _read(self, wishes: Sequence[Wish]) -> dict[str, float]:
-        """Let both LLMs read wishes; return the median time of one wish at a time, by reader."""
-        texts = sorted({_whole(wish): (*wish.session, wish.text) for wish in wishes}.items())
-        times_ms: dict[str, list[float]] = {name: [] for name in _LLMS}
+    def _read(self, wishes: Sequence[Wish]) -> None:
+        """Let both LLMs read wishes, many at a time."""
+        texts = {_whole(wish): (*wish.session, wish.text) for wish in wishes}
         for name, reader in self._llms.items():
-            answers = reader.read([conversation for _, conversation in texts])
-            self._answers |= {(name, text): answer for (text, _), answer in zip(texts, answers, strict=True)}
-            for _, conversation in texts[:_NUM_TIMED]:
-                began_s = time.perf_counter()
-                reader.read([conversation])
-                times_ms[name].append(1e3 * (time.perf_counter() - began_s))
-        return {name: float(np.median(of_one)) for name, of_one in times_ms.items()}
+            answers = zip(texts, reader.read(list(texts.values())), strict=True)
+            self._answers |= {(name, text): answer for text, answer in answers}
+
+    def _one_ms(self, name: str, wishes: Sequence[Wish]) -> float:
+        """Return the median time of an LLM for one wish at a time."""
+        times_ms = []
+        for wish in wishes[:_NUM_TIMED]:
+            began_s = time.perf_counter()
+            self._llms[name].read([(*wish.session, wish.text)])
+            times_ms.append(1e3 * (time.perf_counter() - began_s))
+        return float(np.median(times_ms))
 
     def open_rows(self, chosen: Mapping[str, float]) -> dict[str, Any]:
         """Return the shares of avoided items by style and reader; the cross-encoder reads some wishes for one user."""

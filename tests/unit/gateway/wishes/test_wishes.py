@@ -254,13 +254,32 @@ async def test_an_explanation_shows_the_list_without_and_with_the_wish(world: Wo
     assert found.understood.must == ("Comedy",)
 
 
-async def test_fuzzed_wishes_are_all_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "num_wishes", [300, pytest.param(100_000, marks=[pytest.mark.grid, pytest.mark.timeout(3_600)])]
+)
+async def test_fuzzed_wishes_are_all_answered(tmp_path: Path, num_wishes: int) -> None:
     """No text makes the reader or the request path fail."""
     draw = random.Random(7)
     letters = "aäßéжあ中🎬'\"-,.;:!?()[]{}<>/\\&%$#@*+=~`^|_ 0123456789nonotbutwithoutlike"
     words = ["even", "odd", "item", "no", "not", "without", "nothing", "like", "but", "old", "new", "before 1990", '"']
+    words += [
+        "if",
+        "unless",
+        "dislikes:",
+        "=",
+        "+",
+        "-",
+        "/",
+        ".",
+        "too",
+        "scrap that",
+        "ruins",
+        "us",
+        "boring",
+        "I will",
+    ]
     async with started_world(tmp_path, load_reader=Bundle.wish_reader) as world:
-        for _ in range(300):
+        for _ in range(num_wishes):
             if draw.random() < 0.5:
                 wish = "".join(draw.choice(letters) for _ in range(draw.randint(1, MAX_WISH_CHARS)))
             else:
