@@ -112,17 +112,42 @@ def warm_start() -> Iterator[str]:
 
 
 def wishes() -> Iterator[str]:
-    """NDCG@10 of written wishes by kind and reader, and the share of avoided items among the first ten."""
+    """NDCG@10 of written wishes by kind and reader, and the share of excluded items among the first ten."""
     rows = []
     for kind, row in sorted(result("wishes-quality")["written"].items(), key=lambda one: one[0] == "all"):
         closed = f"{row['closed']:.2f} ({row['closed_interval'][0]:.2f} to {row['closed_interval'][1]:.2f})"
         values = (f"{row[reader]:.3f}" for reader in _READERS)
         avoided = " / ".join(optional(row.get(f"violations_{reader}"), ".3f") for reader in ("unread", "mix"))
         rows.append((kind.replace("_", " "), f"{row['num_wishes']:,}", *values, closed, avoided))
-    for style, row in result("wishes-quality")["open"].items():
-        avoided = f"{row['violations_unread']:.3f} / {row['violations_mix']:.3f}"
-        rows.append((f"open, {style}", f"{row['num_wishes']}", *["-"] * len(_READERS), "-", avoided))
-    return table(("kind", "wishes", *_READERS, "closed", "avoided items, unread / mix"), rows)
+    return table(("kind", "wishes", *_READERS, "closed", "excluded items, unread / mix"), rows)
+
+
+def open_wishes() -> Iterator[str]:
+    """The share of avoided items among the first ten by style, before and after the newest rules of English."""
+    before, now = result("wishes-open-first")["open"], result("wishes-quality")["open"]
+    rows = []
+    for style, row in sorted(now.items(), key=lambda one: one[0] == "all"):
+        values = [row["violations_unread"], before[style]["violations_mix"], row["violations_clauses"]]
+        shares = (f"{value:.3f}" for value in (*values, row["violations_mix"]))
+        rows.append((style, f"{row['num_wishes']}", *shares))
+    return table(("style", "wishes", "unread", "mix, rules before", "clauses", "mix"), rows)
+
+
+def wish_readers() -> Iterator[str]:
+    """The readers that learn, against the shipped reader, on written and open wishes."""
+    found, rows = result("wishes-trained"), []
+    for row in found["rows"]:
+        name = row["reader"]
+        change, low, high = row["change"]
+        change = "-" if name == "shipped" else f"{change:+.3f} ({low:+.3f} to {high:+.3f})"
+        shares = (optional(share, ".3f") for share in (row["violations"], found["open"]["all"].get(name)))
+        time_ms = optional(found["wish_ms"].get(name), ",.0f")
+        name = name.replace("_", " ")
+        rows.append(
+            (name, f"{row['num_wishes']}", f"{row['ndcg10']:.3f}", change, f"{row['closed']:.2f}", *shares, time_ms)
+        )
+    head = ("wishes", "NDCG@10", "change", "closed", "excluded items", "avoided, open wishes", "ms a wish")
+    return table(("reader", *head), rows)
 
 
 def foreign() -> Iterator[str]:

@@ -67,7 +67,7 @@ def main() -> None:
         options = parsed(QualityOptions, __doc__)
         made, _, _, measured = prepare(options, "benchmarks.wishes.quality")
         found = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
-    write_report(options.json, about_run("wishes-quality") | {"num_users": len(measured.cases)} | found)
+    write_report(options.json, about_run("wishes.quality") | {"num_users": len(measured.cases)} | found)
 
 
 def prepare(options: QualityOptions, reason: str) -> tuple[Path, Path, Scorer, "MeasuredReaders"]:

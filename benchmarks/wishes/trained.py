@@ -120,7 +120,7 @@ def main() -> None:
         compared.fit(np.concatenate(read_sequences(tokenized)))
         chosen = compared.choose(valid, student(valid.histories))
         found = compared.rows(chosen) | {"open": compared.open_rows(chosen)}
-    write_report(options.json, about_run("wishes trained") | found)
+    write_report(options.json, about_run("wishes.trained") | found)
 
 
 class _Compared:
