@@ -2,7 +2,9 @@
 
 Kafka holds a fetch until a record arrives. The embedded broker holds it for the full wait, so half of the wait is added
 to a record's latency; there a consumer waits for a touch and then fetches at once. Each fetch costs processor time on
-both sides, also without records: fetches are rarer on a quiet topic.
+both sides, also without records: fetches are rarer on a quiet topic. A fetch at once is held for as long as the broker
+takes to look at its partitions, which grows with the topic: the embedded broker returns no record of a partition that
+it has not read within the wait.
 """
 
 import time
@@ -16,7 +18,8 @@ from services.settings.arrivals import ArrivalWatch
 
 _QUIET_AFTER_S = 3.0
 """Longer than the pauses in a steady trickle of events, whose latency then stays that of the short wait."""
-_AT_ONCE_MS = 1
+_MIN_HOLD_MS, _MAX_HOLD_MS = 1.0, 64.0
+_HOLD_DECAY = 0.99
 _ANSWER_MS = 100
 _UNTOUCHED_FACTOR = 4
 _EXPLAINED_S = 0.2
@@ -62,6 +65,7 @@ class FetchPace:
         self._unexplained_s: float | None = None
         self._others_until_s = 0.0
         self._is_drained = False
+        self._hold_ms = _MIN_HOLD_MS
         self.is_vain = False
         """Whether the last poll was due to a touch and returned no record: the topic may be another topic by now."""
 
@@ -136,8 +140,19 @@ class FetchPace:
 
     def _fetch_at_once(self) -> Mapping[Any, Any]:
         """Return what the broker has now. Uses private parts of the consumer, read in kafka-python 3.0.12."""
-        self._config["fetch_max_wait_ms"] = _AT_ONCE_MS
+        self._config["fetch_max_wait_ms"] = round(self._hold_ms)
         consumer, self._began_s = self._consumer, self._clock()
         fetched: Mapping[Any, Any] = consumer._poll_once(Timer(_ANSWER_MS), consumer.config["max_poll_records"])
-        self._is_drained = not fetched and not self._is_in_flight
+        is_answered = not fetched and not self._is_in_flight
+        is_cut_short = is_answered and self._is_behind
+        self._hold_ms = min(2 * self._hold_ms, _MAX_HOLD_MS) if is_cut_short else self._hold_ms
+        if fetched:
+            self._hold_ms = max(_HOLD_DECAY * self._hold_ms, _MIN_HOLD_MS)
+        self._is_drained = is_answered and not is_cut_short
         return fetched
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the broker reported records that it has not returned."""
+        states = self._consumer._subscription.assignment.values()
+        return any(state.position and (state.highwater or 0) > state.position.offset for state in states)

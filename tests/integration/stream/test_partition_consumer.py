@@ -19,6 +19,7 @@ from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
+from services.settings.arrivals import ArrivalFile
 from services.settings.broker_log import BrokerLog
 from services.settings.fetch_pace import FetchWaits
 from services.stream.decode import DeadLetter, Misplaced, Record, decode
@@ -292,3 +293,22 @@ async def test_a_producer_on_this_machine_wakes_the_consumer(address: LogAddress
     assert values == [b"first", b"second"]
     await asyncio.to_thread(producer.stop)
     consumer.close()
+
+
+def test_a_long_topic_is_read_as_soon_as_a_short_one(address: LogAddress, broker: Server, tmp_path: Path) -> None:
+    """The embedded broker takes longer over many batches, and a fetch that it could not answer in time is repeated."""
+    consumer = PartitionConsumer(replace(address, arrivals_dir=tmp_path, max_poll_records=10_000))
+    consumer.assign((0,), lambda partition, _committed: LogPosition("t", partition, 0))
+    producer = KafkaProducer(bootstrap_servers=broker.address)
+    for _ in range(2_000):
+        producer.send("interactions", key=b"u", value=b"{}").get(10)
+    while consumer.poll(100):
+        pass
+
+    producer.send("interactions", key=b"u", value=b"last").get(10)
+    ArrivalFile(tmp_path, "interactions").touch()
+    read = [one.value for _ in range(8) for one in consumer.poll(100)]
+    producer.close()
+    consumer.close()
+
+    assert read[-1] == b"last"

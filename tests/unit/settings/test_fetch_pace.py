@@ -19,6 +19,8 @@ class FetchedConsumer:
     def __init__(self, *answers: dict[str, list[int]]) -> None:
         self.config: dict[str, Any] = {"fetch_max_wait_ms": 25, "max_poll_records": 10}
         self._fetcher = SimpleNamespace(config=self.config, _nodes_with_pending_fetch_requests=set())
+        self.place = SimpleNamespace(position=SimpleNamespace(offset=0), highwater=0)
+        self._subscription = SimpleNamespace(assignment={"0": self.place})
         self.answers = list(answers)
         self.waits_ms: list[int] = []
 
@@ -75,6 +77,19 @@ def test_a_consumer_with_records_fetches_again_without_a_touch(file: ArrivalFile
     file.touch()
 
     assert [pace.poll(100) for _ in range(3)] == [{"0": [1]}, {"0": [2]}, {}]
+
+
+def test_a_broker_that_needs_longer_gets_longer(file: ArrivalFile, watch: ArrivalWatch) -> None:
+    """A fetch that returned none of the reported records is repeated at once, and held twice as long each time."""
+    consumer = FetchedConsumer({}, {}, {}, {}, {"0": [1]})
+    pace = FetchPace(consumer, WAITS, watch)
+    pace.poll(100)
+    consumer.place.highwater = 1
+    file.touch()
+
+    assert [pace.poll(100) for _ in range(4)] == [{}, {}, {}, {"0": [1]}]
+    assert consumer.waits_ms == [1, 1, 2, 4, 8]
+    assert not pace.is_vain
 
 
 def test_a_touch_without_a_record_is_reported(file: ArrivalFile, watch: ArrivalWatch) -> None:
