@@ -7,10 +7,17 @@ import pytest
 import tailrace_client
 from benchmarks.faults.batch_probe import BatchProbe, BatchUser, SentEvents
 from benchmarks.faults.event_probe import EventProbe, ProbeEvent
+from benchmarks.faults.peer import TextProbe, app_of
 from benchmarks.faults.rows import Phases, Planned, row_of
+from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
+from services.contracts.rank import RankRequest
+from services.contracts.text import ChatMessage, TextPiece, TextRequest
+from services.gateway.openai.remote.client import RemoteWriter
+from services.llm.remote import RemoteLlm
 from tailrace_client import Recorded, TailraceError
+from tests.unit.gateway.openai.conftest import serve
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
 WEIGHTS = {"llm": 1.0, "student": 0.5}
@@ -43,6 +50,44 @@ def test_a_row_of_the_matrix() -> None:
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)
+
+
+def test_texts_of_a_peer_are_counted_by_outcome() -> None:
+    """Lists without a text count as answers; recovery is the first text after the server's return."""
+    probe = TextProbe(RestClient("localhost", 1), {})
+    probe.answers = [
+        (1.0, "written", True, True),
+        (2.5, "failed", True, True),
+        (3.0, "late", False, True),
+        (5.5, "failed", True, True),
+        (6.0, "written", True, True),
+    ]
+
+    assert probe.result(back_s=5.0) == {
+        "asked": 5,
+        "outcomes": {"failed": 2, "late": 1, "written": 2},
+        "lists": 5,
+        "in_time": 4,
+        "recovered_s": 1.0,
+    }
+
+
+async def test_a_peer_ranks_and_writes_what_our_clients_read() -> None:
+    """Our clients of other servers get a list and a text from the process of the fault rows."""
+    async for url in serve(app_of([f"i{number}" for number in range(30)])):
+        llm, writer = RemoteLlm(f"{url}/v1", lambda: "", beam_width=8), RemoteWriter(f"{url}/v1", lambda: "")
+        asked = RankRequest(
+            request_id="r", user_id="u", bundle_version="v", history_item_ids=("i1",), k=5, budget_ms=5_000
+        )
+        ranked = await llm.rank(asked, timeout_s=5.0)
+        (model,) = await writer.models()
+        request = TextRequest(request_id="t", model=model.name, messages=(ChatMessage(role="user", content="why"),))
+        texts = [event.text async for event in writer.write(request) if isinstance(event, TextPiece)]
+        await llm.close()
+        await writer.close()
+
+        assert len(set(ranked.item_ids)) == len(ranked.item_ids) >= 5
+        assert "".join(texts) == "You will like these."
 
 
 class ForgetfulDoor:
