@@ -1,6 +1,7 @@
 """An imported recommender gives the lists of its framework: transformers' beam search in fp32 over a prefix trie."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipelines.foreign.examples import MINIONEREC_PIECES
 from pipelines.foreign.measure import code_lists, metrics_of
 from pipelines.foreign.model import ImportedModel, catalogue_of, import_model
 from pipelines.foreign.options import ImportOptions
+from pipelines.scoring.beams import BeamScorer
 from tests.support.foreign.recommenders import (
     FAMILIES,
     INSTRUCTION,
@@ -49,6 +51,19 @@ def imported(root: Path, family: str, **sizes: int) -> Imported:
     model = import_model(options, root, lambda _: None)
     histories = np.concatenate([np.array(history) for history, _ in cases])
     return Imported(made, cases, model, catalogue_of(model.codes(), histories))
+
+
+def test_items_of_one_code_follow_one_another_by_popularity(tmp_path: Path) -> None:
+    """Three of 12 items share a code with an older, less popular item, which comes after them."""
+    one = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
+    catalogue = replace(one.catalogue, popularity=np.arange(12.0))
+    decoder = load_decoder(one.model.decoder_dir, torch.float32, "cpu")
+    scorer = BeamScorer(decoder, catalogue, one.model.prompt, NUM_BEAMS, one.model.search)
+    ((_, items, scores),) = scorer.lists([np.array(one.cases[0][0])], [()], [NUM_BEAMS])
+
+    pairs = [(a, b) for a, b in pairwise(items.tolist()) if (catalogue.codes[a] == catalogue.codes[b]).all()]
+    assert sorted(pairs) == [(9, 0), (10, 1), (11, 2)]
+    assert all(scores[items.tolist().index(a)] == scores[items.tolist().index(b)] for a, b in pairs)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -134,8 +149,6 @@ def test_a_catalogue_below_the_beam_width_gives_each_item_once(tmp_path: Path) -
     one = imported(tmp_path, "qwen2", num_items=12, num_shared=3)
     search = replace(one.model.search, close=())
     decoder = load_decoder(one.model.decoder_dir, torch.float32, "cpu")
-    from pipelines.scoring.beams import BeamScorer
-
     scorer = BeamScorer(decoder, one.catalogue, one.model.prompt, NUM_BEAMS, search)
     histories = [np.array(history) for history, _ in one.cases[:5]]
     for _, items, scores in scorer.lists(histories, [()] * 5, [NUM_BEAMS] * 5):
