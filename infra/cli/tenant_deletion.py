@@ -42,7 +42,7 @@ def delete_data(settings: "Settings", tenant: str) -> bool:
     accepted = read_accepted(path)
     if new := sorted(found.users - accepted.keys()):
         accepted |= erase_users(settings, new, path)
-    _drop_items(settings, tenant)
+    _drop_items(settings, tenant, is_counted=bool(found.entries["popularity"]))
     _drop_explanations(settings, tenant)
     _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
     if num_done < len(accepted) or any(scan(settings, tenant).entries.values()):
@@ -52,7 +52,7 @@ def delete_data(settings: "Settings", tenant: str) -> bool:
 
 
 def scan(settings: "Settings", tenant: str) -> Found:
-    """Look for a tenant's ids in Redis, the offline logs and the live catalogue.
+    """Look for a tenant's ids in Redis, the offline logs, the live catalogue and the popularity of items.
 
     Raises DependencyUnavailable or OSError.
     """
@@ -62,6 +62,7 @@ def scan(settings: "Settings", tenant: str) -> Found:
         for user_id in user_ids:
             found.entries[store] += 1
             found.users.update({user_id} - {""})
+    found.entries["popularity"] = _num_popular_rows(settings, tenant)
     found.entries["items"] = len(_stated(_live_items(settings), tenant))
     return found
 
@@ -89,6 +90,24 @@ def _in_redis(settings: "Settings", tenant: str) -> Iterator[str]:
     client.close()
 
 
+def _num_popular_rows(settings: "Settings", tenant: str) -> int:
+    """Return how many partitions' rows of popular items have the tenant's items."""
+    from services.contracts.tenant import prefix_of
+    from services.features.layout import RowLayout
+    from services.features.redis_calls import redis_as_dependency
+    from services.features.repo import RepoAddress, project_of
+    from services.features.schema import POPULARITY
+    from services.settings.redis_clients import open_redis
+
+    layout = RowLayout(POPULARITY, project_of(RepoAddress(settings.feature_repo_dir, settings.redis_address)))
+    prefix, client = prefix_of(tenant).encode(), open_redis(settings.redis_address, 5.0)
+    keys = (layout.key(str(partition)) for partition in range(settings.topic_partitions))
+    with redis_as_dependency():
+        found = sum(any(prefix in cell for cell in client.hvals(key)) for key in keys)
+    client.close()
+    return found
+
+
 def _in_logs(settings: "Settings", tenant: str) -> Iterator[str]:
     """Yield the user of each logged event and impression of the tenant, once per file."""
     import polars as pl
@@ -112,11 +131,15 @@ def _stated(items: "LiveItems", tenant: str) -> list[str]:
     return [] if own is None else own.read(lambda layout: [item_id for _, item_id in layout.stated()])
 
 
-def _drop_items(settings: "Settings", tenant: str) -> None:
-    """Delete each item of the tenant in the topic, then the whole catalogue in every process that follows it."""
+def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
+    """Delete each item of the tenant in the topic, then the whole catalogue in every process that follows it.
+
+    Its popularity ends with the catalogue, so that a tenant with counts but without items of its own is dropped too.
+    """
     from services.contracts.tenant import prefix_of, scoped
 
-    if item_ids := _stated(_live_items(settings), tenant):
+    item_ids = _stated(_live_items(settings), tenant)
+    if item_ids or is_counted:
         keys = [scoped(tenant, item_id) for item_id in item_ids] + [prefix_of(tenant)]
         with topic_sender(settings, settings.items_topic) as send:
             send([(key.encode(), None) for key in keys])

@@ -76,6 +76,12 @@ class LiveItems:
         with self._lock:
             return dict(self._tenants)
 
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The tenants whose whole catalogue was deleted."""
+        with self._lock:
+            return frozenset(self._dropped)
+
     def lay(self, catalogue: Catalogue) -> ItemLayout:
         """Return a layout over this catalogue with all states so far; later changes apply to it too.
 

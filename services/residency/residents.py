@@ -275,6 +275,7 @@ class Residents(Generic[Model]):
             pause_s = _MAX_PAUSE_S
         self._failures[name] = LoadFailure(str(error), pause_s, self._clock() + pause_s)
         self._metrics.load_failed.labels(self._metrics.part, name).set(1)
+        self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name().get(name, 0))
         self._changed.notify_all()
         self._settled(name)
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))

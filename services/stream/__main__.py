@@ -96,7 +96,7 @@ def run_worker(
     impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
     items = ListedItems()
-    counted = _Counted(items)
+    counted = ItemsToCount(items)
     pace = pace or DEFAULT_PACE
     listing = _Listing(settings, counted)
     item_follower = _item_follower(settings, counted, item_metrics or ItemsMetrics(REGISTRY))
@@ -141,7 +141,7 @@ class _Listing:
     With many names, only the first and the resident names are listed when `start` returns.
     """
 
-    def __init__(self, settings: Settings, counted: "_Counted") -> None:
+    def __init__(self, settings: Settings, counted: "ItemsToCount") -> None:
         store, poll_s = BundleStore.of(settings), settings.bundle_poll_s
         self._followers = {
             name: BundleFollower(store.named(name), Bundle.item_ids, partial(counted.replace, name))
@@ -172,7 +172,7 @@ class _Listing:
             self._counted.list_replaced()
 
 
-class _Counted:
+class ItemsToCount:
     """Lists the items whose popularity is counted: items of all serving bundles and new items of the live catalogue."""
 
     def __init__(self, listed: ListedItems) -> None:
@@ -180,7 +180,7 @@ class _Counted:
         self._listed = listed
         self._lock = threading.Lock()
         self._by_name: dict[str, Mapping[str, tuple[str, ...]]] = {}
-        self._num_stated = 0
+        self._stated: tuple[int, frozenset[str]] = (0, frozenset())
         self._due = Timer(_LIST_EVERY_S)
         self._is_replaced = False
         self._next_s = 0.0
@@ -197,31 +197,36 @@ class _Counted:
         began_s = time.monotonic()
         if not self._is_replaced or began_s < self._next_s:
             return
-        with self._lock:
-            self._is_replaced = False
-            self._list()
+        self._is_replaced = False
+        self.list_now()
         now_s = time.monotonic()
         self._next_s = now_s + 9 * (now_s - began_s)
 
     def look(self) -> None:
-        """List the items that only the live catalogue has. Rate limited: with a million items it takes a second."""
-        if self._due.due() and self._num_named() != self._num_stated:
-            with self._lock:
-                self._list()
+        """List the items that only the live catalogue has, and none of a deleted tenant.
 
-    def _list(self) -> None:
-        self._num_stated = self._num_named()
-        names: dict[str, list[str]] = {DEFAULT_TENANT: []}
-        for name in self._by_name:
-            names.setdefault(tenant_of_name(name), []).append(name)
-        for tenant, own in names.items():
-            of_bundles = (item_ids for name in own for item_ids in self._by_name[name].values())
-            stated = self.live_items.of(tenant).read(lambda layout: layout.new_ids)
-            self._listed.of(tenant).replace(tuple(dict.fromkeys(chain(*of_bundles, stated))))
+        Rate limited: with a million items it takes a second.
+        """
+        if self._due.due() and self._read_stated() != self._stated:
+            self.list_now()
 
-    def _num_named(self) -> int:
+    def list_now(self) -> None:
+        """List the items of each tenant."""
+        with self._lock:
+            self._stated = self._read_stated()
+            names: dict[str, list[str]] = {DEFAULT_TENANT: []}
+            for name in self._by_name:
+                names.setdefault(tenant_of_name(name), []).append(name)
+            for tenant, own in names.items():
+                of_bundles = (item_ids for name in own for item_ids in self._by_name[name].values())
+                stated = self.live_items.of(tenant).read(lambda layout: layout.new_ids)
+                is_dropped = tenant in self.live_items.dropped
+                self._listed.of(tenant).replace(() if is_dropped else tuple(dict.fromkeys(chain(*of_bundles, stated))))
+
+    def _read_stated(self) -> tuple[int, frozenset[str]]:
+        """Return the number of items that the live catalogues name, and the deleted tenants."""
         catalogues = (self.live_items, *self.live_items.tenants.values())
-        return sum(one.layout.num_named for one in catalogues)
+        return sum(one.layout.num_named for one in catalogues), self.live_items.dropped
 
 
 def _eraser(
@@ -275,7 +280,7 @@ def _impression_worker(
     )
 
 
-def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics) -> ItemFollower:
+def _item_follower(settings: Settings, counted: ItemsToCount, metrics: ItemsMetrics) -> ItemFollower:
     """Return the follower that creates the items topic and, in the first worker, writes its snapshot."""
     is_first = settings.worker_index == 0
     return ItemFollower(

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.observability.metrics import ResidencyMetrics
+from services.residency.report import resident_models
 from services.residency.residents import Residents
 from services.residency.state import Residency, ResidencyTable
 from tests.support.wait import wait_for
@@ -142,6 +143,17 @@ def test_a_failed_name_is_retried_after_a_pause_that_doubles(scene: Scene) -> No
     scene.models.acquire("a")
     scene.wait_for("a", Residency.RESIDENT)
     assert scene.value("tailrace_model_load_failed", name="a") == 0
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_a_name_that_was_never_in_memory_is_listed_as_failed(scene: Scene, size: int) -> None:
+    """Whether its files cannot be fetched or it exceeds the memory, the operator's list has it."""
+    scene.files.sizes["a"] = size
+    scene.files.broken = {"a"} if size == 4 else set()
+    scene.models.acquire("a")
+    wait_for(lambda: scene.models.failure("a"))
+
+    assert [(one.name, one.has_failed) for one in resident_models(scene.registry.collect())] == [("a", True)]
 
 
 def test_pinned_names_are_loaded_before_the_start_returns() -> None:

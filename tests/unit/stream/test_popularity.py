@@ -9,9 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from models.registry.bundle_follower import Serving
 from services.contracts.event_roles import parse_event_roles
+from services.contracts.tenant import prefix_of, scoped
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream import popularity
+from services.stream.__main__ import ItemsToCount
 from services.stream.aggregate import LoggedEvent
 from services.stream.popularity import LastTouches, ListedItems, PopularityCounter
 
@@ -116,6 +119,23 @@ def test_a_bundle_changes_what_is_listed() -> None:
         {"b": 2, "c": 1},
         {"a": 2, "b": 3, "c": 2},
     ]
+
+
+def test_a_deleted_tenant_s_items_are_popular_no_more() -> None:
+    """The deletion of its whole catalogue ends the counts of its bundles' items, and of no other tenant's."""
+    listed = ListedItems()
+    counts, counted = PopularityCounter(listed, NUM_PAIRS), ItemsToCount(listed)
+    for name in ("default", "acme.default", "bolt.default"):
+        counted.replace(name, Serving("v1", loaded={"v1": ("a",)}))
+    counted.list_now()
+    for place, tenant in enumerate(("", "acme", "bolt")):
+        counts.add(event(place, "a", user_id=scoped(tenant, "u")))
+    before = counts.top(NOW_MS, 10)["1h"].item_ids
+    counted.live_items.apply([(prefix_of("acme"), None)])
+    counted.list_now()
+
+    assert before == ("a", scoped("acme", "a"), scoped("bolt", "a"))
+    assert counts.top(NOW_MS, 10)["1h"].item_ids == ("a", scoped("bolt", "a"))
 
 
 def test_old_pairs_are_forgotten_first() -> None:
