@@ -38,7 +38,7 @@ from services.settings.settings import Settings, environment_set
 
 APP = f"many-names-{os.getpid()}"
 NAMES = ("default", *(f"name-{number}" for number in range(5)))
-HOT = "name-1"
+HOT = NAMES[1]
 ROOM, IDLE_S = 2.5, 4.0
 DEADLINE_MS = 2_000
 REFUSALS = tuple(error.__name__ for error in (ModelLoading, Overloaded, DeadlineExceeded))
@@ -54,7 +54,8 @@ _SIZES: dict[str, Any] = {
 }
 _HISTORY = tuple(catalogue_of(4).item_ids[1:])
 _NUM_FIRST_CALLS, _NUM_CALLERS, _NUM_HOT_CALLERS = 100, 12, 24
-_GIVE_UP_S, _CYCLES_S, _LOOK_S, _QUIET_S = 120.0, 600.0, 0.05, 2.0
+_GIVE_UP_S, _CYCLES_S, _QUIET_S = 120.0, 600.0, 2.0
+_LOOK_S, _LOG_LOOK_S, _PAUSE_S = 0.2, 2.0, 0.05
 _MIB = 2**20
 _ROOT = Path(__file__).parents[2]
 
@@ -118,7 +119,7 @@ class ReplicaScene:
             while (answer := await self.ask(name)) is None or answer.tier is not Tier.LLM:
                 if time.monotonic() > give_up_s:
                     raise TimeoutError(f"{name} is not ranked: {self.llm.failures}")
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_PAUSE_S)
 
     @asynccontextmanager
     async def callers(self, names: Sequence[str], num: int, pause_s: float = 0.0) -> AsyncIterator[None]:
@@ -236,13 +237,13 @@ async def replica_scene(settings: Settings) -> AsyncIterator[ReplicaScene]:
         await asyncio.to_thread(serve.delete, APP)
 
 
-async def until(is_so: Callable[[], bool], within_s: float = _GIVE_UP_S) -> float:
+async def until(is_so: Callable[[], bool], within_s: float = _GIVE_UP_S, look_s: float = _LOOK_S) -> float:
     """Wait until a condition holds, and return the seconds. Raises TimeoutError."""
     began_s = time.monotonic()
-    for _ in range(int(within_s / _LOOK_S)):
+    for _ in range(int(within_s / look_s)):
         if is_so():
             return time.monotonic() - began_s
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(look_s)
     raise TimeoutError(f"not within {within_s:g} s")
 
 
@@ -321,7 +322,7 @@ async def cycles(scene: ReplicaScene, num_cycles: int) -> dict[str, Any]:
     memory = []
     async with scene.callers(NAMES, _NUM_CALLERS):
         for share in (0.25, 1.0):
-            await until(lambda: scene.num_displaced() >= share * num_cycles, _CYCLES_S)  # noqa: B023 - awaited at once
+            await until(lambda: scene.num_displaced() >= share * num_cycles, _CYCLES_S, _LOG_LOOK_S)  # noqa: B023 - awaited at once
             memory.append(sum(psutil.Process(pid).memory_info().rss for pid in replica_pids()) / _MIB)
     return {
         "row": "replicas, cycles",
@@ -340,7 +341,7 @@ async def hot(scene: ReplicaScene, _number: int) -> dict[str, Any]:
     began_s = time.monotonic()
     async with scene.callers([HOT], _NUM_HOT_CALLERS):
         spread_s = await until(lambda: len(scene.llm.homes(HOT, began_s)) == 2)
-    async with scene.callers([HOT], 1, pause_s=_LOOK_S):
+    async with scene.callers([HOT], 1, pause_s=_PAUSE_S):
         shrunk_s = await until(lambda: len(scene.llm.homes(HOT, time.monotonic() - _QUIET_S)) == 1)
     return {"two_replicas_s": spread_s, "one_replica_s": max(0.0, shrunk_s - _QUIET_S)}
 

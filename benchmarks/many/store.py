@@ -92,14 +92,14 @@ class StoreFaults:
 @contextmanager
 def full_disk(pid: int) -> Iterator[None]:
     """Limit the files that a process writes to one byte."""
-    process = psutil.Process(pid)
-    _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
-    process.rlimit(psutil.RLIMIT_FSIZE, (1, hard))
+    _, most = psutil.Process().rlimit(psutil.RLIMIT_FSIZE)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (1, most))
     try:
         yield
     finally:
         with suppress(psutil.NoSuchProcess):
-            process.rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
+            psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (most, most))
 
 
 @contextmanager
