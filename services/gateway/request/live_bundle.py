@@ -169,6 +169,11 @@ class LiveBundle:
         return self._serving.live is not None
 
     @property
+    def last_version(self) -> str | None:
+        """The version whose popular items `partial` returns; None before one was read to this machine."""
+        return self._last_version
+
+    @property
     def is_known(self) -> bool:
         """Whether the popular items of a version were read to this machine."""
         return self._last_version is not None

@@ -71,7 +71,9 @@ class Names:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awaited: dict[str, asyncio.Event] = {}
         self._partial: dict[str, asyncio.Future[Live]] = {}
+        self._stand_ins: dict[str, asyncio.Future[Live]] = {}
         self._reading = ThreadPoolExecutor(_NUM_READING, "manifests")
+        self._at_hand = ThreadPoolExecutor(1, "manifests-at-hand")
         self._background = ThreadPoolExecutor(_NUM_LEARNING, "manifests-ahead")
         self._learning: asyncio.Task[None] | None = None
         self.has_read_manifests = False
@@ -103,7 +105,7 @@ class Names:
         if bundle.is_loaded:
             return bundle.of_unit(unit_id, now_ms)
         if (other := self._stand_in(bundle)) is not None:
-            found = await _within(timeout_s, self._partial_of(other))  # on this machine: late only without a processor
+            found = await _within(timeout_s, self._partial_at_hand(other))  # late only without a processor
             if found is not None:
                 return found
         return bundle.of_unit(unit_id, now_ms)  # raises DependencyUnavailable, or was loaded meanwhile
@@ -171,7 +173,7 @@ class Names:
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.wait((self._learning,))
-        for pool in (self._reading, self._background):
+        for pool in (self._reading, self._at_hand, self._background):
             pool.shutdown(wait=False, cancel_futures=True)
         self._source.is_stopped = True
         await asyncio.to_thread(self._residents.stop)
@@ -201,14 +203,26 @@ class Names:
         None while too many other bundles are being read.
         """
         found = self._partial.get(bundle.name)
-        if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
+        if found is None or (found.done() and _failed(found)):
             if len(self._partial) >= _MAX_PARTIAL:
                 if (name := next((name for name, one in self._partial.items() if one.done()), None)) is None:
                     return None
                 del self._partial[name]
             found = asyncio.get_running_loop().run_in_executor(self._reading, bundle.partial)
-            found.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
+            found.add_done_callback(_failed)  # or asyncio logs it
             self._partial[bundle.name] = found
+        return found
+
+    def _partial_at_hand(self, bundle: LiveBundle) -> "asyncio.Future[Live]":
+        """Return the popular items of a known bundle, whose files are on this machine: they wait for no other reads."""
+        found = self._stand_ins.get(bundle.name)
+        is_old = (
+            found is not None and found.done() and (_failed(found) or found.result().version != bundle.last_version)
+        )
+        if found is None or is_old:
+            found = asyncio.get_running_loop().run_in_executor(self._at_hand, bundle.partial)
+            found.add_done_callback(_failed)  # or asyncio logs it
+            self._stand_ins[bundle.name] = found
         return found
 
     def _stand_in(self, bundle: LiveBundle) -> LiveBundle | None:
@@ -238,6 +252,10 @@ class Names:
                     num_failed += 1
                 await asyncio.sleep(_LEARN_PAUSE_S)
         return num_failed
+
+
+def _failed(done: "asyncio.Future[Live]") -> bool:
+    return done.cancelled() or done.exception() is not None
 
 
 async def _within(timeout_s: float, partial: "asyncio.Future[Live] | None") -> Live | None:

@@ -157,6 +157,18 @@ async def test_a_manifest_that_is_read_too_slowly_is_replaced_within_the_deadlin
     assert (version, tier, num_items) == ("v1", Tier.POPULAR, 3)
 
 
+async def test_another_name_answers_while_a_slow_store_keeps_all_readers(scene: Scene) -> None:
+    """The popular items of the name that stands in are on this machine, and wait for no read of the store."""
+    scene.gate.clear()
+    names, slow = scene.world.plane.names, Event()
+    for _ in range(20):
+        names._reading.submit(slow.wait, 30.0)
+    answers = await asyncio.gather(*(scene.ask(name, deadline_ms=1_000) for name in NAMES))
+    slow.set()
+
+    assert [(version, tier, number) for version, tier, _, number in answers] == [("v1", Tier.POPULAR, 3)] * len(NAMES)
+
+
 async def test_a_name_without_a_bundle_is_refused_until_one_is_promoted(scene: Scene) -> None:
     """A name without a record is unavailable, and follows its first promotion."""
     shutil.rmtree(scene.root / "names" / "home.json", ignore_errors=True)
