@@ -3,12 +3,12 @@
 A clause ends at punctuation or at a word of contrast. A list is a single clause: "no romance, drama or horror".
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from models.wishes.language import english
+from models.wishes.refusals import ENDS, distance_around, num_behind, num_label, num_undoing, texts_of, words_until_end
 from models.wishes.words import Token, is_stop
 
 
@@ -36,17 +36,11 @@ class ClauseOfWish:
     """Whether the polarity is that of the first word only, if others follow: "not too scary horror films"."""
 
 
-_MAX_AROUND, _MAX_LABEL = 8, 4
 _CONDITIONS = frozenset(["if", "when", "whenever", "once"])
-_ENDS = frozenset(".;:!?()\n")
-_ANSWERED = frozenset(":?,")
-_AUXILIARIES = frozenset(["is", "are", "was", "were", "do", "does", "did", "will", "would", "can", "could"])
 _ALSO = frozenset(["only", "just", "merely", "simply"])
 """After "not", and before "but": "not only old films but new films"."""
 _NOUNS = frozenset(["love"])
 _BEFORE_VERBS = frozenset(["do", "does", "did", "to", "and", "also", "really", "just", "always", "still", "absolutely"])
-_PLAIN = english().linking | {"not"}
-_RELATIVE = frozenset(["that", "which", "who", "it", "there", "they", "i", "we", "you", "he", "she"])
 
 
 def clauses_of(tokens: Sequence[Token]) -> list[ClauseOfWish]:
@@ -74,32 +68,39 @@ class _Splitter:
 
     def _step(self, at: int) -> int:
         """Return the next token after what the token at `at` begins."""
-        tokens, token, is_wanted = self._tokens, self._tokens[at], self._polarity in (Polarity.WANT, Polarity.LIKE)
-        if (length := _undoing(tokens, at)) > 0:
-            return self._undo(at, length)
-        if self._begins_clause(at) and (length := _label(tokens, at)) > 0:
-            self._end(self._polarity, at)
-            self._polarity, self._begun, self._is_list = Polarity.AVOID, at + length, True
-            return self._begun
-        if token.text in english().prefixes and at + 1 < len(tokens) and tokens[at + 1].is_joined:  # "non-violent"
-            return self._avoid_between(at, at + 1, at + 2)
-        if (distance := _around(tokens, at)) is not None:
-            return self._avoid_between(at, at + 1, at + distance) + 1
-        if is_wanted and (length := _behind(tokens, self._begun, at)) > 0:
-            self._end(Polarity.AVOID, at)
-            self._begun = at + length
-            return self._begun
+        tokens, is_wanted = self._tokens, self._polarity in (Polarity.WANT, Polarity.LIKE)
+        if (end := self._refusal(at, is_wanted=is_wanted)) is not None:
+            return end
         if (cue := _cue_at(tokens, at) or self._comparison_at(at)) is not None:
             return self._begin(at, *cue)
         if not is_wanted and _is_resolve(tokens, at) and not self._says_nothing(at):  # "forget dramas I will take ..."
             self._end(self._polarity, at)
             self._polarity, self._begun = Polarity.WANT, at
-        if token.text == "free" and token.is_joined and at > self._begun:  # "gore-free"
+        if tokens[at].text == "free" and tokens[at].is_joined and at > self._begun:  # "gore-free"
             return self._avoid_between(at - 1, at - 1, at) + 1
         if self._ends_here(at):
             self._end(self._polarity, at)
             self._polarity, self._begun = Polarity.WANT, at + 1
         return at + 1
+
+    def _refusal(self, at: int, *, is_wanted: bool) -> int | None:
+        """Apply a refusal of more than a cue that begins at a token, and return the next token; None without one."""
+        tokens, token = self._tokens, self._tokens[at]
+        if (length := num_undoing(tokens, at)) > 0:
+            return self._undo(at, length)
+        if self._begins_clause(at) and (length := num_label(tokens, at)) > 0:
+            self._end(self._polarity, at)
+            self._polarity, self._begun, self._is_list = Polarity.AVOID, at + length, True
+            return self._begun
+        if token.text in english().prefixes and at + 1 < len(tokens) and tokens[at + 1].is_joined:  # "non-violent"
+            return self._avoid_between(at, at + 1, at + 2)
+        if (distance := distance_around(tokens, at)) is not None:
+            return self._avoid_between(at, at + 1, at + distance) + 1
+        if is_wanted and (length := num_behind(tokens, self._begun, at)) > 0:
+            self._end(Polarity.AVOID, at)
+            self._begun = at + length
+            return self._begun
+        return None
 
     def _begin(self, at: int, cue: str, length: int) -> int:
         """Begin a clause after a cue."""
@@ -118,7 +119,7 @@ class _Splitter:
     def _ends_here(self, at: int) -> bool:
         token = self._tokens[at]
         if self._is_list:
-            return token.text in _ENDS or token.text == "/"
+            return token.text in ENDS or token.text == "/"
         if token.text == "," and self._tokens[self._begun].text in _CONDITIONS and self._polarity == Polarity.WANT:
             return False  # "if it is a western, I switch off"
         return _ends_clause(self._tokens, at, self._polarity)
@@ -143,7 +144,7 @@ class _Splitter:
         if self._tokens[at].text not in ("than", "over"):
             return None
         for token in reversed(self._tokens[:at]):
-            if token.text in _ENDS:
+            if token.text in ENDS:
                 return None
             if token.text in english().comparing:
                 return "less", 1
@@ -164,27 +165,10 @@ class _Splitter:
         self._is_adjective = self._is_list = False
 
 
-def _undoing(tokens: Sequence[Token], at: int) -> int:
-    """Return the length of the phrase at a token that takes back what was asked for; 0 without one."""
-    return next((len(phrase) for phrase in english().undoing if _texts(tokens, at, len(phrase)) == phrase), 0)
-
-
-def _label(tokens: Sequence[Token], at: int) -> int:
-    """Return the length of a label of dislikes and its colon at a token: "Don't want:"; 0 without one."""
-    words = [token.text for token in itertools.takewhile(lambda one: one.is_word, tokens[at : at + _MAX_LABEL])]
-    if _texts(tokens, at + len(words), 1) != (":",) or not any(word in english().labels for word in words):
-        return 0
-    return len(words) + 1 if all(word in english().labels or is_stop(word) for word in words) else 0
-
-
 def _is_resolve(tokens: Sequence[Token], at: int) -> bool:
     """Whether a token begins "I will", "we would" and so on."""
-    first, second = (*_texts(tokens, at, 2), "", "")[:2]
+    first, second = (*texts_of(tokens, at, 2), "", "")[:2]
     return first in ("i", "we") and second in ("will", "would", "could")
-
-
-def _texts(tokens: Sequence[Token], at: int, length: int) -> tuple[str, ...]:
-    return tuple(token.text for token in tokens[at : at + length])
 
 
 def _polarity(cue: str, before: Polarity, following: str) -> Polarity:
@@ -214,7 +198,7 @@ def _cue_at(tokens: Sequence[Token], at: int) -> tuple[str, int] | None:
 
 def _corrects(tokens: Sequence[Token], at: int) -> bool:
     """Whether the clause from this token ends at "but": "not only comedies but also dramas"."""
-    end = at + len(_until_end(tokens, at))
+    end = at + len(words_until_end(tokens, at))
     following = [token.text for token in tokens[end : end + 2]]
     return "but" in following[: 2 if following[:1] == [","] else 1]
 
@@ -225,74 +209,9 @@ def _is_noun(tokens: Sequence[Token], at: int) -> bool:
     return tokens[at].text in _NOUNS and before is not None and before.is_word and before.text not in _BEFORE_VERBS
 
 
-def _around(tokens: Sequence[Token], at: int) -> int | None:
-    """Return the distance to the end of "keep ... out" at a token; None without it in this clause."""
-    for begin, end in english().around:
-        if tokens[at].text == begin:
-            for length in range(2, min(_MAX_AROUND, len(tokens) - at)):
-                if not tokens[at + length].is_word:
-                    break
-                if tokens[at + length].text == end:
-                    return length
-    return None
-
-
-def _behind(tokens: Sequence[Token], begun: int, at: int) -> int:
-    """Return the length of the phrase at a token that excludes what its clause names; 0 without one."""
-    for phrase in english().behind:
-        if _texts(tokens, at, len(phrase)) == phrase and (at == begun or tokens[at - 1].text != "to"):
-            return len(phrase)
-    if at > begun and _displeases(tokens, at):
-        return len(_until_end(tokens, at))
-    if tokens[at].text in english().weakness and (
-        at + 1 == len(tokens) or tokens[at + 1].text == "and" or _is_end(tokens[at + 1])
-    ):
-        return 1
-    if at == begun:
-        return 0
-    if tokens[at].text in _ANSWERED or tokens[at].text == ".":
-        first = next((place for place in range(at, len(tokens)) if tokens[place].is_word), len(tokens))
-        answer = _until_end(tokens, first)
-        if _texts(tokens, at, 2) != (".", ".") and tokens[at].text == ".":  # a sentence of its own
-            return first + len(answer) - at if len(answer) > 2 and tuple(answer) in english().answers else 0
-        return first + len(answer) - at if tuple(answer) in english().answers or _refuses(("is", *answer), "") else 0
-    words = _until_end(tokens, at)
-    return len(words) if tuple(words) in english().answers or _refuses(words, tokens[at - 1].text) else 0
-
-
-def _displeases(tokens: Sequence[Token], at: int) -> bool:
-    """Whether a verb at a token says that its subject displeases: "ruin the evening"; not in "a film to scare me"."""
-    verb, displeased = (*_texts(tokens, at, 2), "", "")[:2]
-    if verb not in english().displeasing or displeased not in english().displeased:
-        return False
-    return tokens[at - 1].text not in _RELATIVE | {"to"}
-
-
-def _until_end(tokens: Sequence[Token], at: int) -> list[str]:
-    """Return the words from a token to the end of its clause."""
-    end = next((place for place in range(at, len(tokens)) if _is_end(tokens[place])), len(tokens))
-    return [token.text for token in tokens[at:end]]
-
-
-def _refuses(words: Sequence[str], before: str) -> bool:
-    """Whether a predicate refuses its subject: "is not my thing", "are so boring"; not in "that is not boring"."""
-    if not words or words[0] not in _AUXILIARIES | english().linking or before in _RELATIVE:
-        return False
-    named = [word for word in words[1:] if word in english().appeal or not (is_stop(word) or word in _PLAIN)]
-    if "too" in words[1:3] and "not" not in words and words[-1] != "too":  # "is too scary"
-        return True
-    if "not" in words[1:3]:
-        return bool(named) and all(word in english().appeal for word in named)
-    return any(word in english().faults for word in words[1:]) and all(word in english().faults for word in named)
-
-
-def _is_end(token: Token) -> bool:
-    return token.text in _ENDS or token.text == "," or token.text in english().contrast
-
-
 def _ends_clause(tokens: Sequence[Token], at: int, polarity: Polarity) -> bool:
     token = tokens[at]
-    if token.text in _ENDS or token.text in english().contrast:
+    if token.text in ENDS or token.text in english().contrast:
         return True
     following = tokens[at + 1].text if at + 1 < len(tokens) else ""
     if token.text == ",":
@@ -304,7 +223,7 @@ def _list_goes_on(tokens: Sequence[Token], at: int) -> bool:
     """Whether the words after a comma continue a list that ends with "or" or "nor"."""
     first: list[str] = []
     for token in tokens[at:]:
-        if token.text in _ENDS or token.text in english().contrast:
+        if token.text in ENDS or token.text in english().contrast:
             break
         first.append(token.text)
     if not first or first[0] in english().restarts:

@@ -27,9 +27,10 @@ class Language:
     pronouns: frozenset[str]
     replacing: tuple[Phrase, ...]
     around: tuple[Phrase, ...]
-    behind: tuple[Phrase, ...]
+    behind: Mapping[str, tuple[Phrase, ...]]
     labels: frozenset[str]
-    undoing: tuple[Phrase, ...]
+    undoing: Mapping[str, tuple[Phrase, ...]]
+    """Phrases by their first word, as `behind`."""
     displeasing: frozenset[str]
     displeased: frozenset[str]
     linking: frozenset[str]
@@ -67,9 +68,9 @@ def english() -> Language:
         pronouns=words["pronouns"],
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),
-        behind=_phrases(about["behind"]),
+        behind=_by_first_word(about["behind"]),
         labels=words["labels"],
-        undoing=_phrases(about["undoing"]),
+        undoing=_by_first_word(about["undoing"]),
         displeasing=words["displeasing"],
         displeased=words["displeased"],
         linking=words["linking"],
@@ -90,3 +91,10 @@ def english() -> Language:
 
 def _phrases(phrases: Iterable[str]) -> tuple[Phrase, ...]:
     return tuple(tuple(phrase.split()) for phrase in phrases)
+
+
+def _by_first_word(phrases: Iterable[str]) -> Mapping[str, tuple[Phrase, ...]]:
+    found: dict[str, tuple[Phrase, ...]] = {}
+    for phrase in _phrases(phrases):
+        found[phrase[0]] = (*found.get(phrase[0], ()), phrase)
+    return found
