@@ -6,7 +6,7 @@ Prompts are new in each run, to avoid prefix cache hits, and the same for all en
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Case:
     """A timed case: `num_new` tokens each after `batch` prompts, or beams of `width` over codes of three levels.
 
     `lengths`, if given, are the pairs of prompt length and number of new tokens. `scores` are the tokens among which
-    beams are normalised.
+    beams are normalised. With `is_cached` each run has the same prompts, of which the first run's blocks are cached.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Case:
     temperature: float = 0.0
     scores: Scores = "catalogue"
     lengths: tuple[tuple[int, int], ...] = ()
+    is_cached: bool = False
 
     @property
     def amount(self) -> int:
@@ -68,11 +69,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCases:
-    """Cases for our engine only: random weights in the shape of a known model, with their engine configuration."""
+    """Cases for our engine only: random weights in the shape of a known model, with their engine configuration.
+
+    `level_size` is the number of codes of each level of the catalogue.
+    """
 
     shape: str
     config: dict[str, int]
     cases: tuple[Case, ...]
+    level_size: int = _MAX_LEVEL_SIZE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +108,28 @@ def foreign_cases() -> tuple[Case, ...]:
     """Return the cases of a recommender that was trained elsewhere: 50 beams, by both kinds of scores."""
     shape: dict[str, Any] = {"unit": "requests/s", "batch": 1, "prompt_len": 128, "width": 50}
     return Case(name="foreign", scores="vocabulary", **shape), Case(name="foreign-catalogue", **shape)
+
+
+def foreign_shape_cases(*, tiny: bool = False) -> ShapeCases:
+    """Return the cases of OneRec-1.7B as vLLM-GR publishes them: 3 x 8,192 SIDs, a context of 1,024, hit and miss."""
+    length, widths = (40, (8, 16)) if tiny else (1_024, (64, 128, 256))
+    cases = tuple(
+        Case(
+            name=f"onerec-1.7b-{scores}-{width}-{'hit' if is_cached else 'miss'}",
+            unit="ms",
+            batch=1,
+            prompt_len=length,
+            width=width,
+            scores=scores,
+            is_cached=is_cached,
+        )
+        for scores in get_args(Scores)
+        for width in widths
+        for is_cached in (False, True)
+    )
+    config = {"max_num_batched_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
+    shape, level_size = ("tiny", 64) if tiny else ("onerec-1.7b", 8_192)
+    return ShapeCases(shape=shape, config=config, cases=cases, level_size=level_size)
 
 
 PRODUCT = {
@@ -179,16 +206,16 @@ def _nano_vllm(share: int) -> Case:
 
 def draw_prompts(case: Case, words: Sequence[int], run: int) -> list[list[int]]:
     """Cut this run's prompts out of a long text's tokens, or draw them from the vocabulary if `words` is a range."""
-    draw = random.Random(f"{case.name}/{run}")
+    draw = random.Random(f"{case.name}/{0 if case.is_cached else run}")
     if isinstance(words, range):
         return [draw.choices(words, k=length) for length in case.prompt_lens]
     starts = [draw.randrange(len(words) - length) for length in case.prompt_lens]
     return [list(words[start : start + length]) for start, length in zip(starts, case.prompt_lens, strict=True)]
 
 
-def code_table(vocab_size: int) -> CodeTable:
+def code_table(vocab_size: int, level_size: int = _MAX_LEVEL_SIZE) -> CodeTable:
     """Draw a catalogue over the last tokens of a vocabulary."""
-    size = min(_MAX_LEVEL_SIZE, vocab_size // NUM_LEVELS)
+    size = min(level_size, vocab_size // NUM_LEVELS)
     num_items = min(_MAX_ITEMS, size**NUM_LEVELS // 2)
     codes = np.random.default_rng(0).integers(0, size, (num_items, NUM_LEVELS))
     offsets = tuple(vocab_size - (NUM_LEVELS - level) * size for level in range(NUM_LEVELS))

@@ -24,6 +24,7 @@ _QWEN3 = DecoderConfig(
 SHAPES = {
     "qwen3-0.6b": _QWEN3,
     "qwen3-1.7b": replace(_QWEN3, hidden_size=2_048, intermediate_size=6_144),
+    "onerec-1.7b": replace(_QWEN3, hidden_size=2_048, intermediate_size=6_144, vocab_size=176_640),
     "llama-3-8b": DecoderConfig(
         vocab_size=128_256,
         hidden_size=4_096,
@@ -59,7 +60,10 @@ SHAPES = {
         qk_norm=True,
     ),
 }
-"""Qwen3, Llama 3 and SmolLM2 as in their published config.json; `tiny` runs on any machine."""
+"""Qwen3, Llama 3 and SmolLM2 as in their published config.json; OneRec is Qwen3 with 3 x 8,192 SIDs, padded to 256.
+
+`tiny` runs on any machine.
+"""
 
 
 def random_decoder(shape: str | DecoderConfig, dtype: torch.dtype, device: torch.device) -> Decoder:

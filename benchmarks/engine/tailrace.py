@@ -54,7 +54,7 @@ class TailraceEngine:
         """Use the engine of this kind of scores; it is built on first use."""
         if scores not in self._engines:
             decoder = _load(self._options["model"], self._dtype, self._device)
-            self._codes = code_table(decoder.config.vocab_size)
+            self._codes = code_table(decoder.config.vocab_size, **self._options.get("catalogue", {}))
             has_catalogue = self._options.get("has_catalogue", True)
             engine = Engine(
                 decoder,

@@ -154,4 +154,4 @@ def _event(**fields: Any) -> str:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app_of(sys.argv[2:]), host=_HOST, port=int(sys.argv[1]), log_level="warning")
+    uvicorn.run(app_of(sys.argv[2:]), host=_HOST, port=int(sys.argv[1]), log_level="critical")

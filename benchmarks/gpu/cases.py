@@ -1,6 +1,6 @@
 """The engine's cases on a GPU, in this process: beams of the Qwen3-1.7B shape, or texts, also of Llama-3-8B.
 
-    python -m benchmarks.gpu.cases beams|text|beams-product cuda OUT --limit-s SECONDS [--tiny]
+    python -m benchmarks.gpu.cases beams|text|beams-product|foreign cuda OUT --limit-s SECONDS [--tiny]
 
 Each case runs once to load its kernels, then in rounds while time allows. OUT is written after each run, in the form of
 `benchmarks.engine`. `beams-product` uses the product's limits, the other groups the best limits for each case.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.cases import Case, ShapeCases, draw_prompts, shape_cases
+from benchmarks.engine.cases import Case, ShapeCases, draw_prompts, foreign_shape_cases, shape_cases
 from benchmarks.engine.report import Measured, case_rows, lines, roofline_rows
 from benchmarks.engine.tailrace import TailraceEngine
 from benchmarks.load.command import write_report
@@ -33,7 +33,7 @@ _WARM_UP_SEQUENCES, _WARM_UP_TOKENS = 16, 8
 def main() -> None:
     """Measure group by group."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["beams", "text", "beams-product"])
+    parser.add_argument("part", choices=["beams", "text", "beams-product", "foreign"])
     parser.add_argument("device", choices=["cpu", "cuda"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit-s", type=float, required=True)
@@ -54,6 +54,8 @@ def main() -> None:
 
 def groups_of(part: str, *, tiny: bool) -> Sequence[ShapeCases]:
     """Return the groups of a part; for beams, all batches of the short context, and the long context separately."""
+    if part == "foreign":
+        return [foreign_shape_cases(tiny=tiny)]
     beams, *texts = shape_cases(tiny=tiny, as_product=part == "beams-product")
     if part == "text":
         return texts
@@ -73,6 +75,7 @@ def measure(group: ShapeCases, device: str, report: dict[str, Any], out: Path, u
             "threads": len(os.sched_getaffinity(0)),
             "config": {**group.config, "cpu_kernels": "torch"},
             "has_catalogue": has_beams,
+            "catalogue": {"level_size": group.level_size},
         }
     )
     row = {"shape": group.shape, **engine.describe(), "ready_s": round(time.monotonic() - began_s, 1)}

@@ -50,6 +50,7 @@ def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
     yield measured("profile", 75)
     yield measured("train", 45)
     yield measured("beams-product", 150, "beams-product", module="cases", is_extra=True)
+    yield measured("foreign", 150, "foreign", module="cases", is_extra=True)
     yield Step("kernel-tests", "kernel-tests", (*_pytest(8), *_KERNEL_TESTS), 160, is_extra=True)
 
 
