@@ -41,6 +41,7 @@ EMBEDDED_ONLY = {
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
     "test_names.py": "starts a second embedded stack, with names of its own",
+    "test_tenants.py": "starts a second embedded stack, with tenants",
     "test_text.py": "asks for the text model of the embedded stack; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",

@@ -10,6 +10,7 @@ which goes when nothing is left.
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ from infra.kafka.sender import topic_sender
 if TYPE_CHECKING:
     from services.items.live_items import LiveItems
     from services.settings.settings import Settings
+
+
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ def delete_data(settings: "Settings", tenant: str) -> bool:
     _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
     if num_done < len(accepted) or any(scan(settings, tenant).entries.values()):
         return False
+    _rewrite_file(settings)
     path.unlink(missing_ok=True)
     return True
 
@@ -143,6 +148,17 @@ def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
         keys = [scoped(tenant, item_id) for item_id in item_ids] + [prefix_of(tenant)]
         with topic_sender(settings, settings.items_topic) as send:
             send([(key.encode(), None) for key in keys])
+
+
+def _rewrite_file(settings: "Settings") -> None:
+    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows, and wait for the end."""
+    from services.features.erasing import ErasingWriter
+    from services.features.repo import RepoAddress
+
+    writer = ErasingWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
+    if writer.begin_rewrite():
+        while writer.is_rewriting():
+            time.sleep(_LOOK_S)
 
 
 def _drop_explanations(settings: "Settings", tenant: str) -> None:

@@ -175,10 +175,11 @@ class ResidencyTable:
             return
         wanted = ModelBytes.of(size)
         if not self._can_fit(wanted):
-            pinned = ModelBytes.sum(self._models[pin].size for pin in self.pinned & self._models.keys()).total
+            sizes = [self._models[pin].size for pin in self.pinned & self._models.keys()]
+            pinned, together = ModelBytes.sum(sizes).total, ModelBytes.sum((*sizes, wanted)).total
             raise TooLarge(
-                f"{name}: needs {wanted.total:,} bytes; the memory for models has {self._budget_bytes:,} bytes, "
-                f"of which pinned names take {pinned:,}"
+                f"{name}: needs {together - pinned:,} bytes more; of {self._budget_bytes:,} bytes for models "
+                f"pinned names take {pinned:,}"
             )
         self._wanted.setdefault(name, _Wanted(wanted, now_s))
 

@@ -1,18 +1,14 @@
 """Erasure with a real broker, Valkey and worker: removed data, data that must not return, and crashes."""
 
 import asyncio
-import base64
 import csv
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from io import BytesIO
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +17,7 @@ from redis import Redis
 from infra.cli.erase import BATCH_USERS
 from infra.cli.tenant_deletion import delete_data, scan
 from infra.kafka.sender import topic_sender
+from models.registry.store import BundleStore
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
 from services.contracts.erasure import Erasure, ErasureReceipt
@@ -38,6 +35,7 @@ from services.stream.log.ledger import ErasureLedger
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
 from tests.support.stream.topics import read_topic
+from tests.support.traces import traces_of
 from tests.support.training.bundles import publish_bundle
 from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
@@ -71,35 +69,6 @@ def until_done(rig: Rig, *erasure_ids: str) -> None:
         wait_for(lambda one=erasure_id: is_done(rig, one), 90.0, f"the receipt: {receipt_of(rig, erasure_id)}")
 
 
-def traces_of(rig: Rig, user_id: str) -> list[str]:
-    """Return the places that contain a user's ID.
-
-    Searches keys and values of Redis, its file, and files of the state folder, raw and in the usual encodings.
-    """
-    raw = user_id.encode()
-    forms = {raw, quote(user_id, safe="").encode(), json.dumps(user_id)[1:-1].encode(), raw.hex().encode()}
-    forms.add(base64.b64encode(raw).rstrip(b"="))
-    found = []
-    with Redis(host=HOST, port=rig.features.redis.port) as client:
-        for key in client.scan_iter():
-            if any(form in key + (client.dump(key) or b"") for form in forms):
-                found.append(repr(key))
-            kind = client.type(key)
-            values = client.hgetall(key) if kind == b"hash" else {}
-            if any(form in name + value for name, value in values.items() for form in forms):
-                found.append(f"a field of {key!r}")
-        own_folder = Path(client.config_get("dir")["dir"])
-    for path in (*Path(rig.settings.state_dir).rglob("*"), *own_folder.rglob("*")):
-        if not path.is_file() or "broker" in path.parts:
-            continue
-        content = path.read_bytes()
-        if path.suffix == ".parquet":  # compressed; a snapshot of items ends with a digest
-            table = content[:-32] if path == rig.settings.items_snapshot else content
-            content += "\n".join(map(str, pq.ParquetFile(BytesIO(table)).read().to_pylist())).encode()
-        found += [str(path) for form in forms if form in content]
-    return found
-
-
 def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: Rig) -> None:
     """An erasure removes a user's row and log, keeps other users', and later events begin a new, logged history."""
     rig.start_worker()
@@ -117,11 +86,16 @@ def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: 
 
 def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     """The deletion erases every user of the tenant, and no other user; a scan of all stores finds no id of it."""
-    settings = rig.settings
+    settings = rig.settings = rig.settings.model_copy(update={"names": "default,acme.default"})
     settings.stages_dir.mkdir(parents=True, exist_ok=True)
+    publish_bundle(settings.bundle_root, "v1")
+    BundleStore(settings.bundle_root, "acme.default").promote("v1")
     rig.start_worker()
-    rig.send(*(click(number, scoped("acme", f"u{number % 3}")) for number in range(1, 9)), click(9, OTHER))
+    now_ms = time.time_ns() // 1_000_000
+    own = (click(number, scoped("acme", f"u{number % 3}"), event_time_ms=now_ms) for number in range(1, 9))
+    rig.send(*own, click(9, OTHER))
     wait_for(lambda: len(rig.logged()) == 9, what="the log")
+    wait_for(lambda: scan(settings, "acme").entries["popularity"], 60.0, "the popular items")
     with topic_sender(settings, settings.items_topic) as send:
         send([(scoped("acme", "i1").encode(), b'{"available": false}'), (b"i1", b'{"available": false}')])
     before = scan(settings, "acme")
@@ -131,8 +105,8 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
 
     assert before.users == {scoped("acme", f"u{number}") for number in range(3)}
     assert before.entries["items"] == 1
-    assert traces_of(rig, "acme\x1f") == []
-    assert traces_of(rig, OTHER)
+    assert traces_of(rig.settings, "acme\x1f") == []
+    assert traces_of(rig.settings, OTHER)
 
 
 def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
@@ -140,14 +114,14 @@ def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
     rig.start_worker()
     rig.send(*(click(number, SECRET) for number in range(1, 30)), click(30, OTHER))
     wait_for(lambda: len(rig.logged()) == 30, what="the log")
-    assert traces_of(rig, SECRET)
+    assert traces_of(rig.settings, SECRET)
 
     rig.send(erasure(SECRET))
     until_done(rig, "x")
     rig.stop_worker()
 
-    assert traces_of(rig, SECRET) == []
-    assert traces_of(rig, OTHER)
+    assert traces_of(rig.settings, SECRET) == []
+    assert traces_of(rig.settings, OTHER)
 
 
 def explain(rig: Rig, user_id: str) -> None:
@@ -208,7 +182,7 @@ def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
     assert all(before[kind] for kind in ("history", "lists", "explanations", "events"))
     assert not any(after[kind] for kind in ("history", "lists", "explanations", "events", "shown", "impressions"))
     assert all(others[kind] for kind in ("history", "lists", "explanations", "events"))
-    assert traces_of(rig, SECRET) == []
+    assert traces_of(rig.settings, SECRET) == []
     base = pq.read_table(rig.settings.offline_log_dir / "base_histories.parquet")
     assert base["user_id"].to_pylist() == [OTHER]
     assert rig.features.table_path(USER_HISTORY.name).exists()
