@@ -19,7 +19,7 @@ from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
 from services.llm.engine.device import HostCopy, to_device
-from services.llm.engine.forward.adapters import StepAdapters
+from services.llm.engine.forward.adapters import StepAdaptersCache
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.weights import DecoderWeights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
@@ -174,6 +174,7 @@ class EagerSteps:
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
         self._device = device
+        self._adapters = StepAdaptersCache(device)
 
     def run(self, plan: StepPlan) -> tuple[list[RankedItems], SampledTokens]:
         """Start a non-empty step. Returns the rankings that it completes and the sampled tokens. Does not wait."""
@@ -181,8 +182,9 @@ class EagerSteps:
         tokens_T, positions_T = self._lay_out(plan, beams)
         slot_mapping_P = self._slot_mapping(plan)
         tails = beams.tails if beams is not None else None
-        pages, rows_R = self._forward.prepare(plan), self._on_device(plan.output_rows)
-        adapters = StepAdapters.of_plan(plan, self._device)
+        output_rows = plan.output_rows
+        pages, rows_R = self._forward.prepare(plan), self._on_device(output_rows)
+        adapters = self._adapters.of_plan(plan, output_rows)
         step = StepInputs(tokens_T, positions_T, slot_mapping_P, pages, tails, rows_R, adapters)
         return self._select(plan, beams, self._forward.hidden(step))
 

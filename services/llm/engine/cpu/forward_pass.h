@@ -44,31 +44,39 @@ inline void multiply_bytes(
 struct LowRank {
     TailraceAdapterRows rows;
     TailraceSlots slots;
-    bool is_late;  // added after the product: few rows, whose columns come in fours
+    bool is_late;  // added after the product, row by row: few rows, whose columns come in pieces
     int parts;
     int64_t ends[kMaxParts];
 
     int64_t width() const { return ends[parts - 1]; }
 };
 
-// y += low (rank,) times up (rank, width), `count` columns of it: vectors in fours, single vectors, single columns.
+// y += low (ROWS,) times up (ROWS, width), `count` columns of it.
+template <int ROWS, class T>
+inline void add_rows(const float* low, const T* up, int64_t width, int64_t count, float* y) {
+    int64_t n = 0;
+    for (; n + kWidth <= count; n += kWidth) {
+        Floats sum = load(y + n);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) sum += low[r] * load(up + r * width + n);
+        store(y + n, sum);
+    }
+    for (; n < count; n++)
+        for (int r = 0; r < ROWS; r++) y[n] += low[r] * to_float(up[r * width + n]);
+}
+
+// y += low (rank,) times up (rank, width), `count` columns of it. Few rows at a time: the hardware prefetcher follows them.
 template <class T>
 inline void add_low_rank(const float* low, const T* up, int64_t rank, int64_t width, int64_t count, float* y) {
-    int64_t n = 0;
-    for (; n + 4 * kWidth <= count; n += 4 * kWidth) {
-        Floats sum[4] = {};
-        for (int64_t r = 0; r < rank; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) sum[v] += low[r] * load(up + r * width + n + v * kWidth);
-        for (int v = 0; v < 4; v++) store(y + n + v * kWidth, load(y + n + v * kWidth) + sum[v]);
-    }
-    for (; n + kWidth <= count; n += kWidth) {
-        Floats sum = {};
-        for (int64_t r = 0; r < rank; r++) sum += low[r] * load(up + r * width + n);
-        store(y + n, load(y + n) + sum);
-    }
-    for (int64_t r = 0; r < rank && n < count; r++)
-        for (int64_t rest = n; rest < count; rest++) y[rest] += low[r] * to_float(up[r * width + rest]);
+    int64_t r = 0;
+    for (; r + 4 <= rank; r += 4) add_rows<4>(low + r, up + r * width, width, count, y);
+    for (; r < rank; r++) add_rows<1>(low + r, up + r * width, width, count, y);
+}
+
+// Reads rows ahead into the L2 cache: short streams, which the hardware prefetcher does not follow.
+template <class T>
+inline void prefetch_rows(const T* from, int64_t count) {
+    for (int64_t k = 0; k < count; k += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + k, 0, 2);
 }
 
 // The phases of one step. In each phase a thread handles its share of the rows, of a matrix's columns or of the tiles.
@@ -89,9 +97,8 @@ class ForwardPass {
         int64_t count = step_.rows;
         Range rows(count, 1, thread, threads);
         TailraceAdapterRows adapters = step_.adapter_rows;
-        const auto change_of = [&](int64_t index, auto matrix, auto slots, std::initializer_list<int64_t> ends, const T* x, int64_t size) {
-            const bool is_late = count < kGemmMinRows && !(model_.layers[index].*matrix).strips;
-            LowRank change = {adapters, {nullptr, nullptr}, is_late, int(ends.size()), {}};
+        const auto change_of = [&](int64_t index, auto slots, std::initializer_list<int64_t> ends, const T* x, int64_t size) {
+            LowRank change = {adapters, {nullptr, nullptr}, count < kGemmMinRows, int(ends.size()), {}};
             std::copy(ends.begin(), ends.end(), change.ends);
             if (!adapters.num_segments) return change;
             change.slots = step_.adapters[index].*slots;
@@ -108,7 +115,7 @@ class ForwardPass {
             norm(rows, layer.attention_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
             const int64_t query = query_width_, key = query + (qkv_width_ - query_width_) / 2, ffn = model_.ffn, hidden = model_.hidden;
-            const LowRank qkv = change_of(index, &TailraceLayer::qkv, &TailraceLayerSlots::qkv, {query, key, qkv_width_}, x_.get(), hidden);
+            const LowRank qkv = change_of(index, &TailraceLayerSlots::qkv, {query, key, qkv_width_}, x_.get(), hidden);
             linear(layer.qkv, qkv, x_.get(), count, model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
                 std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
             });
@@ -127,17 +134,17 @@ class ForwardPass {
                 rows = Range(count, 1, thread, threads);
             }
             if (model_.is_quantised) quantise_rows(rows, x_.get(), query_width_);
-            const LowRank output = change_of(index, &TailraceLayer::output, &TailraceLayerSlots::output, {hidden}, x_.get(), query);
+            const LowRank output = change_of(index, &TailraceLayerSlots::output, {hidden}, x_.get(), query);
             linear(layer.output, output, x_.get(), count, query, hidden, thread, threads, add_to_residual);
             barrier();
             add_changes(output, rows, residual_.get());
             norm(rows, layer.ffn_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
-            const LowRank both = change_of(index, &TailraceLayer::gate_up, &TailraceLayerSlots::gate_up, {ffn, 2 * ffn}, x_.get(), hidden);
+            const LowRank both = change_of(index, &TailraceLayerSlots::gate_up, {ffn, 2 * ffn}, x_.get(), hidden);
             gate_up(layer.gate_up, both, count, rows, thread, threads);
             barrier();
             if (model_.is_quantised) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
-            const LowRank down = change_of(index, &TailraceLayer::down, &TailraceLayerSlots::down, {hidden}, heads_or_ffn_.get(), ffn);
+            const LowRank down = change_of(index, &TailraceLayerSlots::down, {hidden}, heads_or_ffn_.get(), ffn);
             linear(layer.down, down, heads_or_ffn_.get(), count, ffn, hidden, thread, threads, add_to_residual);
             barrier();
             add_changes(down, rows, residual_.get());
@@ -204,7 +211,12 @@ class ForwardPass {
         for (int64_t number = 0; number < change.rows.num_segments * change.parts; number++) {
             const TailraceSegment& segment = change.rows.segments[number / change.parts];
             const int64_t part = number % change.parts;
-            const T* down = static_cast<const T*>(change.slots.down) + (segment.slot * change.parts + part) * step_.slot_rank * size;
+            const T* down = down_of(change, number, size);
+            if (const int64_t next = number + 1; next < change.rows.num_segments * change.parts) {
+                const int64_t rank = step_.slot_ranks[change.rows.segments[next / change.parts].slot];
+                const Range share(rank, kCols, int((thread + next) % threads), threads);
+                prefetch_rows(down_of(change, next, size) + share.first * size, (share.last - share.first) * size);
+            }
             const Product<T, T> product = {x + segment.first * size, down, segment.end - segment.first, size, step_.slot_ranks[segment.slot], 1};
             multiply(product, int((thread + number) % threads), threads, kGemmMinRows, [&](int64_t row, int64_t r, float* const* y, int count) {
                 std::copy_n(y[0], count, low_of(segment.first + row, part) + r);
@@ -213,13 +225,24 @@ class ForwardPass {
         barrier();
     }
 
+    // The matrix `down` of one projection of a segment's adapter, numbered together.
+    const T* down_of(const LowRank& change, int64_t number, int64_t size) const {
+        const int64_t slot = change.rows.segments[number / change.parts].slot;
+        return static_cast<const T*>(change.slots.down) + (slot * change.parts + number % change.parts) * step_.slot_rank * size;
+    }
+
+    // The matrix `up` of a row's adapter.
+    const T* up_of(const LowRank& change, int64_t row) const {
+        return static_cast<const T*>(change.slots.up) + change.rows.slots[row] * step_.slot_rank * change.width();
+    }
+
     float* low_of(int64_t row, int64_t part) { return low_.get() + (row * kMaxParts + part) * step_.slot_rank; }
 
     // y += the change of `count` columns from n on, which may belong to several projections.
     void add_change(const LowRank& change, int64_t row, int64_t n, int64_t count, float* y) {
         const int64_t slot = change.rows.slots[row];
         if (slot < 0) return;
-        const T* up = static_cast<const T*>(change.slots.up) + slot * step_.slot_rank * change.width();
+        const T* up = up_of(change, row);
         for (int64_t part = 0, first = n; part < change.parts && first < n + count; part++) {
             const int64_t end = std::min(change.ends[part], n + count);
             if (end <= first) continue;
@@ -231,7 +254,11 @@ class ForwardPass {
     // Add a late change to these rows of a joined matrix's output, after a barrier.
     void add_changes(const LowRank& change, const Range& rows, float* out) {
         if (!change.rows.num_segments || !change.is_late) return;
-        for (int64_t row = rows.first; row < rows.last; row++) add_change(change, row, 0, change.width(), out + row * change.width());
+        for (int64_t row = rows.first; row < rows.last; row++) {
+            if (const int64_t next = row + 1; next < rows.last && change.rows.slots[next] >= 0 && change.rows.slots[next] != change.rows.slots[row])
+                prefetch_rows(up_of(change, next), step_.slot_ranks[change.rows.slots[next]] * change.width());
+            add_change(change, row, 0, change.width(), out + row * change.width());
+        }
     }
 
     // out = x W^T + bias + the adapters' change: `put(row, n, y, count)` receives numbers n to n + count - 1 of the row.
@@ -244,16 +271,20 @@ class ForwardPass {
         });
     }
 
-    // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows of a matrix that is not packed gate and up are collected first.
+    // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows of a matrix that is not packed gate and up are collected first;
+    // so they are with few rows and adapters.
     void gate_up(const TailraceMatrix& matrix, const LowRank& change, int64_t count, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        if (count >= kGemmMinRows || matrix.strips)
+        const bool has_late = change.rows.num_segments && change.is_late;
+        if (count >= kGemmMinRows || (matrix.strips && !has_late))
             return multiply_by(matrix, change, x_.get(), count, model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
                 silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
-        linear(matrix, change, x_.get(), count, model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
-            std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
-        });
+        const int parts = matrix.strips ? 2 : 1;
+        const auto keep = [&](int64_t row, int64_t n, float* const* y, int count) {
+            for (int part = 0; part < parts; part++) std::copy_n(y[part], count, gates_.get() + (row * 2 + part) * ffn + n);
+        };
+        multiply_by(matrix, change, x_.get(), count, model_.hidden, 2 * ffn / parts, parts, thread, threads, keep);
         barrier();
         add_changes(change, rows, gates_.get());
         for (int64_t row = rows.first; row < rows.last; row++)

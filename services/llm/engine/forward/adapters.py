@@ -54,19 +54,37 @@ class StepAdapters:
     outputs: AdapterRows
 
     @classmethod
-    def of_plan(cls, plan: StepPlan, device: torch.device) -> "StepAdapters | None":
+    def of_rows(
+        cls, counts: Sequence[tuple[int, int]], output_rows: np.ndarray, device: torch.device
+    ) -> "StepAdapters":
+        """Return the slots of a step's rows: pairs of a slot and its number of successive rows."""
+        slots, numbers = np.array(counts, dtype=np.int64).T
+        every = np.repeat(slots, numbers)
+        return cls(AdapterRows.of(every, device), AdapterRows.of(every[output_rows], device))
+
+    def of(self, rows_R: Tensor | None) -> AdapterRows:
+        """Return the slots of the output rows, or of all rows for None."""
+        return self.every if rows_R is None else self.outputs
+
+
+class StepAdaptersCache:
+    """The slots of the last step's rows: successive steps of texts have the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._key: tuple[object, ...] = ()
+        self._last: StepAdapters | None = None
+
+    def of_plan(self, plan: StepPlan, output_rows: np.ndarray) -> StepAdapters | None:
         """Return the slots of a plan's rows, in its order; None if all rows belong to the base."""
         counts = [(chunk.sequence.adapter_slot, chunk.num_tokens) for chunk in plan.chunks]
         counts += [(sequence.adapter_slot, sequence.num_beam_rows) for sequence in plan.beam_steps]
         if all(slot < 0 for slot, _ in counts):
             return None
-        slots, numbers = np.array(counts, dtype=np.int64).T
-        every = np.repeat(slots, numbers)
-        return cls(AdapterRows.of(every, device), AdapterRows.of(every[plan.output_rows], device))
-
-    def of(self, rows_R: Tensor | None) -> AdapterRows:
-        """Return the slots of the output rows, or of all rows for None."""
-        return self.every if rows_R is None else self.outputs
+        key = (*counts, output_rows.tobytes())
+        if key != self._key:
+            self._key, self._last = key, StepAdapters.of_rows(counts, output_rows, self._device)
+        return self._last
 
 
 def slot_bytes(config: DecoderConfig, rank: int, number_bytes: int) -> int:
