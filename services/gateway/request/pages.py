@@ -45,7 +45,7 @@ _MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
 _KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
 _MAX_KEY_BYTES = 64
 _NUM_REMEMBERED = 16_384
-"""Items whose marks are remembered: few items are most of what is shown."""
+"""Items whose marks are remembered: most impressions are of few items."""
 _FEW_BEHIND = 4_096
 """Up to this many new items are marked and searched on the request path."""
 _FIX = "send the `next` of this user's last answer, or leave it out to begin again"
