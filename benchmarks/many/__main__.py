@@ -14,6 +14,7 @@ simulates a cluster with the product's state machines.
 """
 
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -21,6 +22,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import structlog
 
 from benchmarks.faults.object_store import s3_server
 from benchmarks.load.command import ReportOptions, about_run, exit_on_errors, rows_on_file, run_named, write_report
@@ -48,6 +51,7 @@ def main() -> None:
 
 
 async def _run(options: ManyOptions, url: str, folder: Path) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     parts = {
         "gateway": measure(f"{url}/many", folder, options.names, options.room, options.requests, options.cycles),
         "replicas": measure_replicas(f"{url}/replicas", folder / "replicas", options.cycles),

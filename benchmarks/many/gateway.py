@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import structlog
 from prometheus_client import CollectorRegistry
 
 from benchmarks.load.lone_plane import plane_over
@@ -141,7 +139,6 @@ async def measure(
     url: str, folder: Path, num_names: int, room: int, num_requests: int, num_cycles: int
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the rows."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     names = [f"name-{number}" for number in range(num_names)]
     publish_many(url, names, folder)
     async with gateway(url, folder / "one", names[:1], None) as one:

@@ -57,6 +57,12 @@ _NUM_FIRST_CALLS, _NUM_CALLERS, _NUM_HOT_CALLERS = 100, 12, 24
 _GIVE_UP_S, _CYCLES_S, _QUIET_S = 120.0, 600.0, 2.0
 _LOOK_S, _LOG_LOOK_S, _PAUSE_S = 0.2, 2.0, 0.05
 _MIB = 2**20
+_RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # as in a stack: Ray's default of 15 starves replicas
+    "OMP_NUM_THREADS": "1",
+}
 _ROOT = Path(__file__).parents[2]
 
 
@@ -259,7 +265,7 @@ def _titles() -> dict[int, str]:
 @contextmanager
 def _local_ray() -> Iterator[None]:
     """Run a Ray of this process's environment."""
-    with environment_set(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1"):
+    with environment_set(**_RAY):
         import ray
         from ray import serve
 
