@@ -298,12 +298,12 @@ async def measure_replicas(url: str, folder: Path, num_cycles: int) -> AsyncIter
             for number, fault in enumerate(FAULTS):
                 for row in (hot, killed, restarted):
                     before = len(scene.unanswered)
-                    await scene.until_ranked(*NAMES[:2])
-                    with faults.happening(fault, _ray_pids(), is_cached=True):
-                        try:
+                    try:
+                        await scene.until_ranked(*NAMES[:2])
+                        with faults.happening(fault, _ray_pids(), is_cached=True):
                             measured = await row(scene, number)
-                        except TimeoutError as error:  # the other rows can still be measured
-                            measured = {"error": str(error)}
+                    except TimeoutError as error:  # the other rows can still be measured
+                        measured = {"error": str(error)}
                     unanswered = len(scene.unanswered) - before
                     yield {"row": f"replicas, {row.__name__}", "fault": fault, **measured, "unanswered": unanswered}
 

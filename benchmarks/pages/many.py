@@ -52,8 +52,8 @@ def many_replicas() -> Iterator[str]:
     cells = [
         (
             fault,
-            *(f"{optional(parts['hot'].get(name), '.1f')} s" for name in ("two_replicas_s", "one_replica_s")),
-            *(f"{optional(parts[name].get('ranked_s'), '.0f')} s" for name in ("killed", "restarted")),
+            *(f"{optional(parts.get('hot', {}).get(name), '.1f')} s" for name in ("two_replicas_s", "one_replica_s")),
+            *(f"{optional(parts.get(name, {}).get('ranked_s'), '.0f')} s" for name in ("killed", "restarted")),
             str(sum(part["unanswered"] for part in parts.values())),
         )
         for fault, parts in rows.items()
