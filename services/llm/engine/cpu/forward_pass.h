@@ -65,10 +65,18 @@ inline void add_rows(const float* low, const T* up, int64_t width, int64_t count
         for (int r = 0; r < ROWS; r++) y[n] += low[r] * to_float(up[r * width + n]);
 }
 
-// y += low (rank,) times up (rank, width), `count` columns of it. Few rows at a time: the hardware prefetcher follows them.
+// y += low (rank,) times up (rank, width), `count` columns of it: four vectors in registers for a panel's columns, otherwise few rows at a time,
+// which the hardware prefetcher follows.
 template <class T>
 inline void add_low_rank(const float* low, const T* up, int64_t rank, int64_t width, int64_t count, float* y) {
     int64_t r = 0;
+    if (count == 4 * kWidth) {
+        Floats sum[4] = {};
+        for (; r < rank; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) sum[v] += low[r] * load(up + r * width + v * kWidth);
+        for (int v = 0; v < 4; v++) store(y + v * kWidth, load(y + v * kWidth) + sum[v]);
+    }
     for (; r + 4 <= rank; r += 4) add_rows<4>(low + r, up + r * width, width, count, y);
     for (; r < rank; r++) add_rows<1>(low + r, up + r * width, width, count, y);
 }
