@@ -181,7 +181,7 @@ def read_template(path: Path, chat: ChatTemplate | None) -> Template:
         raise Refused(path.name, "prompt.user", f"{misplaced} belongs to an item", f"write it in item, {HISTORY} here")
     item = str(prompt.get("item", "{code}"))
     if "{code}" not in item or set(_PLACEHOLDER.findall(item)) - _ITEM_FIELDS:
-        problem = f"{item!r:.60} is no item: its places are {', '.join(sorted(_ITEM_FIELDS))}"
+        problem = f"{item!r:.60} is not an item; its fields are {', '.join(sorted(_ITEM_FIELDS))}"
         raise Refused(path.name, "prompt.item", problem, 'write "{code}", or "{code} {title}"')
     return Template(
         pieces=pieces,
