@@ -1,10 +1,9 @@
 """Page tokens: the `next` of an answer, which a later request sends to get items not shown yet. Stateless.
 
-    token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | MAC, 16 bytes )
-    MAC     keyed BLAKE2b of the length of everything before it, of those bytes, and of the tenant's user
+    token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC, 16 bytes )
+    HMAC    SHA-256 of the length of everything before it, of those bytes, and of the tenant's user
 
-Format 1 joined marks and user without a length, so a token could be recut for another user; format 2 had an HMAC of
-OpenSSL, which costs ten times as much where its code has left the processor's caches. Both are refused.
+Format 1 joined marks and user without a length, so a token could be recut for another user: it is refused.
 
 A mark is 24 bits of a hash of the item id, so a token outlives a bundle. Given 300 shown items, one in sixty thousand
 other items shares a mark and is excluded too. Marks are sorted and their differences Rice-coded: about 330 fit into a
@@ -18,8 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -36,16 +34,13 @@ from services.gateway.request.names import Names
 log = structlog.get_logger()
 
 KEEP_S = 3_600
-_FORMAT = 3
+_FORMAT = 2
 _LENGTH_BYTES = 4
 _HEADER = struct.Struct(">BIH")
 _MAC_BYTES = 16
 _MARK_BITS, _MARK_BYTES = 24, 3
 _MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
 _KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
-_MAX_KEY_BYTES = 64
-_NUM_REMEMBERED = 16_384
-"""Items whose marks are remembered: most impressions are of few items."""
 _FEW_BEHIND = 4_096
 """Up to this many new items are marked and searched on the request path."""
 _FIX = "send the `next` of this user's last answer, or leave it out to begin again"
@@ -67,9 +62,7 @@ class Pages:
     def __init__(self, names: Names, key: PageKey, wall_clock: Callable[[], float] = time.time) -> None:
         self._source = key
         self._wall_clock = wall_clock
-        self._shared_key: bytes | None = None
         self._key: bytes | None = None
-        """Derived from the shared key, which may be longer than BLAKE2b's keys."""
         self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
         self._marking = LongWork("pages")
         self._refreshing = PeriodicTask("page_key", self.refresh, _KEY_EVERY_S)
@@ -88,8 +81,7 @@ class Pages:
     async def refresh(self) -> None:
         """Get the key, keeping the last key while the store is unavailable, and mark new items."""
         with suppress(DependencyUnavailable):
-            key = await self._source.get(self._shared_key, _KEY_TIMEOUT_S)
-            self._shared_key, self._key = key, blake2b(key, digest_size=_MAX_KEY_BYTES).digest()
+            self._key = await self._source.get(self._key, _KEY_TIMEOUT_S)
         for live, known in [*self._marks.items()]:
             if known.num_behind(live) > _FEW_BEHIND:
                 await self._marking.run(None, known.catch_up, live)
@@ -114,7 +106,7 @@ class Pages:
         if not items or self._key is None:
             return None
         before = [] if request.next is None else self._read(request.next, _owner_of(request))
-        marks = sorted({*before, *(_remembered_mark_of(item.item_id) for item in items)})
+        marks = sorted({*before, *(mark_of(item.item_id) for item in items)})
         if len(marks) > _MAX_BYTES:  # each mark takes at least a byte
             return None
         header = _HEADER.pack(_FORMAT, int(self._wall_clock()) + KEEP_S, len(marks))
@@ -146,7 +138,7 @@ class Pages:
     def _mac(self, content: bytes, owner: bytes) -> bytes:
         assert self._key is not None
         signed = len(content).to_bytes(_LENGTH_BYTES) + content + owner
-        return blake2b(signed, key=self._key, digest_size=_MAC_BYTES).digest()
+        return hmac.digest(self._key, signed, sha256)[:_MAC_BYTES]
 
     def _marks_of(self, live: Live) -> "ItemMarks":
         """Return the marks of a bundle's items, normally computed in the loading thread."""
@@ -220,9 +212,6 @@ class _Sorted:
 
 def mark_of(item_id: str) -> int:
     return int.from_bytes(blake2b(item_id.encode(errors="surrogatepass"), digest_size=_MARK_BYTES).digest())
-
-
-_remembered_mark_of = lru_cache(_NUM_REMEMBERED)(mark_of)
 
 
 def encode_marks(marks: Sequence[int]) -> bytes:
