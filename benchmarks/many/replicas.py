@@ -233,10 +233,9 @@ async def replica_scene(settings: Settings) -> AsyncIterator[ReplicaScene]:
     nothing = RankRequest(
         request_id="r", user_id=None, bundle_version="v", history_item_ids=_HISTORY, k=1, budget_ms=1_000.0, name="none"
     )
-    try:
+    with suppress(BundleNotFound):
         await llm.handle.rank(nothing, timeout_s=60.0)  # the handle learns the replicas from its first call
-    except BundleNotFound:
-        await until(lambda: len(llm.replicas()) == 2)
+    await until(lambda: len(llm.replicas()) == 2)
     try:
         yield ReplicaScene(plane, llm, settings)
     finally:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,11 @@ from structlog.testing import capture_logs
 from models.registry.canary import Canary, CanaryStage
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.items.live_items import Knowledge, LiveItems
-from services.items.snapshot import Positions, write_snapshot
+from services.items.live_items import Knowledge
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.ranking.engines import Engines
-from services.llm.serving.card import limits_of
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
@@ -37,19 +34,6 @@ def build_request(version: str, **changes) -> RankRequest:
 def settings(tmp_path: Path) -> Settings:
     """Settings of a small engine with fast polls. Compiled kernels do not support int8 KV, so torch runs."""
     return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=16, kv_kind="int8")
-
-
-limits_measured_once = cache(limits_of)
-
-
-@pytest.fixture
-def replica(settings, monkeypatch):
-    """A replica without a bundle; the machine's limits are measured once for all tests."""
-    monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
-    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))  # no replica ranks without states
-    replica = LlmDeployment(settings)
-    yield replica
-    replica.__del__()
 
 
 def engines_of(replica: LlmDeployment, name: str = "default") -> Engines:

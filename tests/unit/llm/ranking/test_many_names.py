@@ -1,21 +1,15 @@
 """A replica of many names: models are loaded when they are asked for, within a budget of memory."""
 
 import asyncio
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.items.live_items import LiveItems
-from services.items.snapshot import Positions, write_snapshot
 from services.llm.engine.config import EngineConfig
-from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.ranking.shared_engines import engine_for
-from services.llm.serving.card import limits_of
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.residency.state import Residency
 from services.settings.settings import Settings
@@ -23,7 +17,6 @@ from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until, until_answer
 
 NAMES = ("default", "mail", "news")
-limits_measured_once = cache(limits_of)
 
 
 def build_request(name: str, version: str) -> RankRequest:
@@ -54,16 +47,6 @@ def settings(tmp_path: Path) -> Settings:
         llm_memory_gib=2.5 * engine_for(bundle, EngineConfig(), 4).size.total / 2**30,
         llm_min_stay_s=0.0,
     )
-
-
-@pytest.fixture
-def replica(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlmDeployment]:
-    """A replica of all names."""
-    monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
-    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))
-    replica = LlmDeployment(settings, settings.served_names)
-    yield replica
-    replica.__del__()
 
 
 async def ranked(replica: LlmDeployment, index: int) -> RankResult:

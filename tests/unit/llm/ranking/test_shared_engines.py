@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +12,11 @@ from models.registry.bundle import Bundle
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.items.live_items import LiveItems
-from services.items.snapshot import Positions, write_snapshot
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment, engine_config
 from services.llm.ranking.model import load_bundle
 from services.llm.ranking.shared_engines import RunningBundle, engine_for
-from services.llm.serving.card import limits_of
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.llm.serving.streams import FinishedRequest
 from services.residency.state import Eviction, Residency
@@ -32,7 +26,6 @@ from tests.support.wait import until, until_answer
 
 NAMES = ("default", "acme.home", "mail", "news")
 RANKS = {"acme.home": 2, "mail": 5, "news": 3}
-limits_measured_once = cache(limits_of)
 
 
 def build_request(name: str, version: str = "") -> RankRequest:
@@ -63,16 +56,6 @@ def settings(tmp_path: Path) -> Settings:
         llm_memory_gib=1.0,
         llm_min_stay_s=0.0,
     )
-
-
-@pytest.fixture
-def replica(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlmDeployment]:
-    """A replica of all names that holds none."""
-    monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
-    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))
-    replica = LlmDeployment(settings, settings.served_names)
-    yield replica
-    replica.__del__()
 
 
 async def ranked(replica: LlmDeployment, name: str, version: str = "") -> RankResult:
@@ -218,14 +201,11 @@ def test_an_adapter_that_the_engine_cannot_hold_is_merged(settings, limits) -> N
     assert need.size.total == engine_for(parent, EngineConfig(), 4).size.total
 
 
-async def test_a_merged_adapter_ranks_as_a_shared_one(settings, monkeypatch) -> None:
+async def test_a_merged_adapter_ranks_as_a_shared_one(settings, start_replica) -> None:
     """With a limit below the adapter's rank the name has weights of its own, and ranks alike."""
-    monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
-    write_snapshot(settings.items_snapshot, LiveItems(), Positions("", {}))
-    replica = LlmDeployment(settings.model_copy(update={"llm_adapter_rank": 4}), settings.served_names)
+    replica = start_replica(settings.model_copy(update={"llm_adapter_rank": 4}))
     found = {name: await ranked(replica, name) for name in NAMES}
     engines: dict[str, Engine] = {name: running(replica, name).bundle.engine for name in NAMES}
-    replica.__del__()
 
     assert found["mail"].item_ids == rank_merged(settings, "mail").item_ids
     assert engines["mail"] is not engines["news"] is engines["default"]
