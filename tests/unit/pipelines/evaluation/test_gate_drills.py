@@ -37,7 +37,7 @@ class Shape:
     filed: str
 
 
-SHAPES = (Shape(943, 3.95, 2.4, 0.41, "quality.json"), Shape(22_363, 6.762, 3.5, 0.55, "quality-beauty.json"))
+SHAPES = (Shape(943, 3.95, 2.4, 0.41, "quality.json"), Shape(22_363, 6.72, 3.5, 0.465, "quality-beauty.json"))
 FILED = ("leave-one-out", "all")
 
 
