@@ -58,7 +58,7 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 
 proto: $(INSTALLED) ## regenerate the gRPC code
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
 	$(BIN)/python -m grpc_tools.protoc -I. -I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  --include_imports --descriptor_set_out=services/client/tailrace_client/messages.binpb $(PROTO) google/rpc/status.proto google/rpc/error_details.proto
 

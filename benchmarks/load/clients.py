@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.load.http2 import Http2Channel
 from benchmarks.load.open_loop import GRACE_S, RequestOutcome
-from services.contracts import recommend_pb2, recommend_pb2_grpc
+from benchmarks.load.recommender_stub import RecommenderStub
+from services.contracts import recommend_pb2
 from tailrace_client import AsyncClient, CallOptions, TailraceError
 
 _NUM_CONNECTIONS = 4
@@ -147,7 +148,7 @@ class GrpcClient:
     def __init__(self, address: str, key: str = "") -> None:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self.stub: Any = recommend_pb2_grpc.RecommenderStub(self._channel)  # type: ignore[no-untyped-call]
+        self.stub: Any = RecommenderStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Self:

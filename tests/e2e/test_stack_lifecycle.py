@@ -15,6 +15,7 @@ import psutil
 import pytest
 import trustme
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from infra.local.commands.guide import rest_address
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.keeper import children_of
@@ -22,7 +23,6 @@ from infra.local.supervisor.leftovers import find_leftovers
 from infra.local.supervisor.ports import INNER_PORTS, PUBLIC_PORTS, ports_of
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings
 from tests.support.gateway.keys import bearer
 from tests.support.gateway.tls_proxy import issue
@@ -158,7 +158,7 @@ def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
     assert len(seen["items"]) == 10
     with secured.channel() as channel:
         request = pb.RecommendRequest(user_id="new", k=5, deadline_ms=AMPLE_MS)
-        stub = api.RecommenderStub(channel)
+        stub = RecommenderStub(channel)
         metadata = list(bearer(secured.keys["shop"]).items())
         wait_for(lambda: stub.Recommend(request, metadata=metadata).newest_event_time_ms, 60.0, "the click over gRPC")
 
@@ -169,7 +169,7 @@ def test_without_a_key_only_probes_and_the_document_are_open(secured: Secured) -
     paths = ("/healthz", "/readyz", "/v1/bundle", "/metrics", "/openapi.json")
     statuses = [http.get(path, headers=nobody).status_code for path in paths]
     with secured.channel() as channel, pytest.raises(grpc.RpcError) as refused:
-        api.RecommenderStub(channel).Recommend(pb.RecommendRequest(user_id="1"))
+        RecommenderStub(channel).Recommend(pb.RecommendRequest(user_id="1"))
 
     assert statuses == [200, 200, 401, 401, 200]
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from tests.support.stacks.stack import AGAIN_WHEN_REFUSED, STANDBY_ACTIVE, Stack, admitted, new_user_id
 from tests.support.wait import wait_for
 
@@ -56,7 +56,7 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
 
     pause = [("grpc.initial_reconnect_backoff_ms", PAUSE_MS), ("grpc.max_reconnect_backoff_ms", PAUSE_MS)]
     channel = grpc.insecure_channel(stack.settings.grpc_address, options=[*pause, AGAIN_WHEN_REFUSED])
-    stub = api.RecommenderStub(channel)
+    stub = RecommenderStub(channel)
     ended, calling = threading.Event(), [Caller(over_rest), Caller(over_rpc)]
     threads = [threading.Thread(target=caller.run, args=(ended,)) for caller in calling]
     for thread in threads:

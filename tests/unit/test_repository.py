@@ -15,7 +15,7 @@ from infra.lock import LOCK, SERVERS_PART, TORCH_LOCK, name_of, pins_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = r"[a-z0-9.-]+==[0-9][0-9a-z.!]*"
-GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
+GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi")
 HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
 
 
@@ -39,7 +39,7 @@ def test_the_tree_of_the_readme_is_the_repositorys() -> None:
 def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
     """Running protoc again reproduces the committed files and the client's descriptors."""
     places = ["-I.", f"-I{sysconfig.get_path('purelib')}"]
-    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi")]
     details = ["google/rpc/status.proto", "google/rpc/error_details.proto"]
     for options in (outputs, ["--include_imports", f"--descriptor_set_out={tmp_path}/messages.binpb", *details]):
         command = [sys.executable, "-m", "grpc_tools.protoc", *places, "services/contracts/recommend.proto", *options]

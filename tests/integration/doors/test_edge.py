@@ -19,10 +19,10 @@ import httpx
 import pytest
 import trustme
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from infra.local.edge.admin import edge_answers, num_refused, send
 from infra.local.edge.config import KEY_SHARES, edge_folder
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.tenants import StoredTenant, TenantsFile, write_tenants
@@ -110,7 +110,7 @@ class Edge:
         credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
         with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
             message = getattr(pb, f"{method}Request")(**request)
-            return getattr(api.RecommenderStub(channel), method)(
+            return getattr(RecommenderStub(channel), method)(
                 message, timeout=5, metadata=tuple((metadata or {}).items())
             )
 
@@ -421,7 +421,7 @@ def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:
         grpc.insecure_channel(f"localhost:{edge.settings.grpc_port}") as channel,
         pytest.raises(grpc.RpcError) as refused,
     ):
-        api.RecommenderStub(channel).Recommend(pb.RecommendRequest(**REQUEST), timeout=3)
+        RecommenderStub(channel).Recommend(pb.RecommendRequest(**REQUEST), timeout=3)
     assert refused.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
@@ -471,7 +471,7 @@ def test_a_new_certificate_is_used_and_no_connection_breaks(edge: Edge, ca: trus
         grpc.secure_channel(f"localhost:{edge.settings.grpc_port}", credentials) as channel,
     ):
         states: list[grpc.ChannelConnectivity] = []
-        stub = api.RecommenderStub(channel)
+        stub = RecommenderStub(channel)
         stub.Recommend(pb.RecommendRequest(**REQUEST))
         channel.subscribe(states.append)
         stream = http.get(edge.rest + "/healthz").extensions["network_stream"]

@@ -14,10 +14,10 @@ import grpc
 import httpx
 import pytest
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from infra.local.edge.admin import num_ray_up, send, use_ray_host
 from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.errors import ConfigError
 from tests.support.gateway.edge_scene import EdgeScene
 from tests.support.gateway.plain_doors import doors_at
@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
 
     folder: Path
     rest: httpx.Client
-    rpc: api.RecommenderStub
+    rpc: RecommenderStub
     pids: tuple[int, ...]
 
     def ask_rest(self) -> bool:
@@ -61,7 +61,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         folder, rpc_address = edge_folder(state), scene.settings.grpc_address
         wait_for(lambda: num_ray_up(folder) == len(NODES), what="both nodes")
         with httpx.Client(base_url=scene.url, timeout=10) as http, grpc.insecure_channel(rpc_address) as channel:
-            yield Nodes(folder, http, api.RecommenderStub(channel), (first, second))
+            yield Nodes(folder, http, RecommenderStub(channel), (first, second))
 
 
 @contextmanager

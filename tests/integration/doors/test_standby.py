@@ -14,8 +14,8 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.observability.node_metrics import node_registry
 from tests.support.gateway.edge_scene import STANDBY, EdgeScene
 from tests.support.gateway.named_doors import RAY
@@ -196,7 +196,7 @@ def test_a_recommendation_ends_although_the_gateway_that_took_it_has_no_processo
     """The edge answers both doors itself, with the error of a missed deadline."""
     frozen = running.children[RAY]
     channel = grpc.insecure_channel(running.settings.grpc_address)
-    stub, request = api.RecommenderStub(channel), pb.RecommendRequest(deadline_ms=300)
+    stub, request = RecommenderStub(channel), pb.RecommendRequest(deadline_ms=300)
     stub.Recommend(request)  # an ingress that does not even accept a connection is passed over
     frozen.send_signal(signal.SIGSTOP)
     try:

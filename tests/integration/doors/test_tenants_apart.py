@@ -16,10 +16,10 @@ from prometheus_client import generate_latest
 from redis import Redis
 from structlog.testing import capture_logs
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from models.catalogue import Catalogue
 from models.registry.store import BundleStore
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as pb_grpc
 from services.contracts.access import Scope
 from services.contracts.tenant import scoped
 from services.features.erasing import RedisReceipts
@@ -323,7 +323,7 @@ class TenantsMachine(RuleBasedStateMachine):
 
     def rpc_call(self, caller: str, method: str, message: Any, *sent: str) -> Any:
         """Call a method of the gRPC door, and check the answer."""
-        stub, headers = pb_grpc.RecommenderStub(self.rpc.channel), bearer(marked(caller, "key"))
+        stub, headers = RecommenderStub(self.rpc.channel), bearer(marked(caller, "key"))
         return self.call(caller, dict(enumerate(sent)), lambda: self.rpc.call(getattr(stub, method), message, headers))
 
     def count(self, caller: str, is_refused: bool, cost: int) -> None:

@@ -17,6 +17,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.load.recommender_stub import RecommenderStub
 from infra.local.commands.status import inspect_stack
 from infra.local.commands.up import spawn_stack
 from infra.local.servers.environment import gateway_log
@@ -24,7 +25,6 @@ from infra.local.supervisor.ports import free_window, of_running_stack
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST
 from tests.support.wait import wait_for
@@ -138,7 +138,7 @@ class Stack:
 
     @property
     def rpc(self) -> Any:
-        return api.RecommenderStub(self.channel)
+        return RecommenderStub(self.channel)
 
     @property
     def channel(self) -> grpc.Channel:

@@ -14,7 +14,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from starlette.types import ASGIApp
 
-from services.contracts import recommend_pb2, recommend_pb2_grpc
+from benchmarks.load.recommender_stub import RecommenderStub
+from services.contracts import recommend_pb2
 from services.errors import ErrorKind
 from services.gateway.call.operations import STATUS as REST_STATUS
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
@@ -111,7 +112,7 @@ class RpcClient:
     name = "grpc"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = recommend_pb2_grpc.RecommenderStub(channel)
+        self._stub = RecommenderStub(channel)
         self.channel = channel
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:

@@ -10,7 +10,8 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.contracts import recommend_pb2, recommend_pb2_grpc
+from benchmarks.load.recommender_stub import RecommenderStub
+from services.contracts import recommend_pb2
 from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
@@ -190,7 +191,7 @@ async def test_no_log_line_of_an_erasure_names_its_user(rest: RestClient, rpc: R
             await rest.http.delete("/v1/users/secret-user", headers={"x-api-key": key})
             await rest.http.get("/v1/users/secret-user/data", headers={"x-api-key": key})
             with suppress(grpc.aio.AioRpcError):
-                await recommend_pb2_grpc.RecommenderStub(rpc.channel).EraseUser(message, metadata=(("x-api-key", key),))
+                await RecommenderStub(rpc.channel).EraseUser(message, metadata=(("x-api-key", key),))
 
     audits = sorted((line["act"], line["outcome"]) for line in lines if line["event"] == "audit")
     acts = ("DELETE /v1/users/{user_id}", "tailrace.v1.Recommender/EraseUser", "GET /v1/users/{user_id}/data")

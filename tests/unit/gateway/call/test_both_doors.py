@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from services.contracts import recommend_pb2, recommend_pb2_grpc
+from benchmarks.load.recommender_stub import RecommenderStub
+from services.contracts import recommend_pb2
 from services.contracts.answers import ErrorBody, ErrorDetail
 from services.errors import (
     BundleNotFound,
@@ -246,7 +247,7 @@ async def test_items_of_which_none_is_right_are_refused(
 ) -> None:
     """If all items are wrong the call is rejected by the first wrong field; otherwise the valid items are put."""
     by_rest = await rest.http.put("/v1/items", json={"items": items})
-    stub = recommend_pb2_grpc.RecommenderStub(rpc.channel)
+    stub = RecommenderStub(rpc.channel)
     by_rpc = await rpc.call(stub.PutItems, recommend_pb2.PutItemsRequest(items=items), None)
 
     assert by_rest.status_code == (200 if field is None else 422)
