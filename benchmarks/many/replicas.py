@@ -6,8 +6,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from benchmarks.engine.curves import random_decoder
+from benchmarks.load.local_ray import local_ray
 from benchmarks.load.lone_plane import plane_over, write_bundle
 from benchmarks.many.store import FAULTS, StoreFaults, version_of
 from benchmarks.many.wire import wire_to_store
@@ -35,7 +36,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.ranking.shared_engines import engine_for
 from services.router.deadline import Arrival
 from services.router.policy import LlmRule
-from services.settings.settings import Settings, environment_set
+from services.settings.settings import Settings
 
 APP = f"many-names-{os.getpid()}"
 NAMES = ("default", *(f"name-{number}" for number in range(5)))
@@ -58,13 +59,6 @@ _NUM_FIRST_CALLS, _NUM_CALLERS, _NUM_HOT_CALLERS = 100, 12, 24
 _GIVE_UP_S, _CYCLES_S, _QUIET_S = 120.0, 180.0, 2.0
 _LOOK_S, _LOG_LOOK_S, _PAUSE_S = 0.2, 2.0, 0.05
 _MIB = 2**20
-_RAY = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # as in a stack: Ray's default of 15 starves replicas
-    "OMP_NUM_THREADS": "1",
-}
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -262,33 +256,10 @@ def _titles() -> dict[int, str]:
     return {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
 
 
-@contextmanager
-def _local_ray() -> Iterator[None]:
-    """Run a Ray of this process's environment."""
-    with environment_set(**_RAY):
-        import ray
-        from ray import serve
-
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100_000_000,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}},
-        )
-        serve.start(proxy_location="Disabled")
-        try:
-            yield
-        finally:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
-
-
 async def measure_replicas(url: str, folder: Path, num_cycles: int) -> AsyncIterator[dict[str, Any]]:
     """Yield the rows."""
     await asyncio.to_thread(folder.mkdir)
-    with wire_to_store() as wire, _local_ray():
+    with wire_to_store() as wire, local_ray():
         settings = replica_settings(folder, url)
         faults = StoreFaults(url, wire, settings.bundle_root)
         async with replica_scene(settings) as scene:

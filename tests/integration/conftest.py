@@ -2,12 +2,12 @@
 
 import gc
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
+from benchmarks.load.local_ray import local_ray
 from services.features.repo import RepoAddress, apply_repo
 from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
@@ -15,7 +15,6 @@ from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, broker_server, valkey_server
 from tests.support.stream.stream_rig import Rig
 
-REPOSITORY = Path(__file__).parents[2]
 _KAFKA = ("ignore:unclosed <s:ResourceWarning", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
 _FEAST = ("ignore::DeprecationWarning", "ignore::FutureWarning")
 IGNORED = {
@@ -101,39 +100,13 @@ def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray for this test, on free ports, without dashboard or proxies; a failed start is retried.
+def running_ray() -> Iterator[None]:
+    """A local Ray whose routers wait 5 s, instead of 0.1, for a replica's load.
 
-    Ray gives its node server 30 s to start, which no option changes. A router waits 5 s, instead of 0.1, for a
-    replica's load: while Ray's processes still start, a user's first request would otherwise go to another replica than
-    later requests.
+    While Ray's processes still start, a user's first request would otherwise go to another replica than later requests.
     """
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_AUTH_MODE", "disabled")
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("OMP_NUM_THREADS", "1")
-    import ray
-    from ray import serve
-    from ray.serve._private.request_router.request_router import RequestRouter
+    with local_ray(), pytest.MonkeyPatch.context() as patch:
+        from ray.serve._private.request_router.request_router import RequestRouter
 
-    patch.setattr(RequestRouter, "queue_len_response_deadline_s", 5.0)
-
-    start = partial(
-        ray.init,
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
-    )
-    try:
-        start()
-    except Exception:  # noqa: BLE001 - Ray raises a bare one
-        ray.shutdown()
-        start()
-    serve.start(proxy_location="Disabled")
-    yield
-    serve.shutdown()
-    ray.shutdown()
-    patch.undo()
+        patch.setattr(RequestRouter, "queue_len_response_deadline_s", 5.0)
+        yield

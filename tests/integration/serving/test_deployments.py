@@ -37,7 +37,7 @@ LONG = {"ignore_eos": True, "max_tokens": 30_000}
 
 
 @pytest.fixture
-async def run(local_ray) -> AsyncIterator[Callable[[Any], Any]]:
+async def run(running_ray) -> AsyncIterator[Callable[[Any], Any]]:
     """A function that runs a deployment and returns Ray's handle; the deployment is deleted afterwards."""
     from ray import serve
 

@@ -15,7 +15,7 @@ from tests.support.wait import until
 
 
 @pytest.fixture
-async def scene(local_ray, tmp_path: Path) -> AsyncIterator[ReplicaScene]:
+async def scene(running_ray, tmp_path: Path) -> AsyncIterator[ReplicaScene]:
     """A scene in which both replicas are known and hold no model, with room for two of six names."""
     async with replica_scene(replica_settings(tmp_path)) as scene:
         yield scene
