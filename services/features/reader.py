@@ -22,7 +22,7 @@ from services.contracts.tenant import tenant_of
 from services.errors import DependencyUnavailable
 from services.features.layout import RowLayout, entities_of, key_prefix
 from services.features.ownership import KEY, whole_field
-from services.features.redis_calls import redis_as_dependency, within
+from services.features.redis_calls import LoopStalled, redis_as_dependency, within
 from services.features.repo import RepoAddress, project_of, served_features
 from services.features.schema import (
     BUNDLE_VERSION,
@@ -171,19 +171,18 @@ class FeatureReader:
             self._breaker.abandoned(number)
             raise
         except BaseException as error:
-            now_s = time.monotonic()
-            if isinstance(error.__cause__, TimeoutError) and _means_nothing(now_s - started_s, timeout_s):
+            if _means_nothing(error.__cause__, timeout_s):
                 self._breaker.abandoned(number)
             else:
-                self._breaker.failed(now_s)
+                self._breaker.failed(time.monotonic())
             raise
         self._breaker.succeeded()
         return found
 
 
-def _means_nothing(waited_s: float, timeout_s: float) -> bool:
-    """Return whether a timeout is no store failure: the read had too little time, or this event loop was blocked."""
-    return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
+def _means_nothing(cause: BaseException | None, timeout_s: float) -> bool:
+    """Return whether a timeout is no store failure: the read had too little time, or this event loop was late."""
+    return isinstance(cause, LoopStalled) or (isinstance(cause, TimeoutError) and timeout_s < _MIN_WAIT_S)
 
 
 def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> RecentPopularity:
