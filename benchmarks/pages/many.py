@@ -52,13 +52,13 @@ def many_replicas() -> Iterator[str]:
     cells = [
         (
             fault,
-            f"{optional(parts.get('hot', {}).get('two_replicas_s'), '.1f')} s",
+            *(f"{optional(parts.get('hot', {}).get(key), '.1f')} s" for key in ("two_replicas_s", "one_holder_s")),
             *(f"{optional(parts.get(name, {}).get('ranked_s'), '.0f')} s" for name in ("killed", "restarted")),
             str(sum(part["unanswered"] for part in parts.values())),
         )
         for fault, parts in rows.items()
     ]
-    head = ("fault", "hot: on 2 after", "SIGKILL", "rolling restart", "unanswered")
+    head = ("fault", "hot: on 2 after", "back on 1", "SIGKILL", "rolling restart", "unanswered")
     yield from table(head, cells)
     first, memory = (
         next(row for row in result("many")["rows"] if row["row"] == f"replicas, {name}")

@@ -24,6 +24,8 @@ MIX = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05"
 """The default mix."""
 PROMPT_ITEMS = 200
 FLOAT_BYTES = 4
+ADAPTER_RANK, ADAPTER_COPIES = 16, 2
+"""An adapter of the default rank (TAILRACE_LLM_ADAPTER_RANK) is held in host memory and in a slot of its engine."""
 LOADED_TIMES = 3.3
 """A further bundle's memory in a gateway, as a multiple of its student's file: 3.6 MB at 1,682 items."""
 
@@ -75,6 +77,16 @@ class Demand:
             shown="each name has replicas of its own",
         ),
     ] = None
+    adapters_per_base: Annotated[
+        int | None,
+        Option(
+            "Names whose bundles are adapters of one decoder, for each decoder: they share its weights.",
+            at_least=1,
+            at_most=_MOST,
+            fix="give a number of names",
+            shown="each name has weights of its own",
+        ),
+    ] = None
     zipf: Annotated[
         float, Option("Exponent of Zipf's law, by which names are asked for.", at_least=0, at_most=10, fix="give 1.0")
     ] = 1.0
@@ -86,11 +98,20 @@ class Demand:
             raise ConfigError(
                 f"--mix: the fractions add up to {sum(self.mix.values()):g}; give fractions from 0 that add up to 1"
             )
+        if self.adapters_per_base is not None and self.resident_names is None:
+            raise ConfigError(
+                "--adapters-per-base: names share a decoder only on shared replicas; add --resident-names"
+            )
 
     @property
     def num_resident(self) -> int:
         """Names whose models a process holds."""
         return self.names if self.resident_names is None else min(self.names, self.resident_names)
+
+    @property
+    def num_decoders(self) -> int:
+        """Decoders that these models need: of adapters at most one for each, as if all bases were in use."""
+        return min(self.num_resident, math.ceil(self.names / (self.adapters_per_base or 1)))
 
     @property
     def events_per_s(self) -> float:
@@ -164,7 +185,8 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> LoadPlan:
         "llm": memory["llm"]
         + _grown_mb(demand.items, bundle["num_items"], bundle["decoder_bytes"])
         + blocks * kv_block_bytes(bundle) / 2**20
-        + (0 if demand.resident_names is None else (demand.num_resident - 1) * decoder_mb),
+        + (0 if demand.resident_names is None else (demand.num_decoders - 1) * decoder_mb)
+        + (0 if demand.adapters_per_base is None else demand.num_resident * adapter_mb(bundle)),
     }
     lines = []
     for part in PARTS:
@@ -184,6 +206,13 @@ def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
     """Return the bytes of one KV block: keys and values of all layers, as float32."""
     per_token = 2 * bundle["layers"] * bundle["kv_heads"] * bundle["head_dim"] * FLOAT_BYTES
     return int(per_token * block_tokens)
+
+
+def adapter_mb(bundle: Mapping[str, Any]) -> float:
+    """Return an upper bound of an adapter's memory: a (n, m) matrix of the decoder gets rank * (n + m) numbers."""
+    narrowest = min(bundle["hidden_size"], bundle["kv_heads"] * bundle["head_dim"])
+    share = min(1.0, 2 * ADAPTER_RANK / narrowest)
+    return float(ADAPTER_COPIES * share * bundle["decoder_bytes"] / 2**20)
 
 
 def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: int = 16) -> int:
@@ -260,6 +289,12 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
             f"Of the LLM's requests {share:.1%} find their model in memory and the student answers the rest, at most "
             f"{demand.rate * demand.mix['llm'] * (1 - share):.3g} loads a second, if one replica serves all names and "
             "a load takes no time; more replicas hold more names."
+        )
+        notes.append(
+            "Each name has weights of its own; names that are adapters of one decoder take less: --adapters-per-base."
+            if demand.adapters_per_base is None
+            else f"{demand.num_decoders} decoders, each with {demand.adapters_per_base} names as adapters of rank "
+            f"{ADAPTER_RANK}, which are counted by an upper bound. Loading an adapter takes less than a decoder."
         )
     elif demand.names > 1:
         notes.append(

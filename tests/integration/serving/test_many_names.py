@@ -45,18 +45,17 @@ async def test_names_are_evicted_without_a_failed_or_wrong_answer(scene: Replica
 
 
 async def test_a_hot_name_spreads_to_both_replicas_and_back(scene: ReplicaScene) -> None:
-    """A loaded name is on two replicas, and on one after the load."""
+    """A name under load is in the memory of two replicas, and of one after the load."""
     await scene.until_ranked("name-1")
     began_s = time.monotonic()
     async with scene.callers(["name-1"], num=24):
         await until(lambda: len(scene.llm.homes("name-1", began_s)) == 2, timeout_s=60.0)
+        assert len(scene.holders("name-1")) == 2
     async with scene.callers(["name-1"], num=1, pause_s=0.05):
-        await until(lambda: scene.logged("model_unloaded", name="name-1", reason="idle"), timeout_s=60.0)
-        quiet_s = time.monotonic()
-        await asyncio.sleep(1.0)
+        await until(lambda: len(scene.holders("name-1")) == 1, timeout_s=60.0)
 
     assert scene.unanswered == []
-    assert len(scene.llm.homes("name-1", quiet_s)) == 1
+    assert scene.logged("model_unloaded", name="name-1", reason="idle")
 
 
 async def test_a_killed_replica_and_a_rolling_restart_fail_no_request(scene: ReplicaScene) -> None:

@@ -13,6 +13,7 @@ from pipelines.planner.load import (
     LOADED_TIMES,
     TIERS,
     Demand,
+    adapter_mb,
     kv_block_bytes,
     kv_blocks,
     parse_mix,
@@ -65,6 +66,28 @@ def test_names_that_share_replicas_take_the_memory_of_the_resident_names() -> No
     assert llm.replicas == alone.replicas
     assert llm.memory_mb - alone.memory_mb == pytest.approx(9 * MEASURED["bundle"]["decoder_bytes"] / 2**20)
     assert any("find their model in memory" in note for note in many.notes)
+
+
+def test_names_that_are_adapters_share_their_decoders() -> None:
+    """Of a thousand names a hundred share each decoder: all in memory need ten decoders and a thousand adapters."""
+    own, shared = (
+        next(line for line in plan(demand(rate=1.0, names=1_000, resident_names=1_000, **more), MEASURED).lines[2:3])
+        for more in ({}, {"adapters_per_base": 100})
+    )
+    few = plan(demand(rate=1.0, names=1_000, resident_names=5, adapters_per_base=100), MEASURED)
+    bundle = MEASURED["bundle"]
+    saved = 990 * bundle["decoder_bytes"] / 2**20 - 1_000 * adapter_mb(bundle)
+
+    assert own.part == shared.part == "llm"
+    assert own.memory_mb - shared.memory_mb == pytest.approx(saved)
+    assert any(note.startswith("5 decoders, each with 100 names") for note in few.notes)
+
+
+def test_an_adapter_takes_no_more_than_two_copies_of_its_matrices() -> None:
+    """The bound holds for a decoder of square matrices, whose adapters of rank 16 are a fourth of the weights."""
+    bundle = {"hidden_size": 128, "kv_heads": 4, "head_dim": 32, "decoder_bytes": 4 * 2**20}
+
+    assert adapter_mb(bundle) == 2 * 4 / 4
 
 
 @pytest.mark.parametrize(("num_names", "num_resident", "zipf"), [(100, 10, 1.0), (100, 50, 0.8), (40, 20, 0.0)])
@@ -120,6 +143,7 @@ def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
         *((partial(demand, rate=value), "rate") for value in (float("nan"), float("inf"), 1e300)),
         (partial(demand, events_rate=-1.0), "events-rate"),
         (partial(demand, kv_users=10**400), "kv-users"),
+        (partial(demand, names=9, adapters_per_base=3), "adapters-per-base"),
         (partial(demand, mix={**MIX, "llm": 0.9}), "mix"),
         (partial(demand, mix=dict.fromkeys(TIERS, 0.5) | {"llm": -0.5}), "mix"),
         *((partial(parse_mix, wrong), "mix") for wrong in ("llm", "llm=x", "gpu=1", "", "llm=0.5,llm=1")),
