@@ -85,7 +85,7 @@ helm: $(INSTALLED) ## put a Helm binary into .venv, for the tests of the chart
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@$(BIN)/tailrace bench serve --json benchmarks/results/serve.json && exec $(BIN)/tailrace bench freshness --json benchmarks/results/freshness.json
 
-bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
+bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed $(PEERS)/llamacpp/.installed ## install the engines that the engine benchmark compares with
 
 gpu-check: ## on a graphics card: check and measure everything in 8 minutes; PART=NAME reruns one step, GPU_PYTHON has torch and triton
 	@exec $(GPU_PYTHON) -m benchmarks.gpu $(GPU_RESULTS) $(if $(PART),--part $(PART)) $(if $(TINY),--tiny)
@@ -96,6 +96,12 @@ $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	$(@D)/bin/pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --requirement $<
 	$(@D)/bin/pip install --disable-pip-version-check $(TORCH_INDEX) --constraint requirements-torch.lock torch
 	VLLM_TARGET_DEVICE=cpu $(@D)/bin/python -c 'from vllm.platforms import current_platform; assert current_platform.is_cpu(), current_platform'
+	@touch $@
+
+$(PEERS)/llamacpp/.installed: benchmarks/peers/llamacpp.lock
+	@$(call need-python)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --no-binary llama-cpp-python --requirement $<
 	@touch $@
 
 lock: $(INSTALLED) ## lock what pyproject.toml needs; LOCK_OPTIONS=--upgrade takes the newest versions

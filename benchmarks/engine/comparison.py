@@ -18,6 +18,8 @@ from benchmarks.engine.report import Measured
 
 OURS = "tailrace"
 _INT8 = f"{OURS}-int8"
+_TEXT_ONLY = frozenset({"llamacpp"})
+"""Peers without beam search."""
 _ENOUGH_S = 0.6
 _MAX_RUNS_A_ROUND = 3
 _RUNS_APART = 10
@@ -89,7 +91,9 @@ class Comparison:
         begin = _announced(len(entries) * (1 + len(wanted) * (options.rounds + 1)))
         engines = self._start(entries, begin)
         try:
-            measured = [Measured(case, name) for case in wanted for name in engines]
+            measured = [
+                Measured(case, name) for case in wanted for name in engines if not (case.width and name in _TEXT_ONLY)
+            ]
             for one in measured:
                 begin(f"warming up {one.case.name} on {one.engine}")
                 _warm_up(engines[one.engine], one, words)

@@ -86,7 +86,7 @@ class EngineProcess:
 
 
 _PEERS_HOME = ROOT / ".bench"
-"""Where `make bench-peers` installs vLLM, in its own environment."""
+"""Where `make bench-peers` installs vLLM and llama.cpp, each in its own environment."""
 VLLM_HOME = _PEERS_HOME / "vllm"
 _DTYPE = "bfloat16"
 

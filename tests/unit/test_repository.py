@@ -55,7 +55,7 @@ def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
     """Each package has a version and file hashes, without build suffixes, paths or URLs."""
     pins = pins_of(lock.read_text())
 
-    assert len(pins) > 100
+    assert len(pins) > (10 if lock.name == "llamacpp.lock" else 100)
     for pin in pins.values():
         assert re.fullmatch(rf"{VERSION}(?: \\\n    --hash=sha256:[0-9a-f]{{64}})+\n", pin), pin
 
