@@ -125,9 +125,14 @@ def weight_files(folder: Path) -> list[Path]:
         return [whole]
     try:
         names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return [folder / name for name in sorted(set(names.values()))]
+        files = [folder / name for name in sorted(set(names.values()))]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        lacks = f"{len(missing)} of {len(files)} shards missing, such as {missing[0]}"
+        raise CheckpointError(f"{index}: {lacks}; copy or download them too")
+    return files
 
 
 def _refuse_other_forms(folder: Path) -> None:
@@ -135,6 +140,8 @@ def _refuse_other_forms(folder: Path) -> None:
 
     Raises CheckpointError.
     """
+    if broken := [name for name in (_WEIGHTS, _INDEX) if (folder / name).is_symlink()]:
+        raise CheckpointError(f"{folder / broken[0]}: a link to a file that does not exist; download the folder again")
     pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
     if pickled is not None:
         raise CheckpointError(

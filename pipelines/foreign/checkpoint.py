@@ -4,7 +4,6 @@ Pickle is never read. Deltas, other families and extra heads are refused by name
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from models.decoder.weights import weight_files
 from models.errors import CheckpointError
 from models.files import file_sha256
 from pipelines.foreign.refused import Refused
+from pipelines.foreign.rows import json_object
 
 _KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "switch_transformers")
@@ -40,7 +40,7 @@ _UNUSED = {
 
 
 def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig:
-    """Write the checkpoint into `out`, with hard links where possible. Raises Refused or CheckpointError."""
+    """Copy the checkpoint to `out`: the next training may overwrite the source. Raises Refused or CheckpointError."""
     out.mkdir(parents=True)
     if not folder.is_dir():
         raise Refused(str(folder), "", "no such folder", "give a checkpoint folder in Hugging Face layout")
@@ -56,7 +56,7 @@ def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig
     else:
         index = source / "model.safetensors.index.json"
         for path in (*weight_files(source), *((index,) if index.exists() else ())):
-            _link(path, out / path.name)
+            shutil.copyfile(path, out / path.name)
     _refuse_heads(out, config)
     return config
 
@@ -64,10 +64,7 @@ def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig
 def unused_settings(folder: Path) -> list[str]:
     """Return the settings of generation_config.json that ranking does not use, as `name value`."""
     path = folder / "generation_config.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise Refused(path.name, "", f"not JSON ({error})", "save it again, or remove it") from error
+    found = json_object(path, "save it again, or remove it") if path.exists() else {}
     return [f"{name} {found[name]}" for name, neutral in _UNUSED.items() if found.get(name) not in neutral]
 
 
@@ -83,11 +80,7 @@ def source_hash(folder: Path) -> str:
 
 def _check(folder: Path) -> DecoderConfig:
     """Reject folders that hold another kind of model. Raises Refused or CheckpointError."""
-    try:
-        raw: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        fix = "give the folder that save_pretrained wrote"
-        raise Refused("config.json", "", f"not readable ({error})", fix) from error
+    raw = json_object(folder / "config.json", _folder_to_give(folder))
     kind = str(raw.get("model_type"))
     if kind in _ENCODER_DECODERS or raw.get("is_encoder_decoder"):
         fix = "its SIDs can be kept: `tailrace pipeline --index FILE` trains a decoder on them"
@@ -134,19 +127,16 @@ def _names_in(path: Path) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path.resolve(), target)
-    except OSError:
-        shutil.copyfile(path, target)
+def _folder_to_give(folder: Path) -> str:
+    """Return advice: the newest checkpoint of a training's folder, or of a folder of the Hugging Face cache."""
+    configs = [path for pattern in ("snapshots/*/", "checkpoint-*/") for path in folder.glob(f"{pattern}config.json")]
+    newest = max(configs, key=lambda path: path.stat().st_mtime, default=None)
+    return f"give {newest.parent}" if newest else "give the folder that save_pretrained wrote"
 
 
 def _base_of(adapter: Path, base: Path | None) -> Path:
     """Return the folder of an adapter's base. Raises Refused."""
-    try:
-        about: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
-    except ValueError as error:
-        raise Refused(ADAPTER_CONFIG, "", f"not JSON ({error})", "save the adapter again") from error
+    about = json_object(adapter / ADAPTER_CONFIG, "save the adapter again")
     if about.get("peft_type", "LORA") != "LORA" or about.get("use_dora"):
         fix = "merge it into its base first (peft: merge_and_unload, then save_pretrained)"
         raise Refused(ADAPTER_CONFIG, "peft_type", f"{about.get('peft_type')} is not folded", fix)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.foreign.refused import Refused
-from pipelines.foreign.rows import TABLES, json_lines, table_rows, text_of
+from pipelines.foreign.rows import TABLES, json_lines, json_value, table_rows, text_of
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
 from services.llm.text.chat_template import ChatTemplate
@@ -53,6 +53,10 @@ class Example:
     close: tuple[str, ...] = ()
 
 
+_UNREADABLE = (LookupError, ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)
+"""What a malformed value raises, nested too deeply included."""
+
+
 def read_examples(path: Path, template: ChatTemplate | None) -> list[Example]:
     """Read the rows. Raises Refused naming the row."""
     if not path.is_file():
@@ -69,17 +73,14 @@ def _rows(path: Path) -> Iterable[Any]:
     text = text_of(path, _FORMS)
     if not text.lstrip().startswith("["):
         return json_lines(path, text, _FORMS)
-    try:
-        rows: list[Any] = json.loads(text)
-    except ValueError as error:
-        raise Refused(path.name, "", f"not JSON ({error})", _FORMS) from error
+    rows: list[Any] = json_value(path, text, _FORMS)
     return rows
 
 
 def _example(path: Path, number: int, row: Mapping[str, Any], template: ChatTemplate | None) -> Example:
     try:
         return _read(number, row, template)
-    except (LookupError, ValueError, TypeError, SyntaxError, AttributeError, TailraceError) as error:
+    except (*_UNREADABLE, TailraceError) as error:
         problem = getattr(error, "problem", None) or str(error)
         raise Refused(path.name, f"row {number}", f"not an example ({problem})", _FORMS) from error
 

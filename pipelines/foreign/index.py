@@ -8,12 +8,15 @@ The layout is recognised from names and content: `*.index.json` (MiniOneRec, LC-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import polars as pl
+
 from pipelines.foreign.refused import Refused
-from pipelines.foreign.rows import TABLES, json_lines, table_rows, text_of
+from pipelines.foreign.rows import TABLES, json_lines, json_object, table_rows, text_of
+from pipelines.tables.ids import IdColumn, whole_form
 
 Kind = Literal["names", "ids", "codes"]
 """What an item's SID holds: names of tokens, ids of tokens, or a code number at each level."""
@@ -69,6 +72,7 @@ def read_index(path: Path) -> ItemIndex:
 def _checked(index: ItemIndex) -> ItemIndex:
     if not index.sids:
         raise Refused(index.file, "", "no items", _LAYOUT)
+    index = replace(index, sids=_by_table_ids(index))
     depths = {item_id: len(sid) for item_id, sid in index.sids.items()}
     usual = max(set(depths.values()), key=list(depths.values()).count)
     odd = next((item_id for item_id, depth in depths.items() if depth != usual or not depth), None)
@@ -78,12 +82,24 @@ def _checked(index: ItemIndex) -> ItemIndex:
     return index
 
 
+def _by_table_ids(index: ItemIndex) -> Mapping[str, Any]:
+    """Return the SIDs by item ids as the tables of events and items read them: `7.0` is 7."""
+    words, column = pl.Series(list(index.sids)).str.strip_chars(), IdColumn()
+    column.look_at(words)
+    ids = whole_form(words, column).fill_null(words)
+    if (twice := ids.filter(ids.is_duplicated())).len():
+        raise Refused(index.file, f"item {twice[0]}", "occurs twice", "keep one SID for each item")
+    return dict(zip(ids, index.sids.values(), strict=True))
+
+
 def _read_json(path: Path) -> ItemIndex:
     text = text_of(path, _LAYOUT)
     try:
         whole = json.loads(text, object_pairs_hook=lambda pairs: _object(path, pairs))
     except json.JSONDecodeError:
         whole = None
+    except (ValueError, RecursionError) as error:
+        raise Refused(path.name, "", f"not JSON ({error})", _LAYOUT) from error
     if isinstance(whole, dict) and not _SIDS.keys() & whole.keys():
         return _of_object(path, whole)
     if isinstance(whole, list):
@@ -107,10 +123,10 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     first = next(iter(whole.values()), None)
     if isinstance(first, str):
         whole = {item_id: _TOKEN.findall(str(sid)) or [sid] for item_id, sid in whole.items()}
-    kind: Kind = "codes" if isinstance(first, list) and first and isinstance(first[0], int) else "names"
+    kind: Kind = "codes" if isinstance(first, list) and first and type(first[0]) is int else "names"
     token = int if kind == "codes" else str
     for item_id, sid in whole.items():
-        if not isinstance(sid, list) or not all(isinstance(one, token) for one in sid):
+        if not isinstance(sid, list) or not all(type(one) is token for one in sid):
             problem = f"not a list of {'code numbers' if kind == 'codes' else 'tokens'} ({sid!r:.60})"
             raise Refused(path.name, f"item {item_id}", problem, _LAYOUT)
     framework = "mimigenrec" if path.name == "id2sid.json" else "minionerec"
@@ -184,6 +200,8 @@ def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
         names = value
     else:
         raise TypeError(value)
+    if any(isinstance(one, bool) for one in names):
+        raise TypeError(value)
     if kind != "ids" and all(isinstance(one, int) or re.fullmatch(r"\d+", str(one)) for one in names):
         return tuple(int(one) for one in names), "codes"
     if kind == "names":
@@ -197,10 +215,7 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
     if not generations:
         raise Refused(str(folder), "", "no manifest.json", "give the folder of a TorchEasyRec bundle, or an index file")
     manifest = generations[-1]
-    try:
-        about = json.loads(manifest.read_text())
-    except ValueError as error:
-        raise Refused(str(manifest), "", f"not JSON ({error})", "export the bundle again") from error
+    about = json_object(manifest, "export the bundle again")
     tables = sorted(manifest.parent.glob("item_to_sid*")) + sorted(manifest.parent.glob("item_to_sid/*"))
     files = [path for path in tables if path.suffix in TABLES]
     if not files:
@@ -208,8 +223,7 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
             str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
         )
     rows = [row for path in files for row in table_rows(path, "export item_to_sid again")]
-    size = about.get("capacity") if isinstance(about, dict) else None
-    codebook = about.get("codebook") if isinstance(about, dict) else None
+    size, codebook = about.get("capacity"), about.get("codebook")
     sizes = [one for one in (codebook if isinstance(codebook, Sequence) else [size]) if isinstance(one, int)]
     found = _of_rows(files[0], "torcheasyrec", rows)
     return ItemIndex("torcheasyrec", found.file, found.kind, found.sids, max(sizes, default=None))

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.weights import load_decoder
+from models.errors import CheckpointError
 from models.prompt import Prompt, prompt_of, text_encoder
 from models.search import Search, search_of
 from pipelines.foreign import checkpoint, measure
@@ -115,6 +116,8 @@ def import_model(options: ImportOptions, root: Path, say: Callable[[str], object
         (scratch / ABOUT).write_text(json.dumps(about, indent=1))
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(scratch / "decoder"), str(options.checkpoint))) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     say(

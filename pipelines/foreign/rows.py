@@ -22,9 +22,9 @@ def table_rows(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
 
 
 def text_of(path: Path, fix: str) -> str:
-    """Return a file's text."""
+    """Return a file's text, without a byte order mark."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(path.name, "", f"not readable as text ({error})", fix) from error
 
@@ -33,7 +33,20 @@ def json_lines(path: Path, text: str, fix: str) -> Iterator[Any]:
     """Yield the value of each line that is not empty."""
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise Refused(path.name, f"line {number}", f"not JSON ({error})", fix) from error
+            yield json_value(path, line, fix, f"line {number}")
+
+
+def json_object(path: Path, fix: str) -> dict[str, Any]:
+    """Return the JSON object of a file."""
+    value = json_value(path, text_of(path, fix), fix)
+    if not isinstance(value, dict):
+        raise Refused(path.name, "", f"not a JSON object ({value!r:.40})", fix)
+    return value
+
+
+def json_value(path: Path, text: str, fix: str, row: str = "") -> Any:
+    """Return the value of a JSON text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(path.name, row, f"not JSON ({error})", fix) from error

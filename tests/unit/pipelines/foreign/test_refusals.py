@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import Qwen2Tokenizer
 
+from models.errors import CheckpointError
 from models.prompt import Prompt
 from pipelines.declaration import InvalidOption, parsed
 from pipelines.foreign.index import read_index
@@ -154,6 +155,19 @@ def a_history_of_another_training(one: Broken) -> None:
     one.sids(lambda sids: [sids.pop(item_id) for item_id, sid in list(sids.items()) if sid == code])
 
 
+def a_missing_shard(one: Broken) -> None:
+    """Name a shard that was not copied."""
+    (one.folder / "model.safetensors").rename(one.folder / "model-00001-of-00002.safetensors")
+    shards = {f"tensor{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    (one.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def a_broken_link(one: Broken) -> None:
+    """Link to a blob that was removed."""
+    (one.folder / "model.safetensors").unlink()
+    (one.folder / "model.safetensors").symlink_to("../blobs/0123")
+
+
 REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "pickled weights": (no_weights, "pytorch_model.bin", ""),
     "an encoder and decoder": (lambda one: one.edit("config.json", model_type="t5"), "config.json", "model_type"),
@@ -256,6 +270,27 @@ REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
         "config.json",
         "max_position_embeddings",
     ),
+    "settings that are no object": (
+        lambda one: (one.folder / "generation_config.json").write_text("[]"),
+        "generation_config.json",
+        "",
+    ),
+    "a config that is no object": (lambda one: (one.folder / "config.json").write_text("null"), "config.json", ""),
+    "an index of flags": (
+        lambda one: one.sids(lambda sids: sids.update({item_id: [True, False, True] for item_id in sids})),
+        "Toys.index.json",
+        "item i000",
+    ),
+    "an index nested too deeply": (
+        lambda one: one.options.index.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
+        "Toys.index.json",
+        "",
+    ),
+    "one item as text and as a floating-point number": (
+        lambda one: one.options.index.write_text('{"1": ["<a_1>"], "1.0": ["<a_2>"]}'),
+        "Toys.index.json",
+        "item 1",
+    ),
     "weights of a smaller vocabulary": (
         lambda one: one.options.index.write_text('{"item_id": "1", "token_ids": [1, 2, 900000]}'),
         "Toys.index.json",
@@ -276,6 +311,52 @@ def test_an_import_is_refused_by_file_and_row(broken: Broken, name: str) -> None
     assert (caught.value.file, caught.value.row) == (file, row)
     assert caught.value.fix
     assert not list((broken.root / "imported").glob("*")), "no folder stays behind"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem"), [(a_missing_shard, "model-00002-of-00002.safetensors"), (a_broken_link, "link")]
+)
+def test_a_folder_that_is_not_whole_is_refused_by_its_own_path(
+    broken: Broken, break_it: Callable[[Broken], object], problem: str
+) -> None:
+    """The error names the caller's file, not the import's own copy of it, and what is missing."""
+    break_it(broken)
+
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        import_model(broken.options, broken.root, lambda _: None)
+
+    assert str(caught.value).startswith(f"{broken.folder}/model.safetensors")
+
+
+@pytest.mark.parametrize("inner", ["snapshots/0123", "checkpoint-500"])
+def test_a_folder_above_the_checkpoint_is_refused_with_the_checkpoint(broken: Broken, inner: str) -> None:
+    """The hub's cache and a training keep checkpoints one or two folders below; the fix names the newest."""
+    above = broken.root / "above"
+    shutil.copytree(broken.folder, above / inner)
+
+    with pytest.raises(Refused) as caught:
+        import_model(replace(broken.options, checkpoint=above), broken.root, lambda _: None)
+
+    assert caught.value.fix == f"give {above / inner}"
+
+
+def test_an_import_survives_the_next_training_of_its_folder(broken: Broken) -> None:
+    """A training overwrites its checkpoint in place; the import keeps the weights that it checked."""
+    model = import_model(broken.options, broken.root, lambda _: None)
+    weights = model.decoder_dir / "model.safetensors"
+    before = weights.read_bytes()
+    with (broken.folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+
+    assert weights.read_bytes() == before
+
+
+def test_ids_and_text_are_read_as_in_tables(broken: Broken) -> None:
+    """A byte order mark is no part of the text, and a data frame's 7.0 is the item 7 of events and items."""
+    rows = [{"item_id": float(row), "tokens": sid} for row, sid in enumerate(broken.made.sids.values())]
+    broken.options.index.write_text("\ufeff" + "\r\n".join(map(json.dumps, rows)))
+
+    assert [*read_index(broken.options.index).sids][:3] == ["0", "1", "2"]
 
 
 def test_the_nearest_token_is_named(broken: Broken) -> None:
