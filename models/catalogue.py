@@ -7,19 +7,24 @@ the beginning of a history and the levels follow; a decoder that was trained els
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from models.errors import BundleCorrupt, InvalidRequest
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 BOS_TOKEN = 0
 NUM_SPECIAL_TOKENS = 1
 _NUM_OFFERED, _NUM_LIKELY, _MAX_COMPARED = 3, 16, 1_000
+_SLICE_ITEMS = 1_000
 
 
 @dataclass(frozen=True)
@@ -178,16 +183,34 @@ def load_catalogue(path: Path) -> Catalogue:
         table = pq.read_table(path)
         sizes, first_tokens = _levels_of(table.schema.metadata or {})
         return Catalogue(
-            item_ids=tuple(table["item_id"].to_pylist()),
-            titles=tuple(table["title"].to_pylist()),
-            categories=tuple(tuple(names) for names in table["categories"].to_pylist()),
-            codes=np.array(table["code"].to_pylist(), dtype=np.int32),
+            item_ids=tuple(_values(table["item_id"])),
+            titles=tuple(_values(table["title"])),
+            categories=tuple(tuple(names) for names in _values(table["categories"])),
+            codes=_codes_of(table["code"]),
             level_sizes=sizes,
             popularity=table["popularity"].to_numpy(),
             first_tokens=first_tokens,
         )
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
+
+
+def _values(column: "pa.ChunkedArray") -> Iterator[Any]:
+    """Yield a column's values, converted in slices: a conversion holds the interpreter, and requests wait for it."""
+    for first in range(0, len(column), _SLICE_ITEMS):
+        yield from column.slice(first, _SLICE_ITEMS).to_pylist()
+
+
+def _codes_of(column: "pa.ChunkedArray") -> np.ndarray:
+    """Return the codes (V, C) of a column of lists, without an object for each. Raises ValueError if they differ."""
+    import pyarrow.compute as pc
+
+    flat = pc.list_flatten(column)
+    depth = len(flat) // max(1, len(column))
+    if column.null_count or flat.null_count or not pc.all(pc.equal(pc.list_value_length(column), depth)).as_py():
+        raise ValueError("codes of different lengths")
+    codes: np.ndarray = flat.to_numpy().astype(np.int32).reshape(len(column), depth)
+    return codes
 
 
 def _levels_of(metadata: Mapping[bytes, bytes]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -209,6 +232,6 @@ def load_item_ids(path: Path) -> tuple[str, ...]:
     import pyarrow.parquet as pq
 
     try:
-        return tuple(pq.read_table(path, columns=["item_id"])["item_id"].to_pylist())
+        return tuple(_values(pq.read_table(path, columns=["item_id"])["item_id"]))
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error

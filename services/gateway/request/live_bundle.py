@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -276,7 +276,7 @@ class LiveBundle:
             version=version,
             catalogue=catalogue,
             student=None,
-            manifest=manifest,
+            manifest=_kept(manifest),
             items=items,
             expressions=Expressions(items, lock=threading.Lock()),
             similar=empty_table(len(catalogue.item_ids)),
@@ -316,7 +316,7 @@ class LiveBundle:
             version=bundle.version,
             catalogue=catalogue,
             student=student,
-            manifest=bundle.manifest,
+            manifest=_kept(bundle.manifest),
             items=items,
             expressions=expressions,
             similar=similar,
@@ -352,6 +352,11 @@ def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
     """Return the role (live or canary) and version of each serving bundle."""
     canary = None if serving.canary is None else serving.canary.version
     return [(role, version) for role, version in (("live", serving.live), ("canary", canary)) if version is not None]
+
+
+def _kept(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is served of a manifest: garbage collections would visit each popular item of each loaded bundle."""
+    return {key: value for key, value in manifest.items() if key != "popular"}
 
 
 def memory_of(bundle: Bundle) -> int:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,4 +104,35 @@ def test_file_that_is_no_catalogue_is_corrupt(tmp_path: Path, content: bytes | N
         path.write_bytes(content)
 
     with pytest.raises(BundleCorrupt, match="not a catalogue"):
+        load_catalogue(path)
+
+
+def test_a_catalogue_of_several_slices_is_loaded_in_order(tmp_path: Path) -> None:
+    """Values that are converted in slices, and codes of two levels, come back as they were saved."""
+    num_items = 2_345
+    saved = Catalogue(
+        item_ids=tuple(f"item-{number:04}" for number in range(num_items)),
+        titles=tuple(f"Title {number}" for number in range(num_items)),
+        categories=tuple((f"c{number % 7}",) * (number % 3) for number in range(num_items)),
+        codes=np.stack([np.arange(num_items) % 50, np.arange(num_items) // 50], axis=1).astype(np.int32),
+        level_sizes=(50, 47),
+        popularity=np.arange(num_items, dtype=np.float64),
+    )
+    saved.save(tmp_path / "catalogue.parquet")
+    loaded = load_catalogue(tmp_path / "catalogue.parquet")
+
+    assert (loaded.item_ids, loaded.titles, loaded.categories) == (saved.item_ids, saved.titles, saved.categories)
+    np.testing.assert_array_equal(loaded.codes, saved.codes)
+
+
+@pytest.mark.parametrize("codes", [[[0, 1], [1]], [[0], None], [[0, None], [1, 0]]])
+def test_a_catalogue_with_codes_of_different_lengths_is_corrupt(tmp_path: Path, codes: list[object]) -> None:
+    """Every item has a code of the catalogue's depth."""
+    path = tmp_path / "catalogue.parquet"
+    deep_catalogue().save(path)
+    table = pq.read_table(path).slice(0, 2)
+    position = table.schema.get_field_index("code")
+    pq.write_table(table.set_column(position, "code", pa.array(codes, pa.list_(pa.int32()))), path)
+
+    with pytest.raises(BundleCorrupt):
         load_catalogue(path)

@@ -57,6 +57,14 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
         live.current()
 
 
+async def test_a_loaded_bundle_does_not_keep_its_manifests_popular_items(started: Follower) -> None:
+    """Garbage collections, which stop all requests, need not visit them."""
+    manifest = json.loads((started.root / "v1" / "manifest.json").read_text())
+
+    assert manifest.keys() - started.live.current().manifest.keys() == {"popular"}
+    assert "popular" not in started.live.partial().manifest
+
+
 async def test_a_promotion_is_followed(started: Follower) -> None:
     """The old version stays live until the new version and its lookup tables are loaded."""
     before = started.live.current().version
