@@ -58,6 +58,7 @@ from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.request.names import NameResidency
 from services.gateway.request.pages import PageKey
+from services.gateway.rest.acceptance import accept_many_connections
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
@@ -102,6 +103,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, llms: Mapping[str, Any], text: Any | None = None) -> None:
         configure_logging(settings.log_level, "gateway", settings.log_file)
+        accept_many_connections()
         accept_many_calls(lambda: self._plane.edge.news() if self._plane else None)
         self._settings = settings
         self._llms = llms_of(settings, llms)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 USERS = {
     "services/features/layout.py": "feast",
     "services/gateway/grpc/acceptance.py": "grpcio",
+    "services/gateway/rest/acceptance.py": "uvicorn",
     "services/llm/serving/affinity_router.py": "ray",
     "infra/local/servers/lean_ray.py": "ray",
     "infra/local/servers/loopback.py": "grpcio",
@@ -34,5 +35,10 @@ def test_nothing_else_imports_what_is_private() -> None:
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
     found = {str(path.relative_to(ROOT)) for path in files if PRIVATE_IMPORT.search(path.read_text())}
 
-    # these read a file that Ray writes, and repeat a function of Feast
-    assert found == USERS.keys() - {"infra/local/servers/ray_ingress.py", "services/features/layout.py"}
+    # these read a file that Ray writes, repeat a function of Feast, and extend a public class
+    others = {
+        "infra/local/servers/ray_ingress.py",
+        "services/features/layout.py",
+        "services/gateway/rest/acceptance.py",
+    }
+    assert found == USERS.keys() - others
