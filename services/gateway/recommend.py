@@ -202,11 +202,11 @@ class Recommend:
         request.check_k(caller.max_k)
         deadline_ms = surface.deadline_ms if request.deadline_ms is None else request.deadline_ms
         deadline = deadline_from(arrival.at_s, deadline_ms, self._limits, self._load.tail_delay_s)
+        self._refuse_expired(arrival, deadline)
         budget_s = deadline.budget_s(self._clock())
         request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline, caller.tenant, caller.weight)
-        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # the queue does not count a slow upload
-            raise self._load.refusal("expired")
+        self._refuse_expired(arrival, deadline)
         verdict = self._load.judge(caller.priority, caller.tenant, caller.weight)
         if verdict is AdmissionDecision.REFUSE:
             raise self._load.refusal("strain")
@@ -242,6 +242,11 @@ class Recommend:
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
+
+    def _refuse_expired(self, arrival: Arrival, deadline: Deadline) -> None:
+        """Refuse a request whose deadline passed before it began; the queue does not count a slow upload."""
+        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:
+            raise self._load.refusal("expired")
 
     def _record_failure(self, request: RecommendRequest, live: Live, variant: str | None, error: BaseException) -> None:
         code = as_tailrace_error(error).kind.value if isinstance(error, Exception) else "gone"

@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.message import convert
-from services.contracts.recommend import Filters, Reason, Tier
+from services.contracts.recommend import Filters, Reason, RecommendRequest, Tier
 from services.contracts.rules import Rules
 from services.errors import (
     BundleMismatch,
@@ -27,6 +29,7 @@ from services.errors import (
     Overloaded,
 )
 from services.items.expression import FEW_TESTS
+from services.router.deadline import Arrival
 from tests.support.wait import until
 from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
 
@@ -52,6 +55,18 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, fault: di
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, reason)
     assert [item.item_id for item in answer.items] == ["i19", "i18", "i17"]
+
+
+async def test_an_expired_request_is_refused_before_it_waits_for_its_turn(world: World) -> None:
+    """A request read after its deadline is refused without a turn of the loop, while others wait to begin."""
+    others = [asyncio.create_task(world.recommend()) for _ in range(3)]
+    await asyncio.sleep(0)
+    request = RecommendRequest(user_id="long", request_id="late", k=3, deadline_ms=200)
+    call: Any = world.plane.recommend(request, Arrival(time.monotonic() - 1.0, 1.0), "rest", ANYONE)
+
+    with pytest.raises(Overloaded):
+        call.send(None)
+    assert len(await asyncio.gather(*others)) == 3
 
 
 async def test_scores_that_are_no_numbers_are_a_failed_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import uvicorn
 import uvloop
 
 from services.gateway.rest.acceptance import accept_many_connections
+from tests.support.wait import until
 
 NUM_CALLERS = 12
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -41,8 +42,7 @@ async def turns_until_all_are_read() -> tuple[int, list[bytes]]:
     listening = socket.create_server(("127.0.0.1", 0), backlog=NUM_CALLERS)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     serving = asyncio.create_task(server.serve([listening]))
-    while not server.started:
-        await asyncio.sleep(0)
+    await until(lambda: server.started)
     callers = [socket.create_connection(listening.getsockname()) for _ in range(NUM_CALLERS)]
     for caller in callers:
         caller.sendall(REQUEST)
