@@ -550,6 +550,25 @@ def _vectors(config: _Config, family: LayerFamily, shape: DecoderShape) -> tuple
 
 def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the parts that the plan omits, and assumptions."""
+    yield from _family_notes(config, shape)
+    if shape.experts is not None:
+        experts = shape.experts
+        yield (
+            f"{experts.per_token} of {experts.num} experts a token in {experts.num_layers} of "
+            f"{shape.num_layers} layers, with balanced routing and without expert parallelism"
+        )
+    if config.assumed:
+        assumed = ", ".join(f"{key} {value}" for key, value in config.assumed.items())
+        yield f"absent keys have the family's defaults: {assumed}"
+    yield from _uncounted_notes(config, shape)
+    if quantization is not None:
+        if quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo"):
+            yield "quantization_config asks for a quantised KV cache: --kv decides the plan's"
+        yield "a training is planned with unquantised weights"
+    yield from _unread_notes(config)
+
+
+def _family_notes(config: _Config, shape: DecoderShape) -> Iterator[str]:
     if config.family_name not in FAMILIES:
         yield (
             f"model_type {config.model_type!r} is not in the planner's table: planned by its sizes as a "
@@ -564,33 +583,23 @@ def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any]
             "this engine frees keys behind a window only where every layer has one: it would hold every token "
             "of all layers"
         )
-    if shape.experts is not None:
-        experts = shape.experts
-        yield (
-            f"{experts.per_token} of {experts.num} experts a token in {experts.num_layers} of "
-            f"{shape.num_layers} layers, with balanced routing and without expert parallelism"
-        )
-    if config.assumed:
-        yield (
-            "absent keys have the family's defaults: "
-            f"{', '.join(f'{key} {value}' for key, value in config.assumed.items())}"
-        )
-    mtp = config.raw.get("num_nextn_predict_layers")
+
+
+def _uncounted_notes(config: _Config, shape: DecoderShape) -> Iterator[str]:
+    """Yield layers for further tokens (multi-token prediction), and parts other than the text decoder."""
+    num_layers = config.raw.get("num_nextn_predict_layers")
     config.read.add("num_nextn_predict_layers")
-    if type(mtp) is int and mtp > 0:
-        extra = mtp * (shape.weight_bytes - 2 * shape.table_parameters * 2) / shape.num_layers / 1e9
+    if type(num_layers) is int and num_layers > 0:
+        gigabytes = num_layers * (shape.weight_bytes - 2 * shape.table_parameters * 2) / shape.num_layers / 1e9
         yield (
-            f"num_nextn_predict_layers {mtp}: the layers that predict further tokens, about {extra:.1f} GB, are "
-            "not loaded for plain decoding and not counted"
+            f"num_nextn_predict_layers {num_layers}: the layers that predict further tokens, about {gigabytes:.1f} GB, "
+            "are not loaded for plain decoding and not counted"
         )
-    parts = [key for key in _OTHER_PARTS if config.outer.get(key)]
-    if parts:
+    if parts := [key for key in _OTHER_PARTS if config.outer.get(key)]:
         yield f"{', '.join(parts)}: not counted, the plan is of the text decoder"
-    if quantization is not None:
-        kv = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
-        if kv:
-            yield "quantization_config asks for a quantised KV cache: --kv decides the plan's"
-        yield "a training is planned with unquantised weights"
+
+
+def _unread_notes(config: _Config) -> Iterator[str]:
     unread = sorted(
         key
         for key, value in config.raw.items()

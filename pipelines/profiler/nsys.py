@@ -78,7 +78,7 @@ def read_nsys(path: Path) -> list[Trace]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Open a file that is neither locked nor written."""
+    """Open a file that is neither locked nor written. A query ends after a number of steps that follows its size."""
     base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     base.text_factory = lambda content: content.decode(errors="replace")
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)

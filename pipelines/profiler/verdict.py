@@ -7,6 +7,7 @@ two takes nearly all of the time, since in a healthy step products and the rest 
 or mostly kernels of unknown kind, gets no verdict.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -176,15 +177,18 @@ def _without(shares: Shares, name: str, less: float) -> Shares:
     return Shares(**{one: share / (1 - less) for one, share in kept.items()})
 
 
+_SPECIFICITY = {Bottleneck.UNKNOWN: 0, Bottleneck.NONE: 1}
+"""Among equally frequent bottlenecks, a named one comes first."""
+
+
 def common_verdict(verdicts: Sequence[BottleneckReport]) -> BottleneckReport:
     """Return the verdict of several ranks: the most frequent bottleneck, in the rank where it is largest."""
-    kinds = [one.bottleneck for one in verdicts]
-    unnamed = (Bottleneck.UNKNOWN, Bottleneck.NONE)
-    most = max(dict.fromkeys(kinds), key=lambda kind: (kinds.count(kind), kind not in unnamed, kind is Bottleneck.NONE))
+    counts = Counter(one.bottleneck for one in verdicts)
+    most = max(counts, key=lambda kind: (counts[kind], _SPECIFICITY.get(kind, 2)))
     worst = max((one for one in verdicts if one.bottleneck is most), key=lambda one: one.share)
     if len(verdicts) == 1:
         return worst
-    return BottleneckReport(most, worst.share, f"On {kinds.count(most)} of {len(verdicts)} ranks: {worst.sentence}")
+    return BottleneckReport(most, worst.share, f"On {counts[most]} of {len(verdicts)} ranks: {worst.sentence}")
 
 
 _NAMES = {

@@ -120,23 +120,28 @@ def about_import(
 def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
     """Return a bundle's lineage: hashes of its data, of the sources and of each stage's inputs, options and parents."""
     ingested = origin.made["ingest"].path
-    groups = (origin.options.team, origin.options.reporting)
-    given = {name: value for name, value in asdict(origin.options).items() if name not in _FLAT}
-    given |= {name: value for group in groups for name, value in named_values(group).items()}
-    given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
+    tables = ("events.parquet", "dislikes.parquet", "items.parquet")
     descent: dict[str, str] = {}
     if origin.parent is not None:
         version, before = origin.parent.version, origin.parent.lineage
         parents = {**parents, "optimised_from": version}
         descent = {"optimised_from": version, "training": before.get("training") or version}
     return descent | {
-        "data": {
-            name: file_sha256(ingested / name) for name in ("events.parquet", "dislikes.parquet", "items.parquet")
-        },
+        "data": {name: file_sha256(ingested / name) for name in tables},
         "code": origin.code,
-        "options": json.loads(json.dumps(given, default=str)),
+        "options": _options(origin),
         "seed": origin.recipe.train.seed,
         "parents": parents,
         "stages": {name: output.key for name, output in origin.made.items()},
         "command": origin.command,
     }
+
+
+def _options(origin: Origin) -> dict[str, Any]:
+    """Return the run's options as JSON values, those of its groups by their own names."""
+    groups = (origin.options.team, origin.options.reporting)
+    options = {name: value for name, value in asdict(origin.options).items() if name not in _FLAT}
+    options |= {name: value for group in groups for name, value in named_values(group).items()}
+    options |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
+    as_json: dict[str, Any] = json.loads(json.dumps(options, default=str))
+    return as_json

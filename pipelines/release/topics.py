@@ -107,19 +107,20 @@ class ReleaseTopicReader:
         return before
 
     def _starts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the start offset. The embedded broker finds times only within its last batches.
+        """Return the offset of the first record since the start time: the end without such a record.
 
-        Otherwise it is the beginning.
+        The embedded broker finds times only within its last batches; earlier times mean the beginning.
         """
         beginnings = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
         found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
         ends = self._consumer.end_offsets(list(places), timeout_ms=REQUEST_MS)
-        return {
-            place: ends[place]
-            if (at := found[place]) is None
-            else max(beginnings[place], at.offset if at.timestamp >= 0 else 0)
-            for place in places
-        }
+        starts = {}
+        for place in places:
+            if (first := found[place]) is None:
+                starts[place] = ends[place]
+            else:
+                starts[place] = max(beginnings[place], first.offset if first.timestamp >= 0 else 0)
+        return starts
 
     def _decode(self, fetched: Mapping[TopicPartition, Sequence[Any]]) -> Batch:
         impressions: list[Impression] = []

@@ -138,26 +138,25 @@ def _of_floats(values: pl.Series) -> pl.Series:
 
 
 def _of_text(words: pl.Series, day_first: bool | None) -> pl.Series:
-    found = _of_integers(words.cast(pl.Int64, strict=False))
-    left = found.is_null() & words.is_not_null()
-    if not left.any():
-        return found
-    is_float = words.str.contains(r"^\d+(?:\.\d*)?(?:[eE]\+?\d+)?$").fill_null(value=False)
+    """Read whole numbers, then numbers with a fraction or an exponent, then other texts."""
+    times = _of_integers(words.cast(pl.Int64, strict=False))
+    is_unread = times.is_null() & words.is_not_null()
+    is_float = is_unread & words.str.contains(r"^\d+(?:\.\d*)?(?:[eE]\+?\d+)?$").fill_null(value=False)
     if is_float.any():
-        floats = words.set(~(is_float & left), None).cast(pl.Float64, strict=False)
-        found = _of_floats(floats).zip_with(left, found)
-        left &= ~is_float
-    if not left.any():
-        return found
-    distinct = words.filter(left).unique()
-    read = _of_iso(distinct)
-    if (rest := read.is_null()).any():
-        others = [_one(text, day_first) for text in distinct.filter(rest)]
-        read = pl.concat([read.filter(~rest), pl.Series(others, dtype=UTC_US)])
-        distinct = pl.concat([distinct.filter(~rest), distinct.filter(rest)])
-    table = pl.DataFrame({"word": distinct, "time": read})
-    joined = words.to_frame("word").join(table, on="word", how="left", maintain_order="left")["time"]
-    return joined.zip_with(left, found)
+        floats = words.set(~is_float, None).cast(pl.Float64, strict=False)
+        times = _of_floats(floats).zip_with(is_float, times)
+        is_unread &= ~is_float
+    return _of_words(words, is_unread, day_first).zip_with(is_unread, times) if is_unread.any() else times
+
+
+def _of_words(words: pl.Series, is_unread: pl.Series, day_first: bool | None) -> pl.Series:
+    """Read each distinct unread text once; the other rows are null."""
+    distinct = words.filter(is_unread).unique()
+    iso = pl.DataFrame({"word": distinct, "time": _of_iso(distinct)})
+    others = iso.filter(pl.col("time").is_null())["word"]
+    rarer = pl.Series([_one(text, day_first) for text in others], dtype=UTC_US)
+    read = pl.concat([iso.drop_nulls("time"), pl.DataFrame({"word": others, "time": rarer})])
+    return words.to_frame("word").join(read, on="word", how="left", maintain_order="left")["time"]
 
 
 def _of_iso(words: pl.Series) -> pl.Series:
