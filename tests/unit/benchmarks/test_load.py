@@ -1,12 +1,14 @@
 """Load generation: departures, latency from the scheduled departure, and figures checked against hand calculations."""
 
 import asyncio
+import os
 import time
 
 import pytest
 
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
+from benchmarks.serve.overload import ahead_of_the_stack
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 REPORT = {"metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}}}
@@ -91,3 +93,14 @@ def test_recovery_is_relative_to_the_usual_share(usual_share: float, recovered_s
 
     assert answers_recovered_s(shots, 2.0, usual_share) == recovered_s
     assert answers_recovered_s([], 2.0, usual_share) is None
+
+
+def test_the_generator_runs_ahead_of_the_stack_only_while_it_sends() -> None:
+    """Its niceness is at most the stack's during the load, and the former afterwards."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+
+    with ahead_of_the_stack():
+        during = os.getpriority(os.PRIO_PROCESS, 0)
+
+    assert during <= before
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
