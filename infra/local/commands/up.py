@@ -1,6 +1,7 @@
-"""`tailrace up`: check the machine, start the stores and the first training if it is due, start the rest, supervise.
+"""`tailrace up`: check the machine, start the stores, the first training if it is due, what answers, then the rest.
 
-All validation happens before anything starts. `--detach` runs the same in its own session.
+The first answer does not need the rest, which would take processor time from Ray's start. All validation happens before
+anything starts. `--detach` runs the same in its own session.
 """
 
 import os
@@ -33,9 +34,11 @@ from services.errors import EnvironmentFault
 from services.observability.log_lines import MAX_LOG_BYTES
 from services.settings.settings import Settings, inherited_environment
 
-STORES = ("valkey", "broker", "metrics")
-ANSWERING = frozenset({"training", "ready", "untrained"})
-"""The stages of a stack that answers."""
+STORES = ("valkey", "broker")
+ANSWERS = ("worker", "serve", "edge")
+"""The parts that the first answer needs; the worker creates the topics that gateways wait for."""
+ANSWERING = frozenset({"answering", "training", "ready", "untrained"})
+"""The stages of a stack that answers; from the second, every part is healthy."""
 READY_WITHIN_S = 120.0
 POLL_S = 0.1
 
@@ -49,9 +52,8 @@ def run_stack(
 ) -> None:
     """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault if it cannot start.
 
-    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers,
-    with the settings including the chosen ports. `items` names a shop's items to import first, and the options of their
-    table.
+    `settings.state_dir` must be absolute. `when_ready` is called once, when a bundle answers, with the settings and
+    chosen ports. `items` names a shop's items to import first, and the options of their table.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
@@ -83,8 +85,10 @@ def _supervise(
     training = FirstTraining(supervisor, settings, report)
     try:
         _start(supervisor, parts, settings, items, training)
+        supervisor.enter("answering")  # `--detach` waits for this
         when_ready(settings)
-        supervisor.enter(training.stage)  # `--detach` waits for this
+        supervisor.bring_up(tuple(part for part in parts if part.name not in STORES + ANSWERS))
+        supervisor.enter(training.stage)
         while training.stage == "training":
             supervisor.tick()
             if training.observe():
@@ -203,7 +207,7 @@ def _start(
         supervisor.run_once(items_part(items))
     if is_due(BundleStore.of(settings, settings.first_name)):
         training.begin()
-    supervisor.bring_up(tuple(part for part in parts if part.name not in STORES))
+    supervisor.bring_up(tuple(part for part in parts if part.name in ANSWERS))
     give_up_s = time.monotonic() + READY_WITHIN_S
     edge = edge_folder(settings.state_dir)
     while not (answers_http(settings.inner_host, settings.inner_http_port, "/readyz") and ray_is_up(edge)):

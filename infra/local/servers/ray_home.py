@@ -118,6 +118,7 @@ def ray_environment(
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
     return {
+        "RAY_worker_maximum_startup_concurrency": str(os.cpu_count() or 1),  # default: the CPUs of `ray.init`, 0 here
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         **serve_environment(home / "h", settings, standby_host, settings.inner_host),

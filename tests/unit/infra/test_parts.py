@@ -9,6 +9,7 @@ import pytest
 from infra.local import binaries
 from infra.local.commands.doctor import examine
 from infra.local.commands.guide import describe_stack, example_user, grpc_call, rest_call
+from infra.local.commands.up import ANSWERS, STORES
 from infra.local.parts import stack_parts
 from infra.local.servers.access import check_access
 from services.errors import ConfigError, EnvironmentFault
@@ -31,6 +32,16 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
         assert {name for port in part.ports for name in (port.setting, port.host_setting)} <= known
         assert set(part.needs) <= earlier
         earlier.add(part.name)
+
+
+def test_the_first_answer_needs_only_parts_that_start_for_it(settings: Settings) -> None:
+    """The stores, and the parts that answer, need no part that starts after the first answer."""
+    parts = {part.name: part for part in stack_parts(settings)}
+    first = {*STORES, *ANSWERS}
+
+    assert first < parts.keys()
+    assert {need for name in STORES for need in parts[name].needs} <= {*STORES}
+    assert {need for name in first for need in parts[name].needs} <= first
 
 
 @pytest.mark.parametrize(
