@@ -1,7 +1,9 @@
 """MiniOneRec's own `evaluate.py`, unmodified, from a checkout, on the folder and the test rows of this comparison.
 
 It loads the checkpoint in bf16 and pads prompts in batches of eight. Its answers stay in the folder, since they take
-longer than all else. Its packages (fire, accelerate, bitsandbytes, pandas) come from PYTHONPATH.
+longer than all else. Its packages (fire, accelerate, bitsandbytes, pandas) come from PYTHONPATH. It holds answers to
+the catalogue only if "### Response:" and its newline are three tokens, or four in a folder with "gpt2" in its name, so
+a link has the right name.
 """
 
 import csv
@@ -11,10 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from benchmarks.foreign.oracle import framework_metrics
 from pipelines.foreign.measure import CUTOFFS
 
 _ANSWERS, _ITEMS, _ROWS = "evaluate.json", "info.txt", "rows.csv"
+_LINKS = {3: "model", 4: "model-gpt2"}
+"""Names of the checkpoint by the tokens of `_PREFIX`."""
+_PREFIX = "### Response:\n"
+_TOKENIZER: Any = AutoTokenizer
 
 
 def evaluate(checkout: Path, folder: Path, num_beams: int) -> list[list[str]]:
@@ -23,7 +31,7 @@ def evaluate(checkout: Path, folder: Path, num_beams: int) -> list[list[str]]:
     if not (folder / _ANSWERS).exists():
         _write_inputs(folder)
         given: dict[str, Any] = {
-            "base_model": folder / "model",
+            "base_model": _checkpoint(folder),
             "info_file": folder / _ITEMS,
             "category": "Office_Products",
             "test_data_path": folder / _ROWS,
@@ -47,6 +55,17 @@ def evaluation_report(theirs: list[list[str]], ours: list[list[str]], labels: li
     equal = [code == own for one, other in tops for code, own in zip(one, other, strict=True)]
     shared = [len(set(one) & set(other)) / len(one) for one, other in tops]
     return metrics | {"equal_positions": sum(equal) / len(equal), "shared_items": sum(shared) / len(shared)}
+
+
+def _checkpoint(folder: Path) -> Path:
+    """Return the checkpoint under the name by which the script reads its prefix rightly."""
+    num_tokens = len(_TOKENIZER.from_pretrained(folder / "model")(_PREFIX).input_ids)
+    if num_tokens not in _LINKS:
+        sys.exit(f"{folder / 'model'}: {_PREFIX!r} has {num_tokens} tokens; evaluate.py reads 3 or 4")
+    link = folder / _LINKS[num_tokens]
+    if not link.exists():
+        link.symlink_to("model")
+    return link
 
 
 def _write_inputs(folder: Path) -> None:
