@@ -95,7 +95,7 @@ def list_() -> None:
 
     def limits(key: StoredKey) -> list[str]:
         given = (key.rate_per_s, key.burst, key.daily_quota, key.max_k)
-        return ["-" if value is None else f"{value:g}" for value in given]
+        return ["-" if value is None else f"{value:.15g}" for value in given]
 
     def hashes(key: StoredKey) -> str:
         ends = ("" if one.expires_at is None else f" until {one.expires_at:%Y-%m-%d %H:%M}Z" for one in key.hashes)

@@ -58,7 +58,7 @@ def list_() -> None:
     for one in read_tenants(path).tenants:
         limits = (one.rate_per_s, one.burst, one.daily_quota, one.max_k)
         table.add_row(
-            one.id, one.state, f"{one.share:g}", *("-" if value is None else f"{value:g}" for value in limits)
+            one.id, one.state, f"{one.share:g}", *("-" if value is None else f"{value:.15g}" for value in limits)
         )
     out.print(table if table.row_count else f"no tenants in {path}")
 
@@ -110,11 +110,13 @@ def delete(
     _, path = _tenant_files()
     found = read_tenants(path).find(tenant)
     if found is None or found.state is not TenantState.DELETED:
-        if not yes:
+        if found is not None and not yes:
             typer.confirm(f"delete tenant {tenant} with all of its users' data?", abort=True)
         _change("tenants delete", tenant, lambda file: file.with_changed(tenant, state=TenantState.DELETED))
     _revoke_keys(tenant)
-    if delete_data(running_settings(), tenant):
+    with out.status(f"tenant {tenant}: erasing and looking for its ids in every store"):
+        is_done = delete_data(running_settings(), tenant)
+    if is_done:
         out.print(f"tenant {tenant} is deleted: nothing of it is left in Redis, the offline logs and the catalogue")
         out.print("remaining: records in the broker's topics until their retention ends, bundles, your own backups")
     else:

@@ -88,17 +88,21 @@ def present(words: pl.Series) -> tuple[pl.Series, pl.Series]:
     return stripped.set(missing, None), missing & (stripped != "").fill_null(value=False)
 
 
+_CONTROL = r"[\p{C}--[\x{200C}-\x{200F}]]"
+"""Control characters, as `services.contracts.message.is_printable` has them."""
+
+
 def printable(words: pl.Series, max_chars: int) -> tuple[pl.Series, int]:
     """Return text with blanks for control characters, cut to its maximal length, and the number of changed values."""
-    is_odd = words.str.contains(r"[\p{C}\p{Zl}\p{Zp}]|[\p{Zs}--\x20]").fill_null(value=False)
+    is_odd = words.str.contains(rf"{_CONTROL}|[\p{{Z}}--\x20]").fill_null(value=False)
     is_long = (words.str.len_chars() > max_chars).fill_null(value=False)
     if not (is_odd | is_long).any():
         return words, 0
     clean = words
     if is_odd.any():
-        replaced = words.str.replace_all(r"[\p{C}\p{Z}]+", " ").str.strip_chars()
+        replaced = words.str.replace_all(rf"(?:{_CONTROL}|\p{{Z}})+", " ").str.strip_chars()
         clean = replaced.zip_with(is_odd, words)
-        is_odd = words.str.contains(r"[\p{C}--\s]").fill_null(value=False)
+        is_odd = words.str.contains(r"[\p{C}--\s--[\x{200C}-\x{200F}]]").fill_null(value=False)
     clean = clean.str.slice(0, max_chars)
     return clean.set((clean == "").fill_null(value=False), None), int((is_odd | is_long).sum())
 

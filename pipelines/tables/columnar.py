@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.tables.delimited import RowBatch
+from pipelines.tables.encoding import is_compressed, open_bytes
 from services.errors import DataError
 
 BATCH_ROWS = 131_072
@@ -18,6 +19,7 @@ class Columnar:
 
     def __init__(self, path: Path, *, is_parquet: bool) -> None:
         self._path, self._is_parquet = path, is_parquet
+        self._is_compressed = is_compressed(path)
         schema = self._open()[0]
         twice = {name for name in schema.names if schema.names.count(name) > 1}
         if twice:
@@ -43,16 +45,22 @@ class Columnar:
 
         try:
             if self._is_parquet:
-                file = pq.ParquetFile(self._path)
+                file = pq.ParquetFile(self._source())
                 return file.schema_arrow, file.iter_batches(BATCH_ROWS)
             try:
-                reader = pa.ipc.open_file(self._path)
+                reader = pa.ipc.open_file(self._source())
             except pa.ArrowInvalid:
-                stream = pa.ipc.open_stream(self._path.open("rb"))
+                stream = pa.ipc.open_stream(open_bytes(self._path))
                 return stream.schema, iter(stream)
             return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, EOFError, ValueError) as error:
             raise self._broken(error) from error
+
+    def _source(self) -> Any:
+        """Return the file, or the whole content of a compressed file, since its footer is read first."""
+        import pyarrow as pa
+
+        return pa.BufferReader(open_bytes(self._path).read()) if self._is_compressed else self._path
 
     def _broken(self, error: Exception) -> DataError:
         return DataError("", f"{self._path} cannot be read ({str(error).splitlines()[0]})", "a whole Parquet file")

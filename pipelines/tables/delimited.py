@@ -346,7 +346,7 @@ def _literal(line: str, separator: str, width: int, why: str) -> tuple[int, list
     if "\\" in line and (escaped := _fields(line, separator, escape="\\")) is not None and len(escaped) == width:
         return 1, [*escaped], ""
     fields = _shortened(line.split(separator), width)
-    if len(fields) == width:
+    if len(fields) == width and not why:
         return 1, fields, ""
     lenient = _fields(line, separator)
     if lenient is not None and len(lenient) == width and not why:

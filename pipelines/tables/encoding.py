@@ -35,6 +35,11 @@ def open_bytes(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
+def is_compressed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(8).startswith(tuple(magic for magic, _ in _OPENERS))
+
+
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file, decompressed. Raises DataError."""
     with reading(path), open_bytes(path) as file:

@@ -24,6 +24,7 @@ from pipelines.tables.delimited import RowBatch
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad, whole_form
 from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, is_day, times
+from services.contracts.message import MAX_ID_CHARS
 from services.errors import DataError
 
 DEFAULT_TYPE = "interaction"
@@ -203,10 +204,12 @@ def refuse_empty(
         reason, group = max(findings.set_aside.items(), key=lambda pair: pair[1].num_rows)
         field = reason.partition(" ")[0]
         sample = group.samples[0].get(named.column(field)) if group.samples and field in named.fields else None
-        shown = f"such as {sample!r}" if sample is not None else f"such as row {group.rows[0]}"
+        shown = f"such as {sample!r:.80}" if sample is not None else f"such as row {group.rows[0]}"
         problem = f"not one row can be used, {shown} in {table}" + ("" if reason == field else f" ({reason})")
         if reason == field and (other := named.others.get(field)) is not None:
             problem += f"; --column {other}={field} reads another column"
+        if reason == field and field.endswith("_id") and len(str(sample)) >= MAX_ID_CHARS:
+            problem += f"; ids have at most {MAX_ID_CHARS} characters"
         if reason == UNKNOWN_ITEM and known is not None:
             problem += f"; the items have ids such as {', '.join(map(repr, known.head(3)))}"
         raise DataError(field if field in EXAMPLES else "", problem, EXAMPLES.get(field, f"a table of {findings.kind}"))

@@ -53,6 +53,9 @@ class Table:
         self.second: tuple[str, ...] = ()
         self.sequences: frozenset[str] = frozenset()
         self.has_header, self.is_exact = True, False
+        if path.is_dir():
+            join = f"one file, as by polars.read_parquet('{path}/*.parquet').write_parquet('{path.stem}-whole.parquet')"
+            raise DataError("", f"{path} is a folder", join)
         if not path.is_file():
             raise DataError("", f"no file {path}", KINDS)
         self._rows, self.columns = self._open(path, header, is_known)

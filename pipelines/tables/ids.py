@@ -20,7 +20,7 @@ _LARGEST = 2**53
 """From here on, floating-point numbers skip integers."""
 _PRINTED_DIGITS = 6
 """Digits that spreadsheets and printf show; a number with this many and a larger exponent has lost digits."""
-_UNPRINTABLE = r"\p{C}|[\p{Z}--\x20]"
+_UNPRINTABLE = r"[\p{C}--[\x{200C}-\x{200F}]]|[\p{Z}--\x20]"
 
 
 @dataclass(slots=True)

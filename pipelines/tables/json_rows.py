@@ -40,9 +40,15 @@ class JsonRows:
         self._path, self._is_known = path, is_known
         self._by_line = self._is_by_line()
         self._kinds: dict[str, set[str]] = {}
-        for _, row in self._rows():
-            for name, value in row.items() if isinstance(row, dict) else ():
+        first_reason = "no rows"
+        for number, row in self._rows():
+            if isinstance(row, str):
+                first_reason = f"no row that can be used, such as row {number}: {row}" if number == 1 else first_reason
+                continue
+            for name, value in row.items():
                 self._kinds.setdefault(name, set()).add(_kind(value))
+        if not self._kinds:
+            raise DataError("", f"{path.name} has {first_reason}", "a JSON object for each event or item")
         self.columns = tuple(self._kinds)
 
     def __iter__(self) -> Iterator[RowBatch]:

@@ -23,8 +23,10 @@ from msgspec import Meta
 from services.errors import InvalidRequest
 
 MAX_ID_CHARS = 256
-PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
-"""JSON-schema pattern equivalent to `str.isprintable`. A text with this pattern is checked to be printable."""
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} \u200c-\u200f]*$"
+"""JSON-schema pattern equivalent to `is_printable`. A text with this pattern is checked to be printable."""
+_WITHIN_WORDS = dict.fromkeys(range(0x200C, 0x2010))
+"""Joiners in Persian and Indic words and in emoji, and marks of direction, which `str.isprintable` excludes."""
 _MAX_NAME_CHARS = 256
 _SHOWN_CHARS = 40
 _MAX_CUSTOM = 6_000
@@ -36,6 +38,11 @@ _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _ANY_KEY = "[...]"
 """The decoder's step to a value of a map, which it does not name."""
 _TOO_LARGE = ("Number out of range", "Integer value out of range")
+
+
+def is_printable(text: str) -> bool:
+    """Return whether a text has no control characters, apart from joiners and marks of direction."""
+    return text.isprintable() or text.translate(_WITHIN_WORDS).isprintable()
 
 
 class InvalidField(InvalidRequest, ValueError):
@@ -284,13 +291,13 @@ def _is_checked(hint: Any) -> bool:
 def _check_value(path: str, value: Any) -> None:
     """Reject texts that are not printable and numbers that are not finite, in lists and maps too."""
     if isinstance(value, str):
-        if not value.isprintable():
+        if not is_printable(value):
             raise InvalidField(path, "has control characters", "send printable characters only")
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidField(path, "not a finite number", "send a finite number")
     elif isinstance(value, tuple | list):
-        if not _is_printable(value):
+        if not _are_printable(value):
             for index, one in enumerate(value):
                 _check_value(f"{path}[{index}]", one)
     elif isinstance(value, dict):
@@ -299,9 +306,9 @@ def _check_value(path: str, value: Any) -> None:
             _check_value(f"{path}.{name}", one)
 
 
-def _is_printable(values: Iterable[Any]) -> bool:
+def _are_printable(values: Iterable[Any]) -> bool:
     try:
-        return "".join(values).isprintable()
+        return is_printable("".join(values))
     except TypeError:
         return False
 

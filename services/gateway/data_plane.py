@@ -158,7 +158,7 @@ class DataPlane:
         sent = await self._record(drafts, tenant)
         events, known = once_each(sent), [live.items for live in self.names.all_loaded_for(tenant)]
         item_ids = [event.item_id for event in events]
-        unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
+        unknown = [one for one in item_ids if known and not any(items.has(one) for items in known)]
         self._metrics.recorded(
             door, [event.request_id and scoped(tenant, event.request_id) for event in events], len(unknown)
         )

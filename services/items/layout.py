@@ -51,6 +51,8 @@ class ItemLayout:
         """Changes with every change of the items that may be shown."""
         self.words_revision = 0
         """Changes after every change of title or categories of an item that the bundle lacks."""
+        self.reworded_revision = 0
+        """Changes after every change of title or categories of an item of the bundle."""
         self._new_ids: list[str] = []
         self._new_index: dict[str, int] = {}
         self.stated_titles: dict[int, str] = {}
@@ -80,6 +82,28 @@ class ItemLayout:
         """Return an item's index; None if neither the bundle nor the live catalogue has it."""
         known = self.catalogue.index_of.get(item_id)
         return self._new_index.get(item_id) if known is None else known
+
+    def has(self, item_id: str) -> bool:
+        """Return whether the bundle has an item, or the live catalogue has it and did not delete it."""
+        index = self.index(item_id)
+        return index is not None and (index < self.num_known or not self.status[index] & DELETED)
+
+    def reworded(self) -> list[int]:
+        """Return the indices of the bundle's items whose title or categories are no longer the bundle's."""
+        named = {*self.stated_titles, *np.flatnonzero(self.status[: self.num_known] & HAS_CATEGORIES).tolist()}
+        column, catalogue = self.columns.texts["categories"], self.catalogue
+        return [
+            index
+            for index in sorted(named)
+            if index < self.num_known
+            and (self.title(index), column.values[column.codes[index]])
+            != (catalogue.titles[index], catalogue.categories[index])
+        ]
+
+    @property
+    def text_revision(self) -> tuple[int, int]:
+        """Changes after every change of the title or categories of an item."""
+        return self.words_revision, self.reworded_revision
 
     def item_id(self, index: int) -> str:
         """Return the id of the item at an index below `num_named`."""
@@ -133,7 +157,7 @@ class ItemLayout:
                 num_with.append(np.bincount(column.codes, minlength=len(column.values)))
             return any(code < len(num_with[0]) and num_with[0][code] for code in codes)
 
-        self.catalogue.check_filters(categories, allowed_item_ids, is_category, self._new_index.__contains__)
+        self.catalogue.check_filters(categories, allowed_item_ids, is_category, self.has)
 
     def _of_categories(self, columns: ItemColumns, names: tuple[str, ...]) -> np.ndarray:
         """Return which items are of any of these categories; do not write to it."""
@@ -242,8 +266,10 @@ class ItemLayout:
             self.stated_titles.pop(index, None)
         else:
             self.stated_titles[index] = given.title
-        if index >= self.num_known and self._words(index) != words_before:
-            self.words_revision += 1
+        if self._words(index) != words_before:
+            is_new = index >= self.num_known
+            self.words_revision += is_new
+            self.reworded_revision += not is_new
         status = STATED | (HIDDEN if not given.available else 0) | (DELETED if state is None else 0)
         self.status[index] = status | (HAS_CATEGORIES if given.categories is not None else 0)
         is_timely = (given.published_ms or 0) <= now_ms and (given.expires_ms is None or now_ms < given.expires_ms)
@@ -312,6 +338,7 @@ class ItemLayout:
         other.count()
         moved = dict(zip(indices.tolist(), places.tolist(), strict=True)) if self.stated_titles else {}
         other.stated_titles = {moved[index]: title for index, title in self.stated_titles.items()}
+        other.words_revision, other.reworded_revision = self.words_revision + 1, self.reworded_revision + 1
         other.act(now_ms)
         return other
 
@@ -347,8 +374,9 @@ class ItemLayout:
         self._new_index[item_id] = index
         return index
 
-    def _words(self, index: int) -> tuple[str | None, int]:
-        return self.stated_titles.get(index), int(self.columns.texts["categories"].codes[index])
+    def _words(self, index: int) -> tuple[str, tuple[str, ...]]:
+        column = self.columns.texts["categories"]
+        return self.title(index), column.values[column.codes[index]]
 
     def _set_texts(self, index: int, given: ItemState) -> None:
         categories = given.categories

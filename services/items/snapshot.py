@@ -171,6 +171,7 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dic
                 layout.columns.flag(own).flags[places] = part[name].to_numpy()
                 layout.columns.flag(own).revision += 1
     layout.words_revision += 1
+    layout.reworded_revision += 1
 
 
 def _codes(cells: pa.DictionaryArray, column: TextColumn, known: dict[str, int]) -> np.ndarray:

@@ -326,9 +326,13 @@ class AsyncClient:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
+    """Return the headers of every call. Raises ValueError for a key that no header can have."""
+    key = (api_key or "").strip()  # files of keys end with a line feed
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("api_key: not printable ASCII; send the key as `tailrace keys new` printed it")
     try:
         number = version("tailrace-client")
     except PackageNotFoundError:  # from a source folder
         number = "0"
     about = {"user-agent": f"tailrace-client/{number}"}
-    return about if not api_key else {**about, "authorization": f"Bearer {api_key}"}
+    return {**about, "authorization": f"Bearer {key}"} if key else about

@@ -165,7 +165,7 @@ def _message_of(call: ClientCall[Any], kind: Any, fields: dict[str, Any]) -> Any
         return kind(**fields)
     try:
         return json_format.ParseDict(fields, kind())
-    except json_format.ParseError as error:
+    except (json_format.ParseError, OverflowError) as error:
         field = "items" if call.answer in _OF_ITEMS else "filters or rules"
         raise refusal(field, str(error), "send what recommend.proto has", call.request_id) from None
 

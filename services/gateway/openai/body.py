@@ -58,9 +58,10 @@ _OFF: tuple[object, ...] = (False, 0, "", "none", "auto", [], {}, ["text"])
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "best_of": (*_OFF, 1),
     "skip_special_tokens": (True,),
+    "web_search_options": (),
     "add_generation_prompt": (True,),
 }
-"""Fields with additional values that match the door's behaviour."""
+"""Fields whose values that match the door's behaviour are others. `{}` asks for a search of the web."""
 _KEPT_NULLS = frozenset({"schema", "chat_template_kwargs"})
 """Objects whose nulls are values."""
 _MAX_NUM_FAULTS = 2_000
@@ -120,11 +121,14 @@ def _message(place: int, message: Any) -> Any:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    """Return the error of the deepest wrong field; for a union, of the best matching alternative."""
+    """Return the error of the deepest wrong field; for a union, of the best matching alternative.
+
+    A bound is the better match than a type.
+    """
     if error.error_count() > _MAX_NUM_FAULTS:
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", "send the fields of /docs")
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    fault = max(faults, key=lambda each: len(_places(each["loc"])))
+    fault = max(faults, key=lambda each: (len(_places(each["loc"])), not each["type"].endswith("_type")))
     field, message = field_path(_places(fault["loc"])), fault["msg"]
     if fault["type"] == "extra_forbidden":
         return InvalidRequest(field, "unknown", "leave it out")

@@ -131,5 +131,5 @@ def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
 
 def check_named(request: RecommendRequest, items: ItemLayout) -> None:
     """Reject subject items that are unknown to the bundle and the live catalogue. Raises NotFound naming the first."""
-    if unknown := next((one for one in request.subject_item_ids if items.index(one) is None), None):
+    if unknown := next((one for one in request.subject_item_ids if not items.has(one)), None):
         raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")

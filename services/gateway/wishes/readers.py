@@ -2,7 +2,8 @@
 
 A wish that is not read in time, or whose reader fails or is missing, costs the request nothing more: it is answered as
 without the wish. Failures in a row open a breaker, so that requests do not wait for a broken reader. A late reading is
-still kept, for the next equal wish. Items that only the live catalogue has are handed to the readers within a second.
+still kept, for the next equal wish. Items that only the live catalogue has and changed
+words are handed to the readers within a second, or two for catalogues of ten thousand items.
 
 No wish is logged: an error is logged by its type only, since its words may contain the text.
 """
@@ -34,9 +35,11 @@ _SMOOTHING = 0.1
 
 
 class _InUse:
-    """A bundle's reader with the new items that it knows, its kept readings, and the words revision of its items."""
+    """A bundle's reader with the new items that it knows, its kept readings, and the text revision of its items."""
 
-    def __init__(self, reader: WishReader, revision: int = 0, texts: dict[int, WishItem] | None = None) -> None:
+    def __init__(
+        self, reader: WishReader, revision: tuple[int, int] = (0, 0), texts: dict[int, WishItem] | None = None
+    ) -> None:
         self.reader = reader
         self.revision = revision
         self.items = texts or {}
@@ -113,19 +116,23 @@ class WishReaders:
         """Hand the readers the items that are new, or whose words have changed."""
         for live in self._names.loaded:
             in_use = self._reader_of(live)
-            if in_use is None or in_use.revision == live.items.words_revision:
+            if in_use is None or in_use.revision == live.items.text_revision:
                 continue
             self._in_use[live] = await asyncio.to_thread(with_new_items, in_use, live.items)
 
 
 def with_new_items(in_use: _InUse, items: ItemLayout) -> _InUse:
-    """Return a reader that knows the new items too. Earlier readings lack them, so none is kept."""
-    revision = items.words_revision  # read before the words: the next refresh finds concurrent changes
+    """Return a reader that knows the new items, and the changed words of the bundle's items.
+
+    Earlier readings lack them, so none is kept.
+    """
+    revision = items.text_revision  # read before the words: the next refresh finds concurrent changes
     column = items.columns.texts["categories"]
     last = min(items.num_named, len(column.codes), items.num_known + MAX_NEW_ITEMS)
+    reworded = {index for index in in_use.items if index < items.num_known} | {*items.reworded()}
     found = {
         index: WishItem(items.item_id(index), items.title(index), column.values[column.codes[index]])
-        for index in range(items.num_known, last)
+        for index in (*sorted(reworded), *range(items.num_known, last))
     }
     changed = [item for index, item in found.items() if in_use.items.get(index) != item]
     reader = in_use.reader.with_items(changed) if changed else in_use.reader

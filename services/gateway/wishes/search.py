@@ -1,7 +1,7 @@
-"""Searches the titles of the live catalogue, in one thread. Items that the bundle lacks are found within a second."""
+"""Searches the titles of the live catalogue, in one thread. New and changed titles are found within a second."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,17 +12,20 @@ from services.gateway.overload.long_work import LongWork
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names
 from services.gateway.wishes.titles import TitleIndex
+from services.items.layout import ItemLayout
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """The titles of a bundle's items, and of the new items as of a revision of words."""
+    """The titles of a bundle's items, and those that are new or changed as of a revision of words, by item index."""
 
     known: TitleIndex
-    new: TitleIndex
-    revision: int = 0
+    num_items: int
+    indices: tuple[int, ...] = ()
+    changed: TitleIndex = field(default_factory=lambda: TitleIndex(()))
+    revision: tuple[int, int] = (0, 0)
 
 
 class TitleSearch:
@@ -46,19 +49,26 @@ class TitleSearch:
 
     def _matches(self, query: str, live: Live) -> np.ndarray:
         found = self._indexed.get(live) or self._index(live)
-        return np.concatenate([found.known.matches(query), found.new.matches(query)])
+        matches_V = np.zeros(found.num_items, dtype=np.float32)
+        known_V = found.known.matches(query)
+        matches_V[: len(known_V)] = known_V
+        matches_V[list(found.indices)] = found.changed.matches(query)
+        return matches_V
 
     def _index(self, live: Live) -> _Indexed:
-        known = TitleIndex(live.catalogue.titles)
-        found = self._indexed[live] = _Indexed(known, TitleIndex(()))
+        titles = live.catalogue.titles
+        found = self._indexed[live] = _Indexed(TitleIndex(titles), len(titles))
         return found
 
     async def refresh(self) -> None:
-        """Index the items that are new, or whose words have changed."""
+        """Index the titles that are new or have changed."""
         for live in self._names.loaded:
-            found, revision = self._indexed.get(live), live.items.words_revision
+            found, revision = self._indexed.get(live), live.items.text_revision
             if found is not None and found.revision != revision:
-                items = live.items
-                titles = [items.title(index) for index in range(items.num_known, items.num_named)]
-                new = await asyncio.to_thread(TitleIndex, titles)
-                self._indexed[live] = _Indexed(found.known, new, revision)
+                self._indexed[live] = await asyncio.to_thread(_with_changes, found.known, live.items, revision)
+
+
+def _with_changes(known: TitleIndex, items: ItemLayout, revision: tuple[int, int]) -> _Indexed:
+    num_items = items.num_named
+    indices = (*items.reworded(), *range(items.num_known, num_items))
+    return _Indexed(known, num_items, indices, TitleIndex([items.title(index) for index in indices]), revision)

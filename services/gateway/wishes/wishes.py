@@ -1,4 +1,4 @@
-"""Reads the wish of a request: its bundle's reader and, for a search, the titles. Both learn new items in one task."""
+"""Reads the wish of a request: its bundle's reader and, for a search, the titles. Each learns new items by itself."""
 
 import asyncio
 
@@ -18,15 +18,20 @@ class Wishes:
     def __init__(self, readers: WishReaders, titles: TitleSearch) -> None:
         self._readers = readers
         self._titles = titles
-        self._refreshing = PeriodicTask("wish_items", self.refresh, REFRESH_S)
+        self._refreshing = (
+            PeriodicTask("wish_items", readers.refresh, REFRESH_S),
+            PeriodicTask("search_titles", titles.refresh, REFRESH_S),  # does not wait for a reader of many items
+        )
 
     async def start(self) -> None:
         """Start handing new items to both."""
-        self._refreshing.start()
+        for task in self._refreshing:
+            task.start()
 
     async def stop(self) -> None:
         """Stop; wishes are still read."""
-        await self._refreshing.stop()
+        for task in self._refreshing:
+            await task.stop()
 
     async def refresh(self) -> None:
         """Hand new items to both now."""

@@ -95,6 +95,16 @@ async def case(request: pytest.FixtureRequest, world: World, ports: dict[str, in
                 yield Case(world, wire, client if kind == "async" else Blocking(blocking), scheme)
 
 
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_key_that_no_header_can_have_is_refused_at_once(scheme: str) -> None:
+    """A key that was read from a file may end with a line feed; within it, only what `tailrace keys new` prints."""
+    for kind in (Client, AsyncClient):
+        for key in ("schl\u00fcssel", "a\nb"):
+            with pytest.raises(ValueError, match="api_key"):
+                kind(f"{scheme}://{HOST}:1", api_key=key)
+    Client(f"{scheme}://{HOST}:1", api_key="key\n").close()
+
+
 async def refusals(call: str, *arguments: Any, **options: Any) -> list[TailraceError]:
     """Return each kind of client's error for this call to an unreachable server."""
     errors = []

@@ -164,6 +164,38 @@ def test_filters_find_what_the_live_catalogue_has() -> None:
         layout.check_filters(None, ("none",))
 
 
+def test_a_deleted_item_that_no_bundle_has_is_unknown() -> None:
+    """Deleting an id, even one that never was, makes it no item of the catalogue; the bundle's items stay its items."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    items.apply([("new", ItemState(item_id="new")), ("gone", ItemState(item_id="gone")), ("gone", None)])
+    items.apply([("never", None), ("i0", None)])
+
+    assert [layout.has(one) for one in ("i0", "i1", "new", "gone", "never", "none")] == [True] * 3 + [False] * 3
+    with pytest.raises(InvalidRequest, match=r"filters.allowed_item_ids\[0\]"):
+        layout.check_filters(None, ("gone",))
+    items.apply([("gone", ItemState(item_id="gone"))])
+    assert layout.has("gone")
+
+
+def test_items_with_other_words_than_the_bundles_are_listed() -> None:
+    """An import states the bundle's own words again: nothing changed; a new title or category counts until reverted."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    same, begun = ItemState(item_id="i0", title="Title of i0", categories=("x", "of i0")), layout.text_revision
+    items.apply([("i0", same)])
+    assert (layout.reworded(), layout.text_revision) == ([], begun)
+
+    items.apply([("i1", ItemState(item_id="i1", title="Other")), ("i2", ItemState(item_id="i2", categories=()))])
+    assert (layout.reworded(), layout.text_revision) == ([1, 2], (begun[0], begun[1] + 2))
+
+    items.apply([("i1", ItemState(item_id="i1"))])
+    assert layout.reworded() == [2]
+    relaid = items.lay(catalogue_of(IDS[1:4], "x"))
+    assert [relaid.item_id(index) for index in relaid.reworded()] == ["i2"]
+    assert relaid.text_revision > (0, 0), "readers that begin at no revision read the states of the earlier bundle"
+
+
 def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
     """Growth copies the columns; indices keep their items, and columns held by a request keep their length."""
     items = LiveItems(lambda: NOW_MS / 1_000)

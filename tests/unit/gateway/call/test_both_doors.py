@@ -10,6 +10,7 @@ import pytest
 from benchmarks.load.recommender_stub import RecommenderStub
 from services.contracts import recommend_pb2
 from services.contracts.answers import ErrorBody, ErrorDetail
+from services.contracts.items import ItemState
 from services.errors import (
     BundleNotFound,
     ContextTooLong,
@@ -278,6 +279,16 @@ async def test_events_of_unknown_items_are_accepted_and_named(door: Door, world:
     assert known.body["unknown_items"] == []
     assert [json.loads(value)["item_id"] for _, value in world.events.records] == [*items, "i01"]
     assert world.metric("tailrace_unknown_item_events_total", door=door.name) == 3
+
+
+async def test_an_item_that_was_deleted_is_unknown_as_before_it_came(door: Door, world: World) -> None:
+    """Deleting an item that no bundle has makes it unknown again, to events and to similar items."""
+    world.items.live_items.apply([("new", ItemState(item_id="new", title="New")), ("new", None), ("never", None)])
+    for item_id in ("new", "never"):
+        reply = await door.record([{"user_id": "u", "item_id": item_id}])
+
+        assert reply.body["unknown_items"] == [item_id]
+        assert (await door.similar([item_id], {})).code == "not_found"
 
 
 SECONDS = NOW_MS // 1_000

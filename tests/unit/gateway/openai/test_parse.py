@@ -118,6 +118,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}]}, "tools"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"web_search_options": {}}, "web_search_options"),
     (CHAT, {"colour": 1}, "colour"),
     (CHAT, {"model": None}, "model"),
     (CHAT, {"messages": []}, "messages"),
@@ -155,6 +156,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"seed": 2**63}, "seed"),
     (COMPLETIONS, {"guided_json": {}, "guided_regex": "a+"}, "guided_regex"),
 ]
+
+
+def test_a_value_beyond_a_bound_is_refused_with_the_bound() -> None:
+    """Of a field with two types, the error is that of the type that was sent."""
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(CHAT, stop=["a"] * 5)
+
+    assert (caught.value.field, "at most 4" in caught.value.fix) == ("stop", True)
 
 
 @pytest.mark.parametrize(

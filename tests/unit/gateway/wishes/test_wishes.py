@@ -166,6 +166,34 @@ async def test_words_of_new_items_are_read_soon(tmp_path: Path) -> None:
         await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found == "new")
 
 
+async def test_changed_words_of_known_items_are_read_soon(tmp_path: Path) -> None:
+    """A title or category that the shop changes replaces the bundle's, until it is taken back."""
+    async with started_world(tmp_path, about={"wishes": {"weight": 3}}, load_reader=Bundle.wish_reader) as world:
+        live = world.items.live_items
+        live.apply([("i09", ItemState(item_id="i09", title="Zanzibar Nights", categories=("Safari",)))])
+
+        async def first(**fields: Any) -> str:
+            return ids(await world.recommend("short", **fields))[0]
+
+        await until_answer(lambda: first(wish="a safari"), lambda found: found == "i09")
+        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found == "i09")
+        live.apply([("i09", None)])
+        live.apply([("i09", ItemState(item_id="i09"))])
+        await until_answer(lambda: first(subject=SearchFor("zanzbar nights")), lambda found: found != "i09")
+
+
+async def test_joiners_within_words_are_printable(door: Door, world: World) -> None:
+    """Words of Persian and Indic scripts and emoji have joiners, and Arabic texts marks of direction."""
+    for text in (
+        "\u0641\u06cc\u0644\u0645\u200c\u0647\u0627\u06cc",
+        "\u0915\u094d\u200d\u0937",
+        "family \U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\u0643\u0648\u0645\u064a\u062f\u064a\u0627\u200f",
+    ):
+        assert (await door.search(text, k=1)).code == "ok"
+        await world.recommend("short", wish=text)
+
+
 async def test_a_search_finds_titles_by_beginnings_and_despite_typing_errors(door: Door, world: World) -> None:
     """A search needs no user; with one it orders equal matches for the user, and shows seen items."""
     for query, first in (("item 7", "i07"), ("itme 12", "i12"), ("ite 3", "i03")):

@@ -89,6 +89,10 @@ def best(text: str, session: tuple[str, ...] = (), reader: Reader = READER) -> l
         ("a drama in which nobody is romantic", {"Drama"}, {"Romance"}),
         ("a western without corny love stories", {"Western"}, {"Romance"}),
         ("a comedy, my friends love westerns", {"Comedy", "Western"}, set()),
+        ("nothing wrong with horror", {"Horror"}, set()),
+        ("I have nothing against westerns", {"Western"}, set()),
+        ("Drama ohne Horror", {"Drama"}, {"Horror"}),
+        ("un drama senza horror", {"Drama"}, {"Horror"}),
     ],
 )
 def test_clauses_decide_what_is_wanted_and_what_is_excluded(text: str, must: set[str], must_not: set[str]) -> None:

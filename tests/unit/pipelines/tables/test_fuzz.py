@@ -4,14 +4,39 @@ import gzip
 import random
 from pathlib import Path
 
+import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipelines.tables.cells import printable
 from pipelines.tables.findings import Findings
 from pipelines.tables.id_files import read_ids
+from pipelines.tables.ids import is_bad
 from pipelines.tables.options import TableOptions
 from pipelines.tables.reader import EventTable, ItemTable, open_table
+from services.contracts.message import is_printable, valid_id
 from services.errors import ConfigError, DataError
 from tests.unit.pipelines.tables.test_reader import CATEGORIES, EVENTS, GOOD, IDS, TABLES, TIMES, VALUES
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cn")) | st.sampled_from("\u200c\u200d\u200e\u202e\ufeff"))
+
+
+@given(TEXTS)
+def test_the_gateway_and_the_tables_accept_the_same_ids(text: str) -> None:
+    """An id that a table accepts is an id in every call, and the other way round."""
+    assert pl.DataFrame({"id": [text]}).select(is_bad("id")).item() == (valid_id(text) is None)
+
+
+@given(TEXTS)
+def test_a_text_of_a_table_is_a_text_of_the_gateway(text: str) -> None:
+    """The reader's texts are printable, and printable texts stay as they are, apart from their outer blanks."""
+    clean = printable(pl.Series([text]), 1_024)[0].item()
+
+    assert clean is None or is_printable(clean)
+    if is_printable(text) and text:
+        assert clean == text
+
 
 CELLS = [
     *IDS,

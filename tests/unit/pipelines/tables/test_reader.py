@@ -20,6 +20,7 @@ from pipelines.imports.old_events import OldEvents
 from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
+from pipelines.tables.reader import EventTable, open_table
 from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
 from services.errors import ConfigError, DataError
@@ -248,7 +249,9 @@ EVENTS = {
     "half a surrogate pair": Case(
         GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are not text": [3]}
     ),
-    "an open quote": Case(HEADER + '"u,a,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [('"u', *U[1:]), U, V]),
+    "an open quote": Case(
+        HEADER + '"u,a,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [U, V], {"a quote that is not closed": [2]}
+    ),
     "an open quote and a separator": Case(
         HEADER + 'x,"a,b,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [U, V], {"a quote that is not closed": [2]}
     ),
@@ -552,6 +555,11 @@ REFUSED = {
         {},
         "not one row can be used, such as 'soon'",
     ),
+    "ids that are too long": (
+        f"user_id,item_id,event_time\n{'u' * 257},a,1780000000\n",
+        {},
+        "ids have at most 256 characters",
+    ),
     "no rows": (HEADER, {}, "has no rows"),
     "nothing": ("", {}, "has no rows"),
 }
@@ -583,6 +591,45 @@ def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_p
             read()
         assert words in str(refused.value)
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"user_id": "u", "x": ' + "[" * 2_000 + "]" * 2_000 + "}", "row 1: nested too deep"),
+        ('{"user_id": "u", "x": "\\ud800"}', "row 1: bytes that are not text"),
+        ("[]", "no rows"),
+    ],
+    ids=["nested", "half a character", "empty"],
+)
+def test_json_without_a_row_is_refused_by_its_first_reason(content: str, words: str, tmp_path: Path) -> None:
+    """A file without one readable object says why, not that its columns are missing."""
+    (tmp_path / "events.jsonl").write_text(content)
+    with pytest.raises(DataError, match=words):
+        open_table(tmp_path / "events.jsonl", "events", TableOptions())
+
+
+def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
+    """Clusters write a table as a folder of files."""
+    with pytest.raises(DataError, match="is a folder"):
+        open_table(tmp_path, "events", TableOptions())
+
+
+@pytest.mark.parametrize("write", [pl.DataFrame.write_parquet, pl.DataFrame.write_ipc, pl.DataFrame.write_ipc_stream])
+def test_a_compressed_typed_table_is_read(write: Callable[[pl.DataFrame, Path], object], tmp_path: Path) -> None:
+    """Parquet and Arrow are recognised within gzip, whatever the name, and a file that is cut off is refused."""
+    rows = {"user_id": ["u", "v"], "item_id": ["a", "a"], "event_time": [1780000000, 1780000001]}
+    write(pl.DataFrame(rows), tmp_path / "plain")
+    packed = gzip.compress((tmp_path / "plain").read_bytes())
+    for name in ("events.parquet.gz", "events"):
+        (tmp_path / name).write_bytes(packed)
+        assert EventTable(open_table(tmp_path / name, "events", TableOptions())).read()["user_id"].to_list() == [
+            "u",
+            "v",
+        ]
+    (tmp_path / "events").write_bytes(packed[:-12])
+    with pytest.raises(DataError):
+        EventTable(open_table(tmp_path / "events", "events", TableOptions())).read()
 
 
 def test_an_item_id_is_that_of_the_items(tmp_path: Path) -> None:
