@@ -129,12 +129,17 @@ _REFUSE_LARGEST = """
 {{ var(txn.tenants) -m int gt 1 }} {{ var(txn.others),sub(proc.fair_{door}) ge 0 }} \
 {{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
     http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
+{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.others),mul(2),sub(proc.fair_{door}) ge 0 }} \
+{{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(proc.fair_{door}) gt 0 }} \
+{{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
 {{ var(txn.tenants) -m int gt 1 }} {{ var(txn.own),sub(proc.fair_{door}) gt 0 }}
     http-request set-var(txn.is_refused) bool(true) if {{ var(txn.is_unfair) -m bool }}
     http-request track-sc{counter} int({fair}) table {table} if {{ var(txn.is_unfair) -m bool }}
     http-request sc-inc-gpc(0,{counter}) if {{ var(txn.is_unfair) -m bool }}"""
 """Refuses tenants that send more than the mean, by weight, while more are in flight than the gateways answer without a
-wait; and any tenant that has as many in flight itself, since its rate is known only after a moment.
+wait, and from half of that on those with more than their part of it in flight, behind which others would wait; and any
+tenant that has as many in flight itself, since its rate is known only after a moment.
 """
 _ALL_TENANTS = "*"
 _TENANT_TABLE = """

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -321,6 +322,26 @@ def test_beyond_the_fair_limit_the_tenant_that_sends_most_is_refused(
     assert {answer.status_code for answer in refused} == {429}
     assert num_counted == len(refused)
     assert [answer.status_code for answer in answers] == [200] * 6
+
+
+def test_from_half_of_the_fair_limit_a_flood_has_no_more_than_its_part_in_flight(
+    tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
+) -> None:
+    """Of two tenants the larger gets half of the fair limit, so that the other waits behind fewer requests.
+
+    The other may have the rest.
+    """
+    with two_tenants(tmp_path / "edge", ca, doors) as (edge, http, ask), ThreadPoolExecutor(24) as pool:
+        http.get("/limit/99,8")
+        wait_for(lambda: edge.announced() == "99", what="the limit")
+        own = [pool.submit(ask, "bolt")]
+        wait_for(lambda: edge.num_in_flight() == 1, what="the other tenant's request")
+        flood = [pool.submit(ask, "acme") for _ in range(16)]
+        wait_for(lambda: sum(one.done() for one in flood) == 12, what="the refusals")
+        own += [pool.submit(ask, "bolt") for _ in range(3)]
+        answers = [one.result().status_code for one in (*flood, *own)]
+
+    assert Counter(answers) == {200: 8, 429: 12}
 
 
 @pytest.mark.parametrize("door", ["rest", "grpc"])

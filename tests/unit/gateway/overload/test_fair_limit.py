@@ -70,7 +70,9 @@ class Simulation:
         active = [one for one in self.rates if self.num_sent[one]]
         rates = {one: len(times_s) for one, times_s in self.recent.items()}
         is_largest = rates[tenant] * len(active) > sum(rates.values())
-        is_over = sum(self.own.values()) + 1 > self.limit and is_largest
+        num_others = sum(self.own.values())
+        is_above_part = 2 * num_others >= self.limit and (self.own[tenant] + 1) * len(active) > self.limit
+        is_over = is_largest and (num_others >= self.limit or is_above_part)
         return len(active) > 1 and (is_over or self.own[tenant] + 1 > self.limit)
 
     def _work(self, now_s: float, tenant: str, process: int, stage: int, sent_s: float, num_in_flight: int) -> None:
