@@ -129,6 +129,8 @@ class Engine:
         self._costs = CostModel(decoder.config, sizes, _scored_sizes(decoder.config, items))
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
         self._started: _Started | None = None
+        self._open: dict[str, Sequence] = {}
+        """The requests without an outcome."""
         self._ended: list[EngineOutcome] = []
         self.last_step = _NOTHING
         self.last_cost: StepCost | None = None
@@ -285,6 +287,7 @@ class Engine:
         """Add a sequence to the queue with its adapter's slot. The keys and values of an adapter are its own."""
         if not adapter:
             self._scheduler.add(sequence)
+            self._open[sequence.request_id] = sequence
             return
         with self.stream.entered():
             sequence.adapter_slot = self._adapters.acquire(adapter, sequence.arrival_s)
@@ -295,6 +298,7 @@ class Engine:
         except TailraceError:
             self._adapters.release(adapter, sequence.arrival_s)
             raise
+        self._open[sequence.request_id] = sequence
 
     def cancel(self, request_id: str, status: SequenceStatus = SequenceStatus.CANCELLED) -> bool:
         """End a request now and free its blocks; the next step returns its outcome.
@@ -343,6 +347,19 @@ class Engine:
             num_waiting=scheduler.num_waiting,
             kv_cache_usage=scheduler.pool.num_held / scheduler.pool.num_blocks,
         )
+
+    def restart(self) -> set[str]:
+        """Drop all requests, without outcomes, after a step that raised, and return their ids. Adapters stay loaded.
+
+        Raises RuntimeError for an engine of several ranks, which may have stopped at different points of the step.
+        """
+        if self._ranks is not None:
+            raise RuntimeError("the ranks of an engine cannot be restarted")
+        for sequence in list(self._open.values()):
+            self._end(sequence, SequenceStatus.FAILED)
+        dropped = {outcome.request_id for outcome in self._ended}
+        self._started, self._ended = None, []
+        return dropped
 
     def close(self) -> None:
         """Free all blocks, for other engines on the memory, and end all ranks.
@@ -400,8 +417,12 @@ class Engine:
         self.last_step, self.last_cost = started.size, started.cost
         result = started.running.collect()
         for sequence, items, scores in result.rankings:
-            if not sequence.has_ended:
+            if sequence.has_ended:
+                continue
+            if len(items) and np.isfinite(scores).all():
                 self._end(sequence, SequenceStatus.DONE, items, scores)
+            else:  # beams drop scores that are NaN; such scores of a row reach no other row
+                self._end(sequence, SequenceStatus.FAILED)
         for sequence, sampled in result.tokens.items():
             for place, token in enumerate(self._drafter.verify(sequence, sampled)):
                 if sequence.has_ended:
@@ -429,6 +450,7 @@ class Engine:
         """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a completed ranking."""
         with self.memory.lock:
             self._scheduler.finish(sequence)
+        self._open.pop(sequence.request_id, None)
         self._drafter.forget(sequence)
         if sequence.adapter:
             with self.stream.entered():

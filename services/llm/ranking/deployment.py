@@ -24,7 +24,7 @@ from models.registry.bundle_follower import Serving
 from models.registry.name_record import DEFAULT_NAME
 from models.registry.store import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.contracts.tenant import tenant_of_name
+from services.contracts.tenant import local_name, tenant_of_name
 from services.errors import (
     BundleNotFound,
     DeadlineExceeded,
@@ -140,6 +140,9 @@ class LlmDeployment:
         await running.bundle.shown.compile(request.filters, deadline_s)
         ended = await self._run(engines, running, request, deadline_s)
         record_spans(ended)
+        if ended.outcome.status is SequenceStatus.FAILED:
+            log.error("ranking_failed", name=request.name, version=request.bundle_version)
+            raise DependencyUnavailable(f"the model of {local_name(request.name)}", _RETRY_AFTER_S)
         if ended.outcome.status is not SequenceStatus.DONE:
             raise DeadlineExceeded("llm")
         return replace(running.bundle.result_of(ended), replica=self._replica)

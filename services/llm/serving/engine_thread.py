@@ -1,9 +1,10 @@
 """The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results.
 
 Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in
-the engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure`
-holds the cause. A thread that hangs in a step cannot end by itself: `check_health` detects it by comparing the step's
-time with its predicted time.
+the engine before the next step. If a step fails, the requests run again one stream at a time, so that only those that
+make a step fail end with an error. If several fail in a row, the engine has failed: every stream ends with an error and
+the thread ends; `failure` holds the cause. A thread that hangs in a step cannot end by itself: `check_health` detects
+it by comparing the step's time with its predicted time.
 """
 
 import threading
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
+import structlog
 import torch
 
 from services.contracts.engine_load import EngineLoad
@@ -23,9 +25,13 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, SequenceStatus
 from services.llm.serving.streams import EngineStream, FinishedRequest, OpenStreams
 
+log = structlog.get_logger()
+
 _RETRY_AFTER_S = 1.0
 _BLOCKED_PAUSE_S = 0.001
 """Pause between checks for free blocks while another bundle's engine holds them."""
+_MAX_FAILURES = 3
+"""So many failed streams in a row mean that the engine itself has failed."""
 _HUNG_FACTOR = 10
 """A step that takes this many times its predicted time counts as hung."""
 
@@ -64,6 +70,7 @@ class EngineThread:
         self._ids = count()
         self._returned_s = 0.0
         self._step_called_s: float | None = None
+        self._num_failures = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -106,7 +113,7 @@ class EngineThread:
         stream = EngineStream(tuple(f"{number}.{index}" for index in range(num_requests)))
         self._streams.add(stream)
         try:
-            if not self._inbox.put(lambda: self._add(stream, add, arrival_s)):
+            if not self._inbox.put(lambda: self._add_first(stream, add, arrival_s)):
                 raise DependencyUnavailable("the engine", _RETRY_AFTER_S) from self.failure
             yield stream
         finally:
@@ -158,6 +165,40 @@ class EngineThread:
             self._engine.close()
 
     def _step(self) -> None:
+        try:
+            self._advance()
+        except Exception as error:
+            log.exception("engine_step_failed")
+            self._run_apart(error)
+
+    def _run_apart(self, error: Exception) -> None:
+        """Run the requests of each stream again alone; streams that fail again, or had results, end with an error.
+
+        Raises the error of a stream after `_MAX_FAILURES` failures in a row.
+        """
+        dropped = self._engine.restart()
+        for stream in self._streams.all():
+            if not dropped.isdisjoint(stream.request_ids):
+                failure = error if stream.restart is None else self._failure_of(stream)
+                if self._num_failures >= _MAX_FAILURES:
+                    raise failure or error
+                if failure is not None:
+                    self._streams.fail(stream, DependencyUnavailable("the engine", _RETRY_AFTER_S))
+        self._step_called_s = None
+
+    def _failure_of(self, stream: EngineStream) -> Exception | None:
+        """Run a stream's requests until they end; return the error of a step that fails."""
+        try:
+            self._add(stream)
+            while self._engine.has_work:
+                self._advance()
+        except Exception as error:  # noqa: BLE001 - the other streams must get their answers
+            self._num_failures += 1
+            self._engine.restart()
+            return error
+        return None
+
+    def _advance(self) -> None:
         self._step_called_s = called_s = time.monotonic()
         began_s = self._returned_s if self._engine.is_ahead else called_s
         outcomes = self._engine.step(called_s)
@@ -166,15 +207,21 @@ class EngineThread:
         self._returned_s = now_s
         self._engine.record_step_time(now_s - began_s)
         ended = [FinishedRequest(outcome, now_s, load) for outcome in outcomes]
+        self._num_failures = 0 if ended else self._num_failures
         stepped = Stepped(load, self._engine.new_tokens, ended, began_s, now_s)
         self._streams.deliver(stepped.new_tokens, ended)
         self._on_step(stepped)
         if self._engine.is_blocked:
             time.sleep(_BLOCKED_PAUSE_S)
 
-    def _add(self, stream: EngineStream, add: AddRequests, arrival_s: float) -> None:
+    def _add_first(self, stream: EngineStream, add: AddRequests, arrival_s: float) -> None:
+        stream.restart = lambda: add(self._engine, stream.request_ids, arrival_s)
+        self._add(stream)
+
+    def _add(self, stream: EngineStream) -> None:
+        assert stream.restart is not None, "results come after the request was added"
         try:
-            add(self._engine, stream.request_ids, arrival_s)
+            stream.restart()
         except TailraceError as error:
             self._cancel(stream.request_ids)
             self._streams.fail(stream, error)

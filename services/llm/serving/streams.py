@@ -6,7 +6,7 @@ with a single wake-up. The module does not know the engine.
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -45,6 +45,8 @@ class EngineStream:
 
     def __init__(self, request_ids: tuple[str, ...]) -> None:
         self.request_ids = request_ids
+        self.restart: Callable[[], object] | None = None
+        """Adds the requests to the engine again; None once a result was delivered. Only for the engine's thread."""
         self.loop = asyncio.get_running_loop()
         self._items: list[NewToken | FinishedRequest] = []
         self._error: TailraceError | None = None
@@ -92,6 +94,11 @@ class OpenStreams:
         with self._lock:
             return [request_id for request_id in stream.request_ids if self._streams.pop(request_id, None)]
 
+    def all(self) -> list[EngineStream]:
+        """Return each stream once, the oldest first."""
+        with self._lock:
+            return list({id(stream): stream for stream in self._streams.values()}.values())
+
     def deliver(self, new_tokens: Sequence[NewToken], ended: Sequence[FinishedRequest]) -> None:
         """Deliver the results of a step."""
         batch = _Delivery()
@@ -111,10 +118,10 @@ class OpenStreams:
 
     def fail_all(self, error: TailraceError) -> None:
         """End every stream with an error."""
+        unfinished = self.all()
         with self._lock:
-            unfinished = {id(stream): stream for stream in self._streams.values()}
             self._streams.clear()
-        _send_error(unfinished.values(), error)
+        _send_error(unfinished, error)
 
 
 class _Delivery:
@@ -124,6 +131,7 @@ class _Delivery:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EngineStream, StreamItem]]] = {}
 
     def add(self, stream: EngineStream, item: StreamItem) -> None:
+        stream.restart = None
         self._by_loop.setdefault(stream.loop, []).append((stream, item))
 
     def send(self) -> None:

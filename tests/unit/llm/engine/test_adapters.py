@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from models.decoder.adapter import Adapter
 from models.decoder.decoder import Decoder
 from services.errors import ConfigError, InvalidRequest, Overloaded
 from services.llm.engine.adapters import AdapterPool
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import SequenceStatus
 from tests.support.engine.adapters import build_adapter, merged
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
@@ -238,3 +240,23 @@ class AdapterPoolMachine(RuleBasedStateMachine):
 
 TestAdapterPool = AdapterPoolMachine.TestCase
 TestAdapterPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_an_adapter_whose_scores_are_not_finite_fails_only_its_own_requests() -> None:
+    """Finite weights can overflow: the base's request in the same step gets what it gets alone."""
+    items = build_items(2)
+    decoder, prompt = build_decoder(items), prompt_of(items, 9, 0)
+    expected = rank_alone(decoder, items, prompt)
+    pairs = build_adapter(decoder, 4, 0).pairs
+    huge = {name: pair._replace(a_RI=1e30 * pair.a_RI, b_NR=1e30 * pair.b_NR) for name, pair in pairs.items()}
+    engine = build_engine(decoder, items)
+    engine.load_adapter("huge", Adapter(pairs=huge))
+
+    engine.add_rank("base", prompt, k=8, beam_width=8)
+    engine.add_rank("bad", prompt, k=8, beam_width=8, adapter="huge")
+    outcomes = drain(engine)
+
+    assert outcomes["bad"].status is SequenceStatus.FAILED
+    assert outcomes["base"].status is SequenceStatus.DONE
+    assert outcomes["base"].item_indices.tolist() == expected.item_indices.tolist()
+    engine.check_integrity()

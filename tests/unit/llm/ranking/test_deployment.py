@@ -184,11 +184,13 @@ async def test_a_replica_without_item_states_refuses(live) -> None:
 
 
 async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
-    """A request to a failed engine is refused as broken, and the replica is unhealthy."""
+    """Requests to a failed engine are refused as broken; after three, the replica is unhealthy."""
     serving = engines_of(live).of("v1")
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
-    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
+    for _ in range(3):
+        live.check_health()
+        assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
     serving.thread.join(5.0)
     with pytest.raises(RuntimeError, match="engine thread died"):
         live.check_health()

@@ -5,6 +5,7 @@ import threading
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from services.errors import DependencyUnavailable, InvalidRequest
@@ -98,22 +99,76 @@ async def test_stopping_finishes_requests_in_flight(engine) -> None:
         await thread.run_request(add)
 
 
+class BrokenMask:
+    """A grammar that fails when the engine asks for its tokens."""
+
+    failure = None
+
+    def allowed(self) -> np.ndarray:
+        raise RuntimeError("no such grammar")
+
+    def take(self, token_id: int) -> None: ...
+
+    def fork(self) -> "BrokenMask":
+        return self
+
+
+def add_broken(engine: Engine, request_id: str, now_s: float) -> None:
+    engine.add_text(request_id, [0], max_new_tokens=3, mask=BrokenMask(), now_s=now_s)
+
+
+@pytest.mark.parametrize("engine", [False, True], indirect=True)
+async def test_a_request_that_makes_a_step_fail_fails_alone(engine) -> None:
+    """Its caller gets DependencyUnavailable; requests of the same step, and later ones, get their answers."""
+    alone = EngineThread(engine, 1, lambda stepped: None)
+    expected = (await alone.run_request(add)).outcome.item_indices.tolist()
+    alone.stop()
+    alone.join(5.0)
+    thread, may_go_on = EngineThread(engine, 1, lambda stepped: None), threading.Event()
+
+    thread.call(lambda _: may_go_on.wait(5.0))
+    callers = [asyncio.create_task(thread.run_request(request)) for request in (add, add_broken, add)]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    first, broken, last = await asyncio.gather(*callers, return_exceptions=True)
+    later = await thread.run_request(add)
+    thread.stop()
+    thread.join(5.0)
+
+    assert type(broken) is DependencyUnavailable
+    assert [one.outcome.item_indices.tolist() for one in (first, last, later)] == [expected] * 3
+    assert thread.failure is None
+    engine.check_integrity()
+
+
+async def test_a_failed_step_ends_texts_that_have_begun(engine) -> None:
+    """Their callers have tokens already, and get DependencyUnavailable."""
+    thread = EngineThread(engine, 1, hold := Hold())
+    begun = asyncio.create_task(thread.run_request(add_long))
+    await until(hold.has_stepped.is_set)
+    broken = asyncio.create_task(thread.run_request(add_broken))
+    await asyncio.sleep(0)
+    hold.may_go_on.set()
+    ends = await asyncio.gather(begun, broken, return_exceptions=True)
+    thread.stop()
+    thread.join(5.0)
+
+    assert [type(end) for end in ends] == [DependencyUnavailable] * 2
+    assert thread.failure is None
+
+
 async def test_a_failed_engine_fails_every_caller(engine) -> None:
-    """If a step fails, current and later callers get DependencyUnavailable, and the cause is kept."""
+    """If several requests in a row fail alone, all current and later callers get DependencyUnavailable.
+
+    The cause is kept.
+    """
     thread = EngineThread(engine, 1, lambda stepped: None)
 
-    def add_and_fail(engine: Engine, request_id: str, now_s: float) -> None:
-        """Fail after the request was added."""
-        add(engine, request_id, now_s)
-        raise RuntimeError("no such kernel")
-
-    ends = await asyncio.gather(
-        *(thread.run_request(request) for request in (add_long, add_and_fail, add_long)), return_exceptions=True
-    )
+    ends = await asyncio.gather(*(thread.run_request(add_broken) for _ in range(3)), return_exceptions=True)
 
     assert [type(end) for end in ends] == [DependencyUnavailable] * 3
     thread.join(5.0)
-    assert str(thread.failure) == "no such kernel"
+    assert str(thread.failure) == "no such grammar"
     with pytest.raises(DependencyUnavailable):
         await thread.run_request(add)
 
