@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from infra.cli.session import audited, out, user_name
+from infra.cli.session import audited, if_named, out, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def withdraw(
 ) -> None:
     """Withdraw a version that is not live: promoting it under this name then needs --force."""
     store, state_dir = _store(name)
-    with audited(state_dir, "withdraw", version=version, **({"reason": reason} if reason else {}), **_if_named(name)):
+    with audited(state_dir, "withdraw", version=version, **({"reason": reason} if reason else {}), **if_named(name)):
         store.withdraw(version, by=user_name(), reason=reason)
     out.print(f"{version} is withdrawn", markup=False)
 
@@ -157,7 +157,7 @@ def diff(
 def reference(version: Version, name: Name = "default") -> None:
     """Make a published bundle the reference: the gate refuses models that are worse by over --max-reference-loss."""
     store, state_dir = _store(name)
-    with audited(state_dir, "reference", version=version, **_if_named(name)):
+    with audited(state_dir, "reference", version=version, **if_named(name)):
         store.set_reference(version, user_name())
     out.print(f"{version} is the reference")
 
@@ -166,7 +166,7 @@ def reference(version: Version, name: Name = "default") -> None:
 def promote(version: Version, name: Name = "default", force: Force = False) -> None:
     """Make a published bundle live under a name; the first promotion creates the name."""
     store, state_dir = _store(name)
-    with audited(state_dir, "promote", version=version, **_if_named(name)):
+    with audited(state_dir, "promote", version=version, **if_named(name)):
         store.promote(version, by=user_name(), force=force)
     out.print(f"{version} is live{_as_named(name)}")
 
@@ -183,7 +183,7 @@ def rollback(
     """Promote an earlier bundle, and withdraw the live bundle, whose next promotion needs --force."""
     store, state_dir = _store(name)
     before = store.reference()
-    given = {"to": to, "reason": reason, **_if_named(name)}
+    given = {"to": to, "reason": reason, **if_named(name)}
     with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
         withdrawn = store.withdrawals().keys()
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
@@ -228,11 +228,6 @@ def _live_as(store: "BundleStore") -> str:
         return f"{store.live_version()} is live as {store.name}"
     except BundleCorrupt as error:
         return str(error)
-
-
-def _if_named(name: str) -> dict[str, str]:
-    """Return the audit fields of a name; none for the default name."""
-    return {} if name == "default" else {"name": name}
 
 
 def _as_named(name: str) -> str:

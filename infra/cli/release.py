@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from infra.cli.session import audited, out, print_line, running_settings, user_name
+from infra.cli.session import audited, if_named, out, print_line, running_settings, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _begin(
     _refuse(store, version)
     if with_lists:
         _make_lists(settings, version, tables)
-    details = {"version": version, "stages": ",".join(f"{one.share:.4g}" for one in stages), **_if_named(store)}
+    details = {"version": version, "stages": ",".join(f"{one.share:.4g}" for one in stages), **if_named(store.name)}
     with audited(settings.state_dir, "release", **details):
         store.release(version, stages, _lead_from_now(settings), by=user_name(), by_hand=by_hand, budgets=budgets)
 
@@ -183,7 +183,7 @@ def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, P
 
 def _go_on(settings: "Settings", store: "BundleStore") -> None:
     canary = _under_way(store)
-    details = {"version": canary.version, "stage": str(canary.stage + 1), **_if_named(store)}
+    details = {"version": canary.version, "stage": str(canary.stage + 1), **if_named(store.name)}
     with audited(settings.state_dir, "release-next", **details):
         if canary.is_last_stage:
             store.promote(canary.version, by=user_name(), release=canary)
@@ -195,7 +195,7 @@ def _go_on(settings: "Settings", store: "BundleStore") -> None:
 
 def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
     canary = _under_way(store)
-    details = {"version": canary.version, **({"reason": reason} if reason else {}), **_if_named(store)}
+    details = {"version": canary.version, **({"reason": reason} if reason else {}), **if_named(store.name)}
     with audited(settings.state_dir, "release-stop", **details):
         store.end_canary(canary.version, by=user_name(), note=reason, release=canary)
     out.print(f"the release of {canary.version} is stopped", markup=False)
@@ -203,7 +203,7 @@ def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
 
 def _pause(settings: "Settings", store: "BundleStore") -> None:
     canary = _under_way(store)
-    with audited(settings.state_dir, "release-by-hand", version=canary.version, **_if_named(store)):
+    with audited(settings.state_dir, "release-by-hand", version=canary.version, **if_named(store.name)):
         store.pause_canary(canary.version, by=user_name(), release=canary)
 
 
@@ -279,8 +279,3 @@ def _percent(value: float | None) -> str:
 
 def _lead_from_now(settings: "Settings") -> int:
     return time.time_ns() // 1_000_000 + round(settings.release_lead_s * 1_000)
-
-
-def _if_named(store: "BundleStore") -> dict[str, str]:
-    """Return the audit fields of a name; none for the default name."""
-    return {} if store.name == "default" else {"name": store.name}

@@ -54,6 +54,11 @@ def audited(state_dir: Path, act: str, **details: str) -> Iterator[None]:
     write_act(state_dir, act, "ok", details)
 
 
+def if_named(name: str) -> dict[str, str]:
+    """Return the audit fields of a model name; none for the default name."""
+    return {} if name == "default" else {"name": name}
+
+
 def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) -> None:
     """Append the line: time, user of this machine, command, host and process, and outcome."""
     line = {

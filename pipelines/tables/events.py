@@ -93,6 +93,16 @@ def survey_histories(batches: Iterable[RowBatch], named: Named, found: EventSurv
         found.first_times = first.group_by("user_id").agg(pl.col("first").min())
 
 
+def count_batch(batch: RowBatch, findings: Findings) -> pl.DataFrame:
+    """Count a batch's rows and notes; return the rows that its format could not read, as `row` and `reason`."""
+    for what, count, example in batch.notes:
+        findings.note(what, count, example)
+    findings.num_rows += len(batch.rows) + len(batch.set_aside)
+    for row, why in batch.set_aside:
+        findings.reject(why, [row])
+    return pl.DataFrame([*batch.set_aside], _ASIDE, orient="row")
+
+
 def read_events(
     batch: RowBatch,
     named: Named,
@@ -114,14 +124,7 @@ def read_events(
         refuse: Expression over accepted rows: the reason to set a row aside all the same, or null.
     """
     frame = batch.frame
-    for what, count, example in batch.notes:
-        findings.note(what, count, example)
-    findings.num_rows += len(batch.rows) + len(batch.set_aside)
-    for row, why in batch.set_aside:
-        findings.reject(why, [row])
-    broken = pl.DataFrame(
-        {"row": [row for row, _ in batch.set_aside], "reason": [why for _, why in batch.set_aside]}, _ASIDE
-    )
+    broken = count_batch(batch, findings)
     if not frame.height:
         return pl.DataFrame(schema=EVENT_TYPES), broken
     at, num_unread = _times(frame, named, about)

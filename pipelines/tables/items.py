@@ -11,7 +11,7 @@ import polars as pl
 from pipelines.tables.cells import as_text, flags, lists, numbers, present, printable
 from pipelines.tables.columns import Named
 from pipelines.tables.delimited import RowBatch
-from pipelines.tables.events import SAME_ITEM_NOTE, id_text, reject
+from pipelines.tables.events import SAME_ITEM_NOTE, count_batch, id_text, reject
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad
 from pipelines.tables.options import TableOptions
@@ -32,7 +32,6 @@ ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 """The columns of accepted rows; attributes follow, named ATTRIBUTE plus their name."""
 ATTRIBUTE = "attributes."
 Reader = Callable[[pl.Series], pl.Series]
-_ASIDE = {"row": pl.Int64, "reason": pl.String}
 
 
 def survey_items(batches: Iterable[RowBatch], named: Named) -> IdColumn:
@@ -57,14 +56,7 @@ def read_items(
     `sequences` are columns of lists separated by blanks.
     """
     frame = batch.frame
-    for what, count, example in batch.notes:
-        findings.note(what, count, example)
-    findings.num_rows += len(batch.rows) + len(batch.set_aside)
-    for row, why in batch.set_aside:
-        findings.reject(why, [row])
-    broken = pl.DataFrame(
-        {"row": [row for row, _ in batch.set_aside], "reason": [why for _, why in batch.set_aside]}, _ASIDE
-    )
+    broken = count_batch(batch, findings)
     cells = _Cells(frame, named, options, sequences, findings)
     columns = {
         "row": batch.rows,

@@ -71,17 +71,16 @@ class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
 
     def _by_surface(self) -> tuple[Mapping[str, Surface], Mapping[str, Experiments]]:
         """Return the surfaces in force and their valid experiments by surface; recomputed when either file changes."""
-        files = (self._surfaces.in_force, self._file.in_force)
-        of, by_surface = self._sorted
-        if of[0] is not files[0] or of[1] is not files[1]:
-            fitting = {name: one for name, one in files[1].items() if not any(self._unknown(name, one, files[0]))}
-            by_surface = {
-                surface: Experiments(on_it)
-                for surface in files[0]
-                if (on_it := {name: one for name, one in fitting.items() if surface in one.surfaces})
-            }
-            self._sorted = files, by_surface
-        return files[0], by_surface
+        surfaces, experiments = self._surfaces.in_force, self._file.in_force
+        (old_surfaces, old_experiments), by_surface = self._sorted
+        if old_surfaces is not surfaces or old_experiments is not experiments:
+            valid = {name: one for name, one in experiments.items() if not any(self._unknown(name, one, surfaces))}
+            by_surface = {}
+            for surface in surfaces:
+                if running := {name: one for name, one in valid.items() if surface in one.surfaces}:
+                    by_surface[surface] = Experiments(running)
+            self._sorted = (surfaces, experiments), by_surface
+        return surfaces, by_surface
 
     @property
     def _now_ms(self) -> int:

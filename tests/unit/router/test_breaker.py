@@ -87,3 +87,16 @@ def test_failed_trials_double_the_time_until_the_next_and_stragglers_do_not() ->
     breaker.succeeded()
     breaker.failed(10.0, breaker.started(10.0))
     assert breaker.allows(11.0)
+
+
+def test_only_an_abandoned_trial_lets_another_start() -> None:
+    """A request from before the opening that is abandoned does not end the trial."""
+    breaker = Breaker(max_failures=1, open_s=1)
+    straggler = breaker.started(0)
+    breaker.failed(0)
+    trial = breaker.started(1)
+
+    breaker.abandoned(straggler)
+    assert not breaker.allows(1)
+    breaker.abandoned(trial)
+    assert breaker.allows(1)
