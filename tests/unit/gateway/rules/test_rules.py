@@ -279,6 +279,15 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
     assert sorted(found) == [index for index in range(NUM_ITEMS) if not any(slow_holds(one, index) for one in blocks)]
 
 
+def test_each_item_has_the_tier_that_ranked_it() -> None:
+    """Items of a later ranking have its tier; a pinned item that no tier ranked has the answering tier."""
+    parts = [ItemRanking.in_order(Tier.POPULAR, {0: 0.5, 1: 0.3}), ItemRanking.in_order(Tier.STUDENT, {2: -1.0})]
+
+    ruled = apply_rules(parts, Rules(pins=(Pin("i9", 1), Pin("i2", 2))), KNOWN, 3, 12, Tier.LLM)
+
+    assert {index: tier for index, _, tier in ruled.chosen} == {9: Tier.LLM, 2: Tier.STUDENT, 0: Tier.POPULAR}
+
+
 def test_an_item_without_a_vector_or_time_is_as_it_was() -> None:
     """Diversity needs vectors, and freshness publication times; without them the order does not change."""
     known = replace(KNOWN, vectors=lambda indices: None)

@@ -54,6 +54,8 @@ def test_a_table_has_places_for_the_next_chunk_and_no_more_held_than_promised(
         places = need.table_len(num_computed, num_tokens)
         assert places * BLOCK >= min(num_tokens, num_computed + chunk)
         assert places >= need.table_len(max(num_computed - 1, 0), num_tokens)
+        if window.start(num_computed) > -(-window.num_sinks // BLOCK) * BLOCK:
+            assert places <= (num_computed + chunk - 1) // BLOCK + 2, "at most one block more than this chunk needs"
         held = max(held, places - len(range(places)[need.behind(num_computed)]))
 
     assert build_need(window, chunk, num_blocks=max(held, 1)).longest(num_tokens) == num_tokens
