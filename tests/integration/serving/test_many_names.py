@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.many.replicas import NAMES, REFUSALS, ReplicaScene, replica_pids, replica_scene, replica_settings
+from models.registry.store import BundleStore
+from tests.support.training.bundles import publish_adapter
 from tests.support.wait import until
 
 
@@ -72,3 +74,32 @@ async def test_a_killed_replica_and_a_rolling_restart_fail_no_request(scene: Rep
         await scene.until_ranked(*names)
 
     assert scene.unanswered == []
+
+
+async def test_adapters_of_one_decoder_rank_on_both_replicas(running_ray, tmp_path: Path) -> None:
+    """Five adapters and their parent share a decoder on each replica, also after a replica was killed.
+
+    Each name ranks by its own adapter, and alike on both.
+    """
+    settings = replica_settings(tmp_path).model_copy(update={"llm_memory_gib": 1.0, "llm_idle_s": 0.0})
+    parent = BundleStore.of(settings).live()
+    for seed, name in enumerate(NAMES[1:]):
+        publish_adapter(settings.bundle_root, f"adapter-{name}", parent, seed, name=name)
+
+    async with replica_scene(settings) as scene:
+        await scene.until_ranked(*NAMES)
+        async with scene.callers(NAMES, num=12, pause_s=0.02):
+            os.kill(replica_pids()[0], signal.SIGKILL)
+            await until(lambda: len(set(replica_pids())) == 2 and len(scene.llm.replicas()) == 2, timeout_s=120.0)
+            restarted_s = time.monotonic()
+            await scene.until_ranked(*NAMES)
+            await until(
+                lambda: len({replica for _, replica, at_s in scene.llm.answers if at_s > restarted_s}) == 2,
+                timeout_s=60.0,
+            )
+
+    rankings = scene.llm.rankings
+    assert scene.unanswered == []
+    assert [len(rankings[name]) for name in NAMES] == [1] * len(NAMES)
+    assert len(set.union(*rankings.values())) == len(NAMES)
+    assert scene.logged("adapter_merged") == []
