@@ -4,6 +4,7 @@ import math
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from services.contracts.items import ItemState
 from services.contracts.message import convert
 from services.contracts.recommend import Filters
 from services.errors import InvalidRequest
-from services.items.expression import FEW_TESTS, MAX_TESTS, Budget, Expressions
+from services.items.expression import FEW_TESTS, MAX_CELLS, MAX_TESTS, Budget, Expressions
 from services.items.layout import ItemLayout
 
 NUM_KNOWN = 6
@@ -256,6 +257,18 @@ def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
         budget.spend(texts, "rules.blocks[3]", expressions)
     assert refused.value.field == "rules.blocks[3]"
     assert str(MAX_TESTS) in refused.value.fix
+
+
+def test_tests_of_many_items_have_a_smaller_budget() -> None:
+    """Tests times items are counted over all clauses of a call, also over several bundles."""
+    large: Any = SimpleNamespace(columns=SimpleNamespace(num_items=MAX_CELLS // 4))
+    budget = Budget()
+    for number in range(4):
+        budget.spend(Condition.of("price", Range(lt=float(number))), "filters", large)
+
+    with pytest.raises(InvalidRequest) as refused:
+        budget.spend(Condition.of("price", Range(lt=9.0)), "filters", large)
+    assert refused.value.fix == "send at most 4 in one call"
 
 
 def test_order_and_doubles_do_not_make_another_expression() -> None:
