@@ -211,7 +211,9 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
             raise ConfigError(
                 f"--column {turned}={ours}: the table's name comes first; --column {ours}={turned} reads {ours}"
             )
-        raise _missing(kind, table, missing, left)
+        if table.first and table.has_header and _is_data(table):
+            raise _without_header(kind, table)
+        raise _missing(table, missing, left)
     if kind == "items":
         attributes |= _attributes(left, attributes, findings)
     _note_unused(kind, left, fields, findings)
@@ -287,15 +289,17 @@ def _suggest(field: str, left: Iterable[str]) -> str | None:
     return next((by_letters[name] for name in _SUGGESTED.get(field, ()) if name in by_letters), None)
 
 
-def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequence[str]) -> DataError:
-    if table.first and table.has_header and _is_data(table):
-        shown = ", ".join(table.first)
-        names = ",".join(_guess(kind, table))
-        problem = (
-            f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its "
-            f"columns ({UNNAMED} skips one)"
-        )
-        return DataError("", problem, "a first line with the names of the columns")
+def _without_header(kind: str, table: Table | Frame) -> DataError:
+    names = ",".join(_guess(kind, table))
+    problem = (
+        f"the first line of {table.name} looks like data ({', '.join(table.first):.120}); --header {kind}={names} "
+        f"names its columns ({UNNAMED} skips one)"
+    )
+    return DataError("", problem, "a first line with the names of the columns")
+
+
+def _missing(table: Table | Frame, missing: Sequence[str], left: Sequence[str]) -> DataError:
+    """Return the error of absent columns, with the options that would read the unused columns as them."""
     free, options = list(left), []
     for field in missing:
         column = _suggest(field, free)

@@ -119,6 +119,13 @@ def test_a_mask_is_the_evaluation_item_by_item(
             assert expressions.mask(clause)[: items.num_named].tolist() == slow_mask(items, clause)
 
 
+def test_items_are_named_by_id_also_items_that_nobody_has() -> None:
+    """A condition on item_id matches the known ids among its values."""
+    mask = Expressions(ItemLayout(catalogue())).mask(Condition.of("item_id", OneOf(("i1", "unknown", "i4"))))
+
+    assert np.flatnonzero(mask).tolist() == [1, 4]
+
+
 def test_few_changes_are_computed_again_and_many_make_the_whole_mask_new() -> None:
     """After few changes only the changed items are recomputed; a returned mask never changes."""
     items = ItemLayout(catalogue())

@@ -279,6 +279,13 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
     assert sorted(found) == [index for index in range(NUM_ITEMS) if not any(slow_holds(one, index) for one in blocks)]
 
 
+def test_an_item_that_is_newer_than_the_request_is_not_pinned() -> None:
+    """The request's mask ends before items that were added meanwhile."""
+    known = replace(KNOWN, showable=KNOWN.showable[:9])
+
+    assert chosen(run([0, 1], Rules(pins=(Pin("i9", 1), Pin("i8", 2))), known=known)) == [0, 8, 1]
+
+
 def test_each_item_has_the_tier_that_ranked_it() -> None:
     """Items of a later ranking have its tier; a pinned item that no tier ranked has the answering tier."""
     parts = [ItemRanking.in_order(Tier.POPULAR, {0: 0.5, 1: 0.3}), ItemRanking.in_order(Tier.STUDENT, {2: -1.0})]
