@@ -59,6 +59,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(note, markup=False)
     with run_lock(places.stages_dir, console):
         run = ModelRun(options=options, places=places)
+        _ = run.given_codes  # refuses an unknown import, index or parent before the first stage
         try:
             with _threads(options.num_threads), Bars(console, planned_fits(run)) as bars:
                 if left := run.store.rolled_back():

@@ -90,7 +90,10 @@ def show(version: Version) -> None:
 @bundles_app.command()
 def history(name: Name = "default") -> None:
     """List the moves of a name, newest last: versions promoted or withdrawn, with time and user."""
-    for move in _store(name)[0].record().history:
+    store, _ = _store(name)
+    if not (moves := store.record().history):
+        raise BundleNotFound(f"no version was ever live as {name}; names with a version: {', '.join(store.names())}")
+    for move in moves:
         out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
 
 

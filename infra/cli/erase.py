@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.session import audited, out, running_settings
+from infra.cli.session import audited, check_output, out, running_settings
 from infra.kafka.sender import topic_sender
 from services.errors import ConfigError, InvalidRequest
 
@@ -34,6 +34,7 @@ def erase(
 
     from pipelines.publication.user_lists import read_user_ids
 
+    check_output(out=out_file)
     settings = running_settings()
     user_ids = [*dict.fromkeys(read_user_ids(users))]
     _check(user_ids)

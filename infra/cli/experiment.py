@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.cli.session import check_output
 from services.errors import ConfigError
 
 experiment_app = typer.Typer(no_args_is_help=True, help="Join impressions with clicks, and report experiments.")
@@ -82,6 +83,7 @@ def report(
     """Compare the variants of an experiment: intervals and p-values are valid at every look."""
     from pipelines.experiments.describe import as_lines, as_markdown
 
+    check_output(json=json_out, markdown=markdown)
     found: dict[str, Any] = {}
     if off_policy is None or experiment or by != "variant":
         parts = _shares(shares, experiment, experiments)

@@ -15,7 +15,7 @@ import typer
 from rich.status import Status
 
 from infra.cli.options import with_options
-from infra.cli.session import audited, out, running_settings
+from infra.cli.session import audited, check_output, out, running_settings
 from infra.kafka.sender import topic_sender
 from pipelines.foreign.options import ImportArguments
 from pipelines.tables.options import ColumnArguments, ItemArguments
@@ -87,6 +87,7 @@ def events(
     from pipelines.imports.old_events import OldEvents
     from pipelines.imports.run import import_events
 
+    check_output(table=table)
     settings = running_settings()
     options = columns.parsed("events")
     old = None if table is None else OldEvents(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.session import audited, out, print_line, running_settings
+from infra.cli.session import audited, check_output, out, print_line, running_settings
 from pipelines.options import OwnTables, PipelineOptions, PrecomputeOptions
 from pipelines.tables.options import TableArguments
 from pipelines.training.options import RecipeOptions
@@ -86,6 +86,7 @@ def recommend(
     options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     if histories not in ("store", "offline"):
         raise ConfigError(f"--histories: {histories!r} is unknown; give store or offline")
+    check_output(out=out_file)
     _write_user_lists(running_settings(), users, out_file, options, is_offline=histories == "offline")
 
 

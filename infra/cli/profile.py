@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli.session import check_output
 from services.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def profile(
     from pipelines.profiler.timeline import as_html
     from pipelines.profiler.trace import read_traces
 
+    check_output(json=json_out, html=html, png=png, keep=keep)
     subject, files = _parse(words or [], trace or [])
     with TemporaryDirectory() as scratch:
         if not files:

@@ -166,6 +166,8 @@ def _refuse(store: "BundleStore", version: str) -> None:
     """Raise the release's own errors before lists are made for it."""
     store.open(version)
     record = store.record()
+    if record.live == version:
+        raise CanaryError(f"{version} is already live; name another version")
     if record.canary is not None:
         raise CanaryError(f"a release of {record.canary.version} is under way: end it with `tailrace release --stop`")
 

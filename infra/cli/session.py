@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from services.errors import ConfigError
+
 if TYPE_CHECKING:
     from services.settings.settings import Settings
 
@@ -37,6 +39,17 @@ def running_settings() -> "Settings":
     settings = load_settings()
     paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
     return of_running_stack(settings.model_copy(update={name: path.absolute() for name, path in paths.items()}))
+
+
+def check_output(**paths: Path | None) -> None:
+    """Reject files that cannot be made, before anything is computed, by option. Raises ConfigError."""
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"--{option}: {path} is a folder; give a file")
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"--{option}: no folder {path.parent}; make it, or give another file")
 
 
 @contextmanager

@@ -158,6 +158,37 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
     assert tailrace("bundles", "promote", "v1", "--name", "A B").code == 1
 
 
+def test_a_name_that_never_was_live_has_no_history(tailrace: Run, store: BundleStore) -> None:
+    """A mistyped name is refused with the names that are."""
+    refused = tailrace("bundles", "history", "--name", "defualt")
+
+    assert (refused.code, "no version was ever live as defualt; names with a version: default" in refused.err) == (
+        1,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recommend", "--users", "users.txt", "--out"),
+        ("erase", "--users", "users.txt", "--out"),
+        ("import", "events", "events.csv", "--table"),
+        ("profile", "train", "--json"),
+        ("experiment", "report", "table", "--json"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_file_that_cannot_be_made_is_refused_before_anything_is_done(
+    tailrace: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A folder in place of the file, or no folder for it, is named with its option, whatever the other inputs."""
+    for path, problem in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", "no folder")):
+        refused = tailrace(*words, str(path))
+
+        assert (refused.code, words[-1] in refused.err, problem in refused.err) == (1, True, True), refused.err
+
+
 def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
     """The reference defaults to the first full training; a change is audited, and a rollback from it is reported."""
     first = tailrace("bundles")

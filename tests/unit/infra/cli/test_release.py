@@ -111,6 +111,7 @@ def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
     [
         (("nwe", "--no-lists"), "no bundle nwe .*nearest to it are"),
         (("old", "--no-lists"), "old is already live"),
+        (("old",), "old is already live"),
         (("new", "--next"), "VERSION: "),
         (("new", "--name", "mail", "--lists"), "--lists: "),
         (("--next",), "no release is under way as default"),
