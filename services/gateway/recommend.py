@@ -244,8 +244,8 @@ class Recommend:
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
 
     def _refuse_expired(self, arrival: Arrival, deadline: Deadline) -> None:
-        """Refuse a request whose deadline passed before it began; the queue does not count a slow upload."""
-        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:
+        """Refuse a request whose deadline passes within this turn of the loop; the queue counts no slow upload."""
+        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= self._load.queue.turn_s:
             raise self._load.refusal("expired")
 
     def _record_failure(self, request: RecommendRequest, live: Live, variant: str | None, error: BaseException) -> None:

@@ -59,6 +59,11 @@ class BeginQueue:
         return not self._num_waiting
 
     @property
+    def turn_s(self) -> float:
+        """The mean turn of the loop while requests wait; zero while none waits."""
+        return self._turn_s if self._num_waiting else 0.0
+
+    @property
     def delay_s(self) -> float:
         """Estimated wait of a request that is read now and begins after all queued requests."""
         return self._num_waiting * self._turn_s / self._num_per_turn
