@@ -1,4 +1,4 @@
-"""Check the files of keys, certificates and passwords before the embedded stack starts, and write Valkey's user file.
+"""Check the files that settings name before the embedded stack starts, and write Valkey's user file.
 
 Valkey reads its user and password from a file that only its owner can read, never from an argument.
 """
@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 
 from infra.local.edge.config import check_files
+from services.contracts.event_roles import read_event_roles
+from services.contracts.experiments import read_experiments
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
+from services.gateway.access.tenants import read_tenants
+from services.gateway.surfaces.surfaces import Surfaces
 from services.settings.addresses import read_secret
 from services.settings.settings import Settings, is_loopback
 
@@ -17,6 +21,14 @@ def check_access(settings: Settings) -> None:
     """Raise ConfigError, naming the file, for a missing or invalid file that a part would fail on later."""
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file)
+    if settings.tenants_file is not None:
+        read_tenants(settings.tenants_file)
+    read_event_roles(settings.events_file)
+    Surfaces(settings.surfaces_file, settings.served_names)
+    if settings.experiments_file is not None:
+        read_experiments(settings.experiments_file)
+    if settings.page_key_file is not None:
+        read_secret(settings.page_key_file)
     if settings.tls_dir is not None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     if settings.redis_tls_ca_file is not None:

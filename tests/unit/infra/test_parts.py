@@ -123,6 +123,11 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
     ("update", "words"),
     [
         ({"api_keys_file": Path("/missing")}, "/missing"),
+        ({"tenants_file": Path("/missing")}, "/missing"),
+        ({"surfaces_file": Path("/missing")}, "/missing"),
+        ({"experiments_file": Path("/missing")}, "/missing"),
+        ({"events_file": Path("/missing")}, "/missing"),
+        ({"page_key_file": Path("/missing")}, "/missing"),
         ({"tls_dir": Path("/missing")}, "TAILRACE_TLS_DIR"),
         ({"redis_tls_ca_file": Path("/missing")}, "TAILRACE_REDIS_TLS_CA_FILE"),
         ({"redis_password_file": Path("/missing")}, "/missing"),
