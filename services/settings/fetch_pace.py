@@ -3,8 +3,8 @@
 Kafka holds a fetch until a record arrives. The embedded broker holds it for the full wait, so half of the wait is added
 to a record's latency; there a consumer waits for a touch and then fetches at once. Each fetch costs processor time on
 both sides, also without records: fetches are rarer on a quiet topic. A fetch at once is held for as long as the broker
-takes to look at its partitions, which grows with the topic: the embedded broker returns no record of a partition that
-it has not read within the wait.
+takes to look at its partitions, which grows with the topic: the embedded broker (Tansu, `dynostore.rs: fetch`) lists
+all batches of a partition with a new batch, and returns no record of a partition that it has not read within the wait.
 """
 
 import time
