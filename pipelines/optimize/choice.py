@@ -98,16 +98,14 @@ def parse_budget(text: str) -> float:
     return share
 
 
-def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+def relative_difference(child: np.ndarray, parent: np.ndarray) -> tuple[float, float, float]:
     """Return the relative difference of two means over the same users, and its 95 % interval.
 
-    Paired bootstrap over users.
-
-    0 if the parent's mean is 0.
+    Paired bootstrap over users. 0 if the parent's mean is 0.
     """
     if not parent.any():
         return 0.0, 0.0, 0.0
-    rng, num = np.random.default_rng(seed), len(parent)
+    rng, num = np.random.default_rng(0), len(parent)
     size = max(1, _DRAWN_AT_ONCE // num)
     shares = []
     for done in range(0, _RESAMPLES, size):

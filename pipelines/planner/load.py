@@ -202,10 +202,10 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> LoadPlan:
     return LoadPlan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
 
 
-def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
-    """Return the bytes of one KV block: keys and values of all layers, as float32."""
+def kv_block_bytes(bundle: Mapping[str, Any]) -> int:
+    """Return the bytes of one KV block of 16 tokens: keys and values of all layers, as float32."""
     per_token = 2 * bundle["layers"] * bundle["kv_heads"] * bundle["head_dim"] * FLOAT_BYTES
-    return int(per_token * block_tokens)
+    return int(per_token * 16)
 
 
 def adapter_mb(bundle: Mapping[str, Any]) -> float:

@@ -290,9 +290,7 @@ def shape_of(config: DecoderConfig, name: str) -> DecoderShape:
     )
 
 
-def plain_shape(
-    parameters: float, flops: float, activation_bytes: float | None = None, name: str = "model"
-) -> PlainShape:
+def plain_shape(parameters: float, flops: float, activation_bytes: float | None = None) -> PlainShape:
     """Return a model by its sizes. Raises InvalidRequest naming the option."""
     for option, value in (("--parameters", parameters), ("--flops", flops)):
         if not 1 <= value < 1e30:
@@ -302,7 +300,7 @@ def plain_shape(
             "--activation-mb", f"{activation_bytes / 1e6:g} is not from 0 to 10^9", "give megabytes of one sample"
         )
     return PlainShape(
-        name=name,
+        name="model",
         num_parameters=int(parameters),
         flops_per_sample=flops,
         activation_bytes=flops / _FLOPS_PER_KEPT_BYTE if activation_bytes is None else activation_bytes,

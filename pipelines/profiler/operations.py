@@ -44,6 +44,7 @@ _REDUCTIONS = {
 _JOINS = {"cat", "stack"}
 _KNOWN_SPACES = ("aten::", "prims::", "mkldnn::")
 """Namespaces whose operation names imply the work. Shapes do not tell the work of compiled regions or libraries."""
+_NUM_SHOWN = 3
 _LARGEST = 2**63
 """Upper bound on the elements of a tensor."""
 _RIDGE_OF_CPUS = 10.0
@@ -165,10 +166,8 @@ def dtype_of_products(trace: Trace, events: Sequence[TraceEvent]) -> str | None:
     return most if 2 * times[most] > sum(times.values()) else None
 
 
-def most_expensive(
-    trace: Trace, span_us: float, work: Sequence[tuple[TraceEvent, float]], number: int = 3
-) -> list[OperationCost]:
-    """Return the operations that took the longest.
+def most_expensive(trace: Trace, span_us: float, work: Sequence[tuple[TraceEvent, float]]) -> list[OperationCost]:
+    """Return the three operations that took the longest.
 
     `work` holds each call or kernel with its time in us; kernels count for the operation that launched them.
     """
@@ -183,7 +182,7 @@ def most_expensive(
         calls[source.name][id(source)] = source
         bounds_us[source.name][bound] += int(1e3 * time_us)
         dtypes[id(source)] = _dtype(event, source)
-    longest = sorted(times, key=lambda name: -times[name])[:number]
+    longest = sorted(times, key=lambda name: -times[name])[:_NUM_SHOWN]
     found = []
     for name in longest:
         sources, time_us = list(calls[name].values()), times[name]

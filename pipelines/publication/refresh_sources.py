@@ -27,13 +27,13 @@ from pipelines.similarity.sources import TRANSITIONS, as_table
 from pipelines.similarity.vectors import nearest
 
 
-def refresh_sources(store: BundleStore, events: pl.DataFrame, now: datetime, *, force: bool = False) -> Bundle:
+def refresh_sources(store: BundleStore, events: pl.DataFrame, now: datetime) -> Bundle:
     """Publish and promote a child of the live bundle with fresh tables; the live bundle if it mixes no sources.
 
     `events` has user_id, item_id, event_time and count, as the stage `ingest` writes them.
 
     Raises BundleNotFound, BundleCorrupt, BundleMoved if another bundle was promoted meanwhile, and BundleWithdrawn for
-    a withdrawn version without `force`.
+    a withdrawn version.
     """
     live = store.live()
     live.verify()
@@ -47,7 +47,7 @@ def refresh_sources(store: BundleStore, events: pl.DataFrame, now: datetime, *, 
         version = version_of(folder, now)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files", "lists"}}
         about["lineage"] = lineage_of_addition(live.manifest, live.version)
-        return publish(store, folder, version, about, seen=live.version, force=force)
+        return publish(store, folder, version, about, seen=live.version)
 
 
 def sequences_of(events: pl.DataFrame, catalogue: Catalogue) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -81,8 +81,8 @@ def export_with_items_added(student: StudentModel, live: Path, folder: Path) -> 
     replace(table, num_scored=before.num_scored, recall=before.recall).save(folder / TABLE)
 
 
-def exact_top(student: StudentModel, histories: Sequence[np.ndarray], k: int = 10) -> list[np.ndarray]:
-    """Return the `k` best unseen items of each history by the trained weights."""
+def exact_top(student: StudentModel, histories: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the ten best unseen items of each history by the trained weights."""
     found = []
     with torch.inference_mode():
         for first in range(0, len(histories), _BATCH):
@@ -90,7 +90,7 @@ def exact_top(student: StudentModel, histories: Sequence[np.ndarray], k: int = 1
             scores_QV = _states(student, batch) @ student.head_weight_VD.T
             for history, scores_V in zip(batch, scores_QV, strict=True):
                 scores_V[history] = -torch.inf
-                found.append(scores_V.topk(min(k, len(scores_V))).indices.numpy())
+                found.append(scores_V.topk(min(10, len(scores_V))).indices.numpy())
     return found
 
 

@@ -23,6 +23,7 @@ from services.llm.serving.replica_names import running
 from services.llm.serving.reply import LLM, TEXT, Refusal
 
 _RETRY_AFTER_S = 1.0
+_MODELS_TIMEOUT_S = 5.0
 _GRACE_S = 2.0
 """The replica ends a text at its deadline; its last message may take this much longer."""
 _MAX_TRIES = 3
@@ -71,16 +72,15 @@ class LlmHandle:
 class TextHandle:
     """A `TextWriter` that calls the text deployment's replicas."""
 
-    def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float, models_timeout_s: float = 5.0) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float) -> None:
         self._models = handle.options(method_name="models")
         self._write = handle.options(method_name="write", stream=True)
         self._default_deadline_s = default_deadline_s
-        self._models_timeout_s = models_timeout_s
 
     async def models(self) -> tuple[TextModel, ...]:
         """Return the available models. Raises DependencyUnavailable."""
         try:
-            async with asyncio.timeout(self._models_timeout_s):
+            async with asyncio.timeout(_MODELS_TIMEOUT_S):
                 found: tuple[TextModel, ...] = await self._models.remote()
         except (TimeoutError, RayError, RayServeException) as error:
             raise DependencyUnavailable(TEXT, _RETRY_AFTER_S) from error

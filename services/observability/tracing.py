@@ -87,11 +87,9 @@ class Tracing:
         opened = self._tracer.start_span(name, _W3C.extract(headers), kind, attributes)
         return _entered(ParentSpan(self._tracer, opened)) if opened.is_recording() else _NOTHING
 
-    def continuation(
-        self, name: str, sender: TraceHeaders, attributes: Attributes | None = None
-    ) -> AbstractContextManager[Span]:
+    def continuation(self, name: str, sender: TraceHeaders) -> AbstractContextManager[Span]:
         """Open this process's entry span in the sender's trace; a no-op without a sender's context."""
-        return self.entry(name, dict(sender), SpanKind.SERVER, attributes) if sender else _NOTHING
+        return self.entry(name, dict(sender), SpanKind.SERVER) if sender else _NOTHING
 
     def joint_entry(
         self, name: str, senders: Sequence[TraceHeaders], attributes: Attributes | None = None
@@ -206,7 +204,7 @@ _EXPORT_EVERY_MS = 500
 _EXPORT_TIMEOUT_S = 2.0
 
 
-def open_tracing(endpoint: str, share: float, service: str, version: str = "") -> Tracing:
+def open_tracing(endpoint: str, share: float, service: str) -> Tracing:
     """Return tracing to an OTLP collector (gRPC; `http://` plain, `https://` TLS).
 
     An empty endpoint turns tracing off.
@@ -216,18 +214,17 @@ def open_tracing(endpoint: str, share: float, service: str, version: str = "") -
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
-    return Tracing(provider_to(exporter, share, service, version), exporter.shutdown)
+    return Tracing(provider_to(exporter, share, service), exporter.shutdown)
 
 
-def provider_to(exporter: "SpanExporter", share: float, service: str, version: str = "") -> "TracerProvider":
+def provider_to(exporter: "SpanExporter", share: float, service: str) -> "TracerProvider":
     """Return a provider that samples `share` of the traces that start here, and otherwise follows the caller."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    about = {"service.namespace": "tailrace", "service.name": service, "service.version": version}
-    resource = Resource.create({name: text for name, text in about.items() if text})
+    resource = Resource.create({"service.namespace": "tailrace", "service.name": service})
     provider = TracerProvider(sampler=ParentBasedTraceIdRatio(share), resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(
         BatchSpanProcessor(

@@ -24,7 +24,8 @@ _ERROR_QUANTILE = 0.75
 _NUM_ERRORS = 12
 _MAX_OUTLIER = 2.0
 _LATE_GROWTH = 1.5
-_MAX_PATIENCE_S = 4.0
+_PATIENCE_S, _MAX_PATIENCE_S = 1.0, 4.0
+"""Time without observations in which the prediction decays to 0; failures double it."""
 
 
 @dataclass
@@ -82,14 +83,12 @@ class LatencyPredictor:
     Args:
         first_s: The prediction before anything was observed.
         weight: How much one observation counts (0 to 1).
-        patience_s: The time without observations in which the prediction decays to 0.
     """
 
-    def __init__(self, first_s: float, weight: float = 0.1, patience_s: float = 1.0) -> None:
+    def __init__(self, first_s: float, weight: float = 0.1) -> None:
         self._first_s = first_s
         self._weight = weight
-        self._first_patience_s = patience_s
-        self._patience_s = patience_s
+        self._patience_s = _PATIENCE_S
         self._moments: _Moments | None = None
         self._errors_s: deque[float] = deque(maxlen=_NUM_ERRORS)
         self._margin_s = 0.0
@@ -114,7 +113,7 @@ class LatencyPredictor:
 
     def finished(self, load: float, seconds: float, now_s: float, work: float = 0.0, decay: float = 1.0) -> None:
         """Learn from a request that took `seconds` to its result; `decay` is less than 1 for a trial."""
-        self._patience_s = self._first_patience_s
+        self._patience_s = _PATIENCE_S
         if self._moments is not None and (factor := self._kept_decay(load, work, seconds, decay)) < 1:
             self._lower(self._moments, factor)
             self._observed_at_s = now_s

@@ -176,15 +176,13 @@ class _AsyncTls(_AsyncToPrimary, AsyncSSLConnection):
         await super()._connect()  # type: ignore[no-untyped-call]
 
 
-def open_redis(address: RedisAddress, timeout_s: float | None = None, *, retries: bool = False) -> Any:
-    """Return a blocking client without connecting.
+def open_redis(address: RedisAddress, timeout_s: float) -> Any:
+    """Return a blocking client without connecting. Raises ConfigError for a bad file.
 
-    `retries` enables redis-py's retries, which take up to 7 s, even for a refused password. Raises ConfigError for a
-    bad file.
+    It does not use redis-py's retries, which take up to 7 s, even for a refused password.
     """
     options = _options(address, timeout_s)
-    if not retries:
-        options["retry"] = Retry(NoBackoff(), 0)
+    options["retry"] = Retry(NoBackoff(), 0)
     kind = _Tls if options.pop("ssl", False) else _Plain
     return Redis.from_pool(ConnectionPool(connection_class=kind, **options))
 

@@ -31,7 +31,7 @@ _FORMS = {"rows", "embedded"}
 class StudentRanker:
     """One loaded student. Safe to call from several threads."""
 
-    def __init__(self, path: Path, num_threads: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         """Load the model, and the table in the same folder if it is of that form.
 
         Raises BundleCorrupt naming the file that is not one.
@@ -40,7 +40,7 @@ class StudentRanker:
             import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads
+        options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

@@ -7,7 +7,7 @@ Knows neither HTTP nor gRPC: header names are lower case in both.
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -157,19 +157,17 @@ class KeyedAccess:
         keys: Keys,
         tenants: Tenants,
         rates: SharedRates,
-        wall_clock: Callable[[], float] = time.time,
         tokens: TokenVerifier | None = None,
     ) -> None:
         """Takes ownership of `keys`, `tenants`, `rates` and `tokens`: starts and stops them."""
         self._keys = keys
         self._tenants = tenants
         self._rates = rates
-        self._wall_clock = wall_clock
         self._tokens = tokens
 
     async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
         """Authorize a call; see Access."""
-        sent, now_unix_s = key_from(headers), self._wall_clock()
+        sent, now_unix_s = key_from(headers), time.time()
         if self._tokens is not None and is_token(sent):
             holder: Holder | None = await self._tokens.holder_of(sent, now_unix_s)
         else:

@@ -129,20 +129,17 @@ class SampleRing:
 class MetricSampler:
     """Owns the ring and the task that fills it. `scrape` returns the node's metric families and may block."""
 
-    def __init__(
-        self, scrape: Callable[[], Iterable[Any]], series: SeriesSelection, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, scrape: Callable[[], Iterable[Any]], series: SeriesSelection) -> None:
         self.ring = SampleRing(FINE_S, KEEP_S, IDLE_EVERY_S)
         self._scrape = scrape
         self._series = series
-        self._clock = clock
         self._watched_s = float("-inf")
         self._sampled_s = float("-inf")
         self._sampling = PeriodicTask("metric_samples", self._sample_if_due, _TICK_S, at_once=True)
 
     def watch(self) -> SampleRing:
         """Return the samples, and sample each second for a while."""
-        self._watched_s = self._clock()
+        self._watched_s = time.monotonic()
         return self.ring
 
     async def start(self) -> None:
@@ -153,7 +150,7 @@ class MetricSampler:
 
     async def sample(self) -> None:
         """Take one sample. Skipped if the metrics folder cannot be read (a process may have just created a file)."""
-        self._sampled_s = self._clock()
+        self._sampled_s = time.monotonic()
         try:
             families = await asyncio.to_thread(lambda: list(self._scrape()))
         except Exception as error:  # noqa: BLE001 - the next scrape may succeed
@@ -162,7 +159,7 @@ class MetricSampler:
         self.ring.add(counts_of(families, self._series, self._sampled_s))
 
     async def _sample_if_due(self) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         every_s = WATCHED_EVERY_S if now_s - self._watched_s < _WATCHED_FOR_S else IDLE_EVERY_S
         if now_s - self._sampled_s >= every_s:
             await self.sample()

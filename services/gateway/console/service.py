@@ -105,7 +105,6 @@ class ConsoleService:
         scrape: Callable[[], Iterable[Any]],
         default_deadline_ms: int,
         llm_needs_gain: bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._users = users
@@ -117,7 +116,6 @@ class ConsoleService:
         self._scrape = scrape
         self._default_deadline_ms = default_deadline_ms
         self._llm_needs_gain = llm_needs_gain
-        self._clock = clock
         self._listed: tuple[float, list[ListedUser]] | None = None
         self._bundle: ConsoleBundle | None = None
 
@@ -138,14 +136,14 @@ class ConsoleService:
         return ConsoleLive(
             window_s=0.0 if counted is None else round(counted.span_s, 1),
             slos=[] if counted is None else slo_statuses(self._objectives, counted),
-            steps=chart_steps(ring.steps(CHART_S), self._clock()),
+            steps=chart_steps(ring.steps(CHART_S), time.monotonic()),
             drills=self._drills.remaining_s(),
             default_deadline_ms=self._default_deadline_ms,
         )
 
     async def users(self) -> list[ListedUser]:
         """Return some users from the store, cached for a few seconds. Raises DependencyUnavailable."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self._listed is None or now_s - self._listed[0] > _USERS_KEPT_S:
             self._listed = (now_s, await choose_users(self._users, self._live.current().version, NUM_USERS))
         return self._listed[1]

@@ -21,6 +21,7 @@ ItemDraft = Mapping[str, Any]
 """One item's fields, parsed but not yet checked."""
 
 _CATCH_UP_S = 2.0
+_START_TIMEOUT_S = 15.0
 _FEW = 8
 """Up to this many drafts are checked in the event loop."""
 
@@ -44,12 +45,11 @@ class ItemReader(Protocol):
 class ItemOperations:
     """Puts, patches, reads and deletes items."""
 
-    def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems, start_timeout_s: float = 15.0) -> None:
+    def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems) -> None:
         """`log` and `reader` are the topic's producer and reader; the reader fills `items`."""
         self._log = log
         self._reader = reader
         self._items = items
-        self._start_timeout_s = start_timeout_s
         self._tenant = DEFAULT_TENANT
         self._patching = asyncio.Lock()
         self._checking = LongWork("items")
@@ -67,7 +67,7 @@ class ItemOperations:
 
     async def start(self) -> None:
         """Start following the topic, and wait until it has been read to its end, unless no broker answers."""
-        await asyncio.to_thread(self._reader.start, self._start_timeout_s)
+        await asyncio.to_thread(self._reader.start, _START_TIMEOUT_S)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._reader.stop)

@@ -9,7 +9,7 @@ import threading
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from models.wishes.reading import Reading
@@ -21,11 +21,9 @@ _SECRET = secrets.token_bytes(32)
 
 
 class KeptReadings:
-    """Readings in at most `max_bytes`, the most recently used ones."""
+    """Readings in at most MAX_BYTES, the most recently used ones."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes = max_bytes
-        self._clock = clock
+    def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[Reading, float]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
@@ -36,7 +34,7 @@ class KeptReadings:
             found = self._kept.get(key)
             if found is None:
                 return None
-            if found[1] < self._clock() - KEEP_S:
+            if found[1] < time.monotonic() - KEEP_S:
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
@@ -45,9 +43,9 @@ class KeptReadings:
     def put(self, key: bytes, reading: Reading) -> None:
         with self._lock:
             self._drop(key)
-            self._kept[key] = (reading, self._clock())
+            self._kept[key] = (reading, time.monotonic())
             self._num_bytes += _size(reading)
-            while self._num_bytes > self._max_bytes and self._kept:
+            while self._num_bytes > MAX_BYTES and self._kept:
                 self._drop(next(iter(self._kept)))
 
     def _drop(self, key: bytes) -> None:

@@ -30,7 +30,7 @@ _Compiled = JsonGrammar | _Problem
 class SchemaCompiler:
     """Compiles with `compile_schema`, which raises InvalidRequest for a bad schema.
 
-    For one event loop. Times are on `clock`, in seconds.
+    For one event loop.
     """
 
     def __init__(
@@ -39,11 +39,9 @@ class SchemaCompiler:
         *,
         num_slots: int = NUM_SLOTS,
         num_kept: int = NUM_KEPT,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compile = compile_schema
         self._num_kept = num_kept
-        self._clock = clock
         self._slots = asyncio.Semaphore(num_slots)
         self._threads = ThreadPoolExecutor(num_slots, "schemas")
         self._kept: OrderedDict[bytes, _Compiled] = OrderedDict()
@@ -52,10 +50,10 @@ class SchemaCompiler:
     async def compiled(self, schema: str, until_s: float | None) -> JsonGrammar:
         """Return the schema's grammar.
 
-        Raises InvalidRequest with its problem, DeadlineExceeded if it is not compiled by `until_s`.
+        Raises InvalidRequest with its problem, DeadlineExceeded if it is not compiled by `until_s` (monotonic).
         """
         digest = hashlib.blake2b(schema.encode(), digest_size=16).digest()
-        left_s = None if until_s is None else max(0.0, until_s - self._clock())
+        left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
                 while digest not in self._kept:

@@ -30,6 +30,8 @@ from services.stream.log.offline_log import OfflineLog
 _log = structlog.get_logger()
 _RECEIPTS_KEEP_MS = 90 * 86_400_000
 _SCRUB_EVERY_S = 3_600.0
+_EVERY_S = 1.0
+"""Minimum time between two rounds."""
 _LOOK_AGAIN_S = 30.0
 """How often an absent folder is reported."""
 _S = ErasureStore
@@ -113,7 +115,6 @@ class Eraser:
         versions: Returns the bundles that may have stored lists.
         settle_s: As `Pace.erasure_settle_s`.
         rewrite_every_s: As `Pace.erasure_rewrite_every_s`.
-        every_s: Minimum time between two rounds.
     """
 
     def __init__(
@@ -124,7 +125,6 @@ class Eraser:
         versions: Callable[[], Collection[str]],
         settle_s: float,
         rewrite_every_s: float,
-        every_s: float = 1.0,
     ) -> None:
         self._ledger = ledger
         self._store = store
@@ -132,7 +132,6 @@ class Eraser:
         self._versions = versions
         self._settle_s = settle_s
         self._rewrite_every_s = rewrite_every_s
-        self._every_s = every_s
         self._thread = ThreadPoolExecutor(1, "erasure")
         self._round: Future[None] | None = None
         self._next_s = 0.0
@@ -152,7 +151,7 @@ class Eraser:
         if (self._round is not None and not self._round.done()) or time.monotonic() < self._next_s:
             return None
         failure = self._round.exception() if self._round is not None else None
-        self._next_s = time.monotonic() + self._every_s
+        self._next_s = time.monotonic() + _EVERY_S
         self._round = self._thread.submit(self.work, tuple(partitions))
         return failure
 

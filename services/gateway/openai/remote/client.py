@@ -52,7 +52,6 @@ class RemoteWriter:
         key: Returns the API key, or an empty string; called at every request, so that the key file can be replaced.
             Raises ConfigError if a required key is missing: the server is then unavailable.
         only_model: The only model of the server offered here; empty: all.
-        read_timeout_s: The longest silence.
         wall_clock: Unix seconds.
     """
 
@@ -62,13 +61,12 @@ class RemoteWriter:
         key: Callable[[], str],
         *,
         only_model: str = "",
-        read_timeout_s: float = READ_TIMEOUT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._key = key
         self._only_model = only_model
         self._wall_clock = wall_clock
-        self._http = peer_client(url, num_idle=_NUM_IDLE, read_timeout_s=read_timeout_s)
+        self._http = peer_client(url, num_idle=_NUM_IDLE, read_timeout_s=READ_TIMEOUT_S)
 
     async def close(self) -> None:
         await self._http.aclose()
