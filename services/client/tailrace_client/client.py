@@ -44,6 +44,8 @@ from tailrace_client.values import MILLISECONDS, checked
 _RECOMMEND_MS = 200.0
 _BATCH_MS = 1_000.0
 _LONG_MS = 5_000.0
+_EXPORT_MS = 60_000.0
+"""An export reads all files of the logs."""
 
 
 class Client:
@@ -146,7 +148,7 @@ class Client:
         """Return the progress of an erasure."""
         return self._answer(erasure_call(erasure_id), deadline_ms)
 
-    def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
+    def user_data(self, user_id: str, *, deadline_ms: float = _EXPORT_MS) -> UserData:
         """Return all data that the server keeps about a user; needs the REST door."""
         return self._answer(user_data_call(user_id), deadline_ms)
 
@@ -279,7 +281,7 @@ class AsyncClient:
         """Return the progress of an erasure."""
         return await self._answer(erasure_call(erasure_id), deadline_ms)
 
-    async def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
+    async def user_data(self, user_id: str, *, deadline_ms: float = _EXPORT_MS) -> UserData:
         """Return all data that the server keeps about a user; needs the REST door."""
         return await self._answer(user_data_call(user_id), deadline_ms)
 
