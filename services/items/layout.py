@@ -338,7 +338,8 @@ class ItemLayout:
         other.count()
         moved = dict(zip(indices.tolist(), places.tolist(), strict=True)) if self.stated_titles else {}
         other.stated_titles = {moved[index]: title for index, title in self.stated_titles.items()}
-        other.words_revision, other.reworded_revision = self.words_revision + 1, self.reworded_revision + 1
+        if item_ids:
+            other.words_revision, other.reworded_revision = self.words_revision + 1, self.reworded_revision + 1
         other.act(now_ms)
         return other
 
