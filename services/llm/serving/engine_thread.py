@@ -1,8 +1,8 @@
 """The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results.
 
 Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in
-the engine before the next step. If a step fails, the requests run again one stream at a time, so that only those that
-make a step fail end with an error. If several fail in a row, the engine has failed: every stream ends with an error and
+the engine before the next step. If a step fails, the requests run again one stream at a time, so that only
+requests that make a step fail end with an error. If several fail in a row, the engine has failed: every stream ends with an error and
 the thread ends; `failure` holds the cause. A thread that hangs in a step cannot end by itself: `check_health` detects
 it by comparing the step's time with its predicted time.
 """
@@ -31,7 +31,7 @@ _RETRY_AFTER_S = 1.0
 _BLOCKED_PAUSE_S = 0.001
 """Pause between checks for free blocks while another bundle's engine holds them."""
 _MAX_FAILURES = 3
-"""So many failed streams in a row mean that the engine itself has failed."""
+"""After this number of failed streams in a row the engine itself counts as failed."""
 _HUNG_FACTOR = 10
 """A step that takes this many times its predicted time counts as hung."""
 
