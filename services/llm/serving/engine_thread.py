@@ -1,10 +1,10 @@
 """The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results.
 
 Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in
-the engine before the next step. If a step fails, the requests run again one stream at a time, so that only
-requests that make a step fail end with an error. If several fail in a row, the engine has failed: every stream ends with an error and
-the thread ends; `failure` holds the cause. A thread that hangs in a step cannot end by itself: `check_health` detects
-it by comparing the step's time with its predicted time.
+the engine before the next step. If a step fails, the requests run again one stream at a time, so that only requests
+that make a step fail end with an error. If several fail in a row, the engine has failed: every stream ends with an
+error and the thread ends; `failure` holds the cause. A thread that hangs in a step cannot end by itself: `check_health`
+detects it by comparing the step's time with its predicted time.
 """
 
 import threading
