@@ -33,7 +33,9 @@ from tests.support.manifests import (
 Things = list[dict[str, Any]]
 
 OURS = {f"tailrace-{one}" for one in ("head", "gateways", "llm", "edge", "standby", "stream", "train", "precompute")}
-SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
+SET_FOR_THIS_MACHINE = re.compile(
+    r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$|_CONCURRENCY$", re.IGNORECASE
+)
 
 
 def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
