@@ -147,12 +147,15 @@ class Admission:
     ) -> AdmissionDecision:
         """Decide on an arriving request, while `num_in_flight` others are served in full, `num_own` of its tenant.
 
-        A queue that takes `queue_s` to begin sheds at once what it would shed after a few windows.
+        Requests at hand that take `queue_s` shed at once what they would shed after a few windows; high priority too,
+        if they take half of the usual deadline.
         """
         queued = queue_s / self._limits.max_delay_s
         strain = max(self.strain, float(sum(queued > late for late in _LATE[:2])))
         if strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant, strain):
             return AdmissionDecision.REFUSE
+        if queued > _LATE[2]:
+            return AdmissionDecision.SHED
         if num_in_flight >= (places := self._places[priority]) and not has_place(
             num_in_flight, places, num_own, self.share_of(tenant, weight)
         ):

@@ -101,7 +101,13 @@ class LoadMonitor:
             self._schedule(self._judged_s)
         self.admission.arrived(priority, tenant, weight)
         num_own = self._in_flight_of[tenant]
-        return self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self.queue.delay_s)
+        return self.admission.judge(priority, self._num_in_flight, tenant, weight, num_own, self._work_s)
+
+    @property
+    def _work_s(self) -> float:
+        """How long the requests at hand take: those that wait to begin and, on such a busy loop, those that have."""
+        begun_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._full_cpu_s or 0.0)
+        return self.queue.delay_s + begun_s
 
     def refusal(self, cause: str) -> Overloaded:
         """Count a request refused for this cause, and return its error."""

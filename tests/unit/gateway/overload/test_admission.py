@@ -176,7 +176,8 @@ def test_while_the_edge_refuses_a_priority_it_is_shed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queued", "shed"), [(0.9, set()), (1.1, {Priority.LOW}), (2.6, {Priority.LOW, Priority.NORMAL})]
+    ("queued", "shed"),
+    [(0.9, set()), (1.1, {Priority.LOW}), (2.6, {Priority.LOW, Priority.NORMAL}), (5.1, set(Priority))],
 )
 def test_a_long_queue_sheds_at_once(queued: float, shed: set[Priority]) -> None:
     """A burst is shed by its queue, in multiples of the permitted delay, before any window has passed."""

@@ -14,6 +14,7 @@ from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionDecision, AdmissionLimits
 from services.gateway.overload.edge_limit import EdgeLimit
 from services.gateway.overload.monitor import LoadMonitor
+from services.router.deadline import Deadline
 from tests.support.wait import until
 from tests.unit.gateway.world import World
 
@@ -143,6 +144,21 @@ def test_requests_in_flight_fill_the_places() -> None:
 
     assert verdict_while_full is AdmissionDecision.SHED
     assert monitor.judge(Priority.LOW) is AdmissionDecision.ADMIT
+
+
+async def test_begun_requests_are_work_at_hand_while_others_wait() -> None:
+    """Three requests of 40 ms each shed any priority on a busy loop; those that wait for another server do not."""
+    monitor, *_ = monitor_on(0.0)
+    monitor._full_cpu_s = 0.04
+    with monitor.working(), monitor.working(), monitor.working():
+        verdict_while_idle = monitor.judge(Priority.HIGH)
+        begin = monitor.queue.begin
+        waiting = [asyncio.create_task(begin(Priority.HIGH, Deadline(0.0, 60.0, 0.0))) for _ in range(2)]
+        await asyncio.sleep(0)
+        verdict_while_busy = monitor.judge(Priority.HIGH)
+    await asyncio.gather(*waiting)
+
+    assert (verdict_while_idle, verdict_while_busy) == (AdmissionDecision.ADMIT, AdmissionDecision.SHED)
 
 
 @pytest.mark.parametrize(("step_s", "is_known"), [(0.02, True), (1.5, False)], ids=["busy", "nearly at rest"])
