@@ -31,7 +31,7 @@ _WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
 _READERS = ("unread", "keywords", "clauses", "encoder", "mix", "oracle")
 _FOREIGN = {"foreign-beauty": "four layers of Qwen2, Beauty", "foreign-smollm2": "SmolLM2-135M, Beauty"}
 _FOREIGN_LISTS = ("framework", "vocabulary", "catalogue", "evaluate")
-_ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
+_ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm", "llamacpp")
 
 
 def readme() -> Iterator[str]:
@@ -171,10 +171,20 @@ def engines() -> Iterator[str]:
     cases = {(row["name"], row["engine"]): row for row in measured}
     rows = []
     for name in dict.fromkeys(name for name, _ in cases):
-        values = (f"{cases[name, engine]['value']:,.4g}" for engine in _ENGINES)
+        values = (f"{cases[name, one]['value']:,.4g}" if (name, one) in cases else "-" for one in _ENGINES)
         ratios = (f"{cases[name, engine]['ratio_to_best_peer']:.2f}x" for engine in _ENGINES[:2])
         rows.append((name, cases[name, "tailrace"]["unit"], *values, *ratios))
-    head = ("case", "unit", "bf16", "int8", "transformers", "vLLM", "bf16 to best peer", "int8 to best peer")
+    head = (
+        "case",
+        "unit",
+        "bf16",
+        "int8",
+        "transformers",
+        "vLLM",
+        "llama.cpp",
+        "bf16 to best peer",
+        "int8 to best peer",
+    )
     return table(head, rows)
 
 
