@@ -6,9 +6,9 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from services.errors import DataError
 
@@ -27,17 +27,18 @@ _SNIFFED = 1_024
 
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a file, decompressed. Raises OSError."""
-    with path.open("rb") as file:
-        start = file.read(8)
-    for magic, opener in _OPENERS:
-        if start.startswith(magic):
-            return cast("IO[bytes]", opener(path, "rb"))
-    return path.open("rb")
+    opener = _decompressor_of(path)
+    return path.open("rb") if opener is None else cast("IO[bytes]", opener(path, "rb"))
 
 
 def is_compressed(path: Path) -> bool:
+    return _decompressor_of(path) is not None
+
+
+def _decompressor_of(path: Path) -> Callable[[Path, str], Any] | None:
     with path.open("rb") as file:
-        return file.read(8).startswith(tuple(magic for magic, _ in _OPENERS))
+        start = file.read(8)
+    return next((opener for magic, opener in _OPENERS if start.startswith(magic)), None)
 
 
 def head_of(path: Path) -> bytes:

@@ -38,7 +38,7 @@ STORES = ("valkey", "broker")
 ANSWERS = ("worker", "serve", "edge")
 """The parts that the first answer needs; the worker creates the topics that gateways wait for."""
 ANSWERING = frozenset({"answering", "training", "ready", "untrained"})
-"""The stages of a stack that answers; from the second, every part is healthy."""
+"""The stages of a stack that answers; in all but `answering` every part is healthy."""
 READY_WITHIN_S = 120.0
 POLL_S = 0.1
 

@@ -2,8 +2,8 @@
 
 A wish that is not read in time, or whose reader fails or is missing, costs the request nothing more: it is answered as
 without the wish. Failures in a row open a breaker, so that requests do not wait for a broken reader. A late reading is
-still kept, for the next equal wish. Items that only the live catalogue has and changed
-words are handed to the readers within a second, or two for catalogues of ten thousand items.
+still kept, for the next equal wish. Changed words and items that only the live catalogue has are handed to the readers
+within a second, or two for catalogues of ten thousand items.
 
 No wish is logged: an error is logged by its type only, since its words may contain the text.
 """

@@ -97,7 +97,7 @@ class OpenStreams:
     def all(self) -> list[EngineStream]:
         """Return each stream once, the oldest first."""
         with self._lock:
-            return list({id(stream): stream for stream in self._streams.values()}.values())
+            return self._each()
 
     def deliver(self, new_tokens: Sequence[NewToken], ended: Sequence[FinishedRequest]) -> None:
         """Deliver the results of a step."""
@@ -118,10 +118,13 @@ class OpenStreams:
 
     def fail_all(self, error: TailraceError) -> None:
         """End every stream with an error."""
-        unfinished = self.all()
         with self._lock:
+            unfinished = self._each()
             self._streams.clear()
         _send_error(unfinished, error)
+
+    def _each(self) -> list[EngineStream]:
+        return list({id(stream): stream for stream in self._streams.values()}.values())
 
 
 class _Delivery:
