@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from models.wishes.language import english
 from models.wishes.refusals import ENDS, distance_around, num_behind, num_label, num_undoing, texts_of, words_until_end
-from models.wishes.words import Token, is_stop
+from models.wishes.words import MINUS, Token, is_stop
 
 
 class Polarity(StrEnum):
@@ -40,6 +40,9 @@ _CONDITIONS = frozenset(["if", "when", "whenever", "once"])
 _ALSO = frozenset(["only", "just", "merely", "simply"])
 """After "not", and before "but": "not only old films but new films"."""
 _NOUNS = frozenset(["love"])
+_ENGLISH_NOUNS = frozenset(["sin", "salvo", "bar"])
+"""Nouns that exclude in another language, or before another word."""
+_BEFORE_NOUNS = frozenset(["about", "of", "the", "in", "with", "by", "against", "deadly", "original", "my", "our"])
 _BEFORE_VERBS = frozenset(["do", "does", "did", "to", "and", "also", "really", "just", "always", "still", "absolutely"])
 
 
@@ -110,7 +113,8 @@ class _Splitter:
         self._end(self._polarity, at)
         self._begun = end
         self._polarity = self._polarity if goes_on else _polarity(cue, self._polarity, following)
-        self._is_adjective = self._polarity == Polarity.LESS and self._tokens[at].text in ("not", "less", "least")
+        first = self._tokens[at].text
+        self._is_adjective = first == MINUS or (self._polarity == Polarity.LESS and first in ("not", "less", "least"))
         return end
 
     def _begins_clause(self, at: int) -> bool:
@@ -204,8 +208,12 @@ def _corrects(tokens: Sequence[Token], at: int) -> bool:
 
 
 def _is_noun(tokens: Sequence[Token], at: int) -> bool:
-    """Whether a word that is a verb or a noun, as in "love stories", follows a word that no verb follows."""
+    """Whether a word that is also a noun is one here, as in "love stories" and "films about sin"."""
     before = tokens[at - 1] if at else None
+    if tokens[at].text in _ENGLISH_NOUNS:
+        after = tokens[at + 1] if at + 1 < len(tokens) else None
+        is_last = after is None or not after.is_word or is_stop(after.text)
+        return is_last or (before is not None and before.text in _BEFORE_NOUNS)
     return tokens[at].text in _NOUNS and before is not None and before.is_word and before.text not in _BEFORE_VERBS
 
 
@@ -216,11 +224,12 @@ def _ends_clause(tokens: Sequence[Token], at: int, polarity: Polarity) -> bool:
     following = tokens[at + 1].text if at + 1 < len(tokens) else ""
     if token.text == ",":
         return polarity not in (Polarity.AVOID, Polarity.LESS) or not _list_goes_on(tokens, at + 1)
-    return token.text == "and" and polarity not in (Polarity.WANT, Polarity.LIKE) and following in english().restarts
+    is_exclusion = polarity not in (Polarity.WANT, Polarity.LIKE)
+    return is_exclusion and token.text in english().conjunctions and following in english().restarts
 
 
 def _list_goes_on(tokens: Sequence[Token], at: int) -> bool:
-    """Whether the words after a comma continue a list that ends with "or" or "nor"."""
+    """Whether the words after a comma continue a list that ends with "or", "nor" or the like."""
     first: list[str] = []
     for token in tokens[at:]:
         if token.text in ENDS or token.text in english().contrast:
@@ -228,9 +237,9 @@ def _list_goes_on(tokens: Sequence[Token], at: int) -> bool:
         first.append(token.text)
     if not first or first[0] in english().restarts:
         return False
-    if first[0] in ("or", "nor"):
+    if first[0] in english().disjunctions:
         return True
-    joints = [place for place, word in enumerate(first) if word in ("or", "nor")]
+    joints = [place for place, word in enumerate(first) if word in english().disjunctions]
     return bool(joints) and sum(not is_stop(word) and word != "," for word in first[: joints[0]]) <= 3
 
 

@@ -24,6 +24,8 @@ class Language:
     prefixes: frozenset[str]
     contrast: frozenset[str]
     restarts: frozenset[str]
+    conjunctions: frozenset[str]
+    disjunctions: frozenset[str]
     pronouns: frozenset[str]
     replacing: tuple[Phrase, ...]
     around: tuple[Phrase, ...]
@@ -65,6 +67,8 @@ def english() -> Language:
         prefixes=words["prefixes"],
         contrast=words["contrast"],
         restarts=words["restarts"],
+        conjunctions=words["conjunctions"],
+        disjunctions=words["disjunctions"],
         pronouns=words["pronouns"],
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),

@@ -2,17 +2,26 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from models.wishes.language import english
 
-_APOSTROPHES = str.maketrans({0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2013: "-"})
-_TOKEN = re.compile(r"w/o\b|[^\W_]+(?:'[^\W_]+)*|[,.;:=!?()\"\n/&]", re.IGNORECASE)
+_PLAIN = str.maketrans(
+    {0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2013: "-", 0x2212: "-"}
+    | dict.fromkeys(map(ord, "\N{NO ENTRY SIGN}\N{CROSS MARK}\N{NO ENTRY}\N{THUMBS DOWN SIGN}"), " no ")
+)
+_FIELD = re.compile(r"(?<![^\s,;(])([-!])[a-z]+:(?=\w)")
+"""The field of an excluded word: "-genre:comedy"."""
+_QUOTED = re.compile(r'(?<![^\s,;(])[-!]"([^"]*)"')
+MINUS = "-"
+"""The word before a word that a sign excludes."""
+_TOKEN = re.compile(r"w/o(?:ut)?\b|[^\W_]+(?:'[^\W_]+)*|[,.;:=!?()\"\n/&]", re.IGNORECASE)
 _NOT = re.compile(r"(.*)n't$")
 _SHORT = {"m": "am", "re": "are", "ve": "have", "ll": "will", "d": "would"}
 """Verbs after an apostrophe: "I'm", "we've"."""
 _MIN_STEM = 4
+_BEFORE_MINUS = frozenset(" \t\n,;/(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +45,40 @@ class Token:
 
 def tokens_of(text: str) -> list[Token]:
     """Split a text; contractions such as "don't" become two words."""
-    plain = unicodedata.normalize("NFKD", text.translate(_APOSTROPHES))
+    plain = unicodedata.normalize("NFKD", text.translate(_PLAIN))
     plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    plain = _QUOTED.sub(r' without "\1";', _FIELD.sub(r"\1", plain))
+    excludes = _minus_signs(plain)
     found: list[Token] = []
     for match in _TOKEN.finditer(plain):
         raw = match.group()
         if not raw[0].isalnum():
             found.append(Token(":" if raw == "=" else raw, is_word=False))
             continue
-        if _is_minus(plain, match.start()):
-            found.append(Token("without"))
+        if excludes(match.start()):
+            found.append(Token(MINUS))
         is_joined = match.start() > 1 and plain[match.start() - 1] == "-" and not plain[match.start() - 2].isspace()
         found.extend(Token(word, True, raw[0].isupper(), is_joined) for word in _expanded(raw.casefold()))
     return found
 
 
-def _is_minus(text: str, start: int) -> bool:
-    """Whether a word is excluded as searches write it: "scary -funny", "+ scary - funny"."""
-    if "+ " in text and text[max(start - 3, 0) : start] == " - ":
-        return True
-    return start >= 2 and text[start - 1] == "-" and text[start - 2] == " " and not text[: start - 2].isspace()
+def _minus_signs(text: str) -> Callable[[int], bool]:
+    """Return whether a word is excluded as searches write it: "scary -funny", "!funny", "+ scary - funny".
+
+    In a text of several lines that all begin with a sign, the sign is a bullet.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    is_list = len(lines) > 1 and all(line[0] == "-" for line in lines)
+
+    def excludes(start: int) -> bool:
+        if "+ " in text and text[max(start - 3, 0) : start] == " - ":
+            return True
+        before = text[: max(start - 1, 0)]
+        if text[max(start - 1, 0) : start] not in ("-", "!") or (before and before[-1] not in _BEFORE_MINUS):
+            return False
+        return not (is_list and (not before.strip(" ") or before.rstrip(" ").endswith("\n")))
+
+    return excludes
 
 
 def _expanded(word: str) -> list[str]:

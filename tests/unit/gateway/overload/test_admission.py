@@ -200,3 +200,24 @@ def test_each_unit_requires_a_longer_delay(delay_s: float, worst: int) -> None:
         watch(admission, delay_s, window)
 
     assert admission.strain == worst
+
+
+@pytest.mark.parametrize(
+    ("strain", "priority", "num_shed"), [(0.5, Priority.NORMAL, 25), (1.5, Priority.LOW, 70)], ids=["half", "above one"]
+)
+def test_only_the_part_of_a_tenant_above_its_share_is_shed_as_low_priority(
+    strain: float, priority: Priority, num_shed: int
+) -> None:
+    """Of 90 requests, 50 are above the share: those are shed as low priority, the others one unit of strain later."""
+    admission = Admission(LIMITS)
+    for tenant, num in (("a", 90), ("b", 10)):
+        for _ in range(num):
+            admission.arrived(priority, tenant, 1.0)
+    for _ in range(50):
+        admission.judge(Priority.HIGH, 0, "a")
+    for now_s in (0.0, 0.5):
+        admission.looked(now_s, 0.0, 0.0, strain)
+
+    found = [admission.judge(priority, 0, "a") for _ in range(90)]
+
+    assert found.count(AdmissionDecision.SHED) == num_shed

@@ -109,6 +109,16 @@ def test_a_quarter_of_the_headroom_is_always_admitted() -> None:
     assert limit.limit == 20
 
 
+def test_a_wait_of_exactly_the_target_leaves_the_limit() -> None:
+    """Only a longer wait lowers it."""
+    limit = EdgeLimit()
+    learned = calm(limit, 100, 60, 1.0, 20)
+    for _ in range(6):
+        limit.observed(limit.target_s, 100, 10.0, 60)
+
+    assert limit.limit == learned
+
+
 def test_what_another_gateways_limit_admits_without_a_wait_is_permitted() -> None:
     """A low limit follows the requests in flight at once, instead of rising by a twentieth at a time."""
     limit = EdgeLimit()

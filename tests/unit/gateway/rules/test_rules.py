@@ -106,6 +106,19 @@ SHOWN = st.dictionaries(st.integers(0, NUM_ITEMS + 1).map(lambda index: f"i{inde
 MASKS = st.lists(st.booleans(), min_size=NUM_ITEMS, max_size=NUM_ITEMS)
 
 
+def test_rules_choose_from_five_candidates_a_position() -> None:
+    """A boosted item of the next tier is found while the first tier ranks fewer candidates than that."""
+    rules = Rules(boosts=(Boost(Condition.of("categories", OneOf(("blue",))), 100.0),))
+    tiers = [
+        ItemRanking.in_order(Tier.STUDENT, {0: 0.0, 1: -1.0, 3: -2.0}),
+        ItemRanking.in_order(Tier.POPULAR, {2: 1.0}),
+    ]
+
+    ruled = apply_rules(tiers, rules, KNOWN, 2, NUM_ITEMS, Tier.STUDENT)
+
+    assert chosen(ruled)[0] == 2
+
+
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS), SHOWN, MASKS)
 def test_no_item_is_lost_or_doubled(
     row: list[int], rules: Rules, k: int, shown: dict[str, int], showable: list[bool]
