@@ -28,13 +28,12 @@ class CitedRun:
     device: Device
     layout: ParallelLayout
     length: int
-    execution: Execution
     dtype: str = "bf16"
     tokens_per_s: float
     """Of one GPU."""
 
     def group(self, constants: Constants) -> Group:
-        return group_of(self.shape, self.layout, self.device, constants, dtype=self.dtype, execution=self.execution)
+        return group_of(self.shape, self.layout, self.device, constants, dtype=self.dtype)
 
 
 def predict_cited(run: CitedRun, constants: Constants | None = None) -> Predicted:
@@ -46,7 +45,6 @@ def predict_cited(run: CitedRun, constants: Constants | None = None) -> Predicte
         run.length,
         Gpus(run.device, layout.num_gpus),
         dtype=run.dtype,
-        execution=run.execution,
         constants=constants,
     )
     tokens = layout.batch * run.length / layout.num_gpus
@@ -64,8 +62,8 @@ def _read() -> Iterator[CitedRun]:
         device = device_named(row.pop("device"))
         if bandwidth := row.pop("memory_bytes_per_s", None):
             device = replace(device, memory_bytes_per_s=bandwidth)
-        layout, execution = ParallelLayout(**row.pop("layout")), Execution(**row.pop("execution"))
-        yield CitedRun(shape=DecoderShape(**shape), device=device, layout=layout, execution=execution, **row)
+        layout = ParallelLayout(**row.pop("layout"), execution=Execution(**row.pop("execution")))
+        yield CitedRun(shape=DecoderShape(**shape), device=device, layout=layout, **row)
 
 
 CITED_RUNS = tuple(_read())

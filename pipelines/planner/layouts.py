@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Gpus
-from pipelines.planner.memory import DEFAULTS, Memory, training_memory
-from pipelines.planner.mesh import Asked, Checkpointing, Execution, ParallelLayout
+from pipelines.planner.memory import Memory, training_memory
+from pipelines.planner.mesh import PLAIN, Asked, Checkpointing, Execution, ParallelLayout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from pipelines.planner.step_time import PlannedStepTime, step_time
 
@@ -71,7 +71,7 @@ def plan_training(
     number: int = NUM_BEST,
     *,
     asked: Asked | None = None,
-    execution: Execution = DEFAULTS,
+    execution: Execution = PLAIN,
     dtype: str = "bf16",
 ) -> TrainingPlan:
     """Return the plan of a training: the fastest layouts, one for each mesh, and why others do not fit.
@@ -86,8 +86,8 @@ def plan_training(
     fitting: dict[tuple[int, ...], list[PlannedLayout]] = {}
     smallest: dict[str, PlannedLayout] = {}
     for layout in _layouts(shape, gpus, batch, asked, execution):
-        memory = training_memory(shape, layout, length, execution=execution)
-        made = PlannedLayout(layout, memory, step_time(shape, layout, length, gpus, dtype=dtype, execution=execution))
+        memory, step = training_memory(shape, layout, length), step_time(shape, layout, length, gpus, dtype=dtype)
+        made = PlannedLayout(layout, memory, step)
         kind = kind_of(layout)
         if kind not in smallest or made.memory.total < smallest[kind].memory.total:
             smallest[kind] = made
@@ -208,6 +208,7 @@ def _layouts(
                     micro_batch=micro_batch,
                     accumulation=rows // micro_batch,
                     checkpointing=checkpointing,
+                    execution=execution,
                 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.planner.mesh import Execution, ParallelLayout
+from pipelines.planner.mesh import ParallelLayout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 
@@ -20,7 +20,6 @@ FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
 FRAMEWORK_BYTES = 2e9
 """Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and the allocator's gaps."""
-DEFAULTS = Execution()
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 """A chunk of `pipelines/training/target/softmax.py`: all logits never exist at the same time."""
 
@@ -45,58 +44,31 @@ class Memory:
 
 
 def training_memory(
-    shape: Shape,
-    layout: ParallelLayout,
-    length: int = 1,
-    *,
-    is_bf16: bool = True,
-    fuses_norms: bool = True,
-    keeps_average: bool = True,
-    execution: Execution = DEFAULTS,
+    shape: Shape, layout: ParallelLayout, length: int = 1, *, is_bf16: bool = True, fuses_norms: bool = True
 ) -> Memory:
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
     `is_bf16`: whether decoders compute in bf16; else in fp32. `fuses_norms`: whether the device normalises in one
-    kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights is
-    kept, too, as this trainer does.
+    kernel, as CUDA does; a CPU keeps the normalised numbers too.
     """
     if isinstance(shape, PlainShape):
-        return _plain_memory(shape, layout, keeps_average=keeps_average)
+        return _plain_memory(shape, layout)
     numbers: Numbers = ("bf16" if layout.shard > 1 else "autocast") if is_bf16 else "fp32"
-    stages = [
-        _stage_memory(
-            shape,
-            layout,
-            length,
-            numbers,
-            is_last=is_last,
-            fuses_norms=fuses_norms,
-            keeps_average=keeps_average,
-            execution=execution,
-        )
-        for is_last in ((True,) if layout.pipeline == 1 else (False, True))
-    ]
-    return max(stages, key=lambda memory: memory.total)
+    stages = [_Stage(shape, layout, length, numbers, fuses_norms, is_last) for is_last in {layout.pipeline == 1, True}]
+    return max((stage.memory() for stage in stages), key=lambda memory: memory.total)
 
 
-def stage_parameters(shape: DecoderShape, layout: ParallelLayout, execution: Execution = DEFAULTS) -> float:
+def stage_parameters(shape: DecoderShape, layout: ParallelLayout) -> float:
     """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and tables."""
     layers = -(-shape.num_layers // layout.pipeline)
     outside = float(shape.outside_parameters)
     if layout.pipeline > 1 and not shape.is_tied:
         outside -= shape.table_parameters
-    if execution.vocab_parallel:
-        outside /= layout.tensor
-    return layers * (shape.layer_weights / layout.tensor + shape.vector_numbers) + outside
+    return layers * (shape.layer_weights / layout.tensor + shape.vector_numbers) + outside / vocab_ways(layout)
 
 
 def kept_bytes_per_token(
-    shape: DecoderShape,
-    numbers: Numbers,
-    tensor: int = 1,
-    *,
-    fuses_norms: bool = True,
-    execution: Execution = DEFAULTS,
+    shape: DecoderShape, layout: ParallelLayout, numbers: Numbers, *, fuses_norms: bool = True
 ) -> float:
     """Return the bytes that one layer keeps of a token for its backward pass.
 
@@ -114,7 +86,17 @@ def kept_bytes_per_token(
         attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
     feed_forward = number * shape.active_ffn_size * (4 if shape.ffn_matrices == 3 else 2)
     stream = shape.hidden_size * (2 * norm + inputs) + 2 * FP32
-    return stream / (tensor if execution.sequence_parallel else 1) + (attention + feed_forward) / tensor
+    return stream / stream_ways(layout) + (attention + feed_forward) / layout.tensor
+
+
+def stream_ways(layout: ParallelLayout) -> int:
+    """Return over how many GPUs the residual stream is divided."""
+    return layout.tensor if layout.execution.sequence_parallel else 1
+
+
+def vocab_ways(layout: ParallelLayout) -> int:
+    """Return over how many GPUs the tables of the vocabulary are divided."""
+    return layout.tensor if layout.execution.vocab_parallel else 1
 
 
 def _kept_key_width(shape: DecoderShape) -> float:
@@ -168,76 +150,71 @@ def serving_memory(
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 
 
-def _plain_memory(shape: PlainShape, layout: ParallelLayout, *, keeps_average: bool) -> Memory:
-    held = shape.num_parameters / layout.shard
-    parts = _states(held, keeps_average=keeps_average)
+def _plain_memory(shape: PlainShape, layout: ParallelLayout) -> Memory:
+    parts = _states(shape.num_parameters / layout.shard)
     parts["working weights"] = BF16 * shape.num_parameters
     parts["activations"] = layout.micro_batch * shape.activation_bytes
     return Memory(parts | {"framework": FRAMEWORK_BYTES})
 
 
-def _states(held: float, *, keeps_average: bool) -> dict[str, float]:
-    states = {"weights": FP32 * held, "gradients": FP32 * held, "optimizer": ADAM_BYTES * held}
-    return states | ({"average": FP32 * held} if keeps_average else {})
+def _states(held: float) -> dict[str, float]:
+    return {"weights": FP32 * held, "gradients": FP32 * held, "optimizer": ADAM_BYTES * held, "average": FP32 * held}
 
 
-def _stage_memory(
-    shape: DecoderShape,
-    layout: ParallelLayout,
-    length: int,
-    numbers: Numbers,
-    *,
-    is_last: bool,
-    fuses_norms: bool,
-    keeps_average: bool,
-    execution: Execution,
-) -> Memory:
-    parameters, is_sharded = stage_parameters(shape, layout, execution), layout.shard > 1
-    layers = -(-shape.num_layers // layout.pipeline)
-    layer, number = shape.layer_weights / layout.tensor, _number_bytes(numbers)
-    parts = _states(parameters / layout.shard, keeps_average=keeps_average)
-    if is_sharded and execution.keep_gathered:  # weights and gradients of a stage are whole during a step
-        parts["working weights"] = parts["buffers"] = number * parameters
-    elif is_sharded:  # two layers (one prefetched), the rest, largest gradients in bf16 and fp32
-        parts["working weights"] = number * (2 * layer + shape.outside_parameters)
-        parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
-    elif numbers == "autocast":
-        parts["working weights"] = BF16 * layers * layer
-    parts["activations"] = _activations(
-        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms, execution=execution
-    )
-    if is_last:
-        tokens, ways = layout.micro_batch * length, layout.tensor if execution.vocab_parallel else 1
-        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters / ways)
-        parts["loss"] += chunk_bytes(shape) / ways
-    return Memory(parts | {"framework": FRAMEWORK_BYTES})
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One stage of a decoder's pipeline on one GPU."""
 
+    shape: DecoderShape
+    layout: ParallelLayout
+    length: int
+    numbers: Numbers
+    fuses_norms: bool
+    is_last: bool
 
-def _activations(
-    shape: DecoderShape,
-    layout: ParallelLayout,
-    length: int,
-    layers: int,
-    numbers: Numbers,
-    *,
-    is_last: bool,
-    fuses_norms: bool,
-    execution: Execution,
-) -> float:
-    """Return the activations of a stage's layers for all micro-batches in flight, and the last stage's final norm."""
-    residual = BF16 if numbers == "bf16" else FP32
-    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms, execution=execution)
-    waiting = 1.0 if is_last else float(min(layout.pipeline, layout.accumulation))
-    if execution.virtual_stages > 1 and layout.pipeline > 1:  # an interleaved rank starts (P - 1) / V stages more
-        waiting += (layout.pipeline - 1) / (layout.pipeline * execution.virtual_stages) * waiting
-    tokens = layout.micro_batch * length
-    final = shape.hidden_size * FP32 * (1 if fuses_norms else 2) if is_last else 0
-    if layout.checkpointing == "none":
-        return tokens * (waiting * layers * whole + final)
-    kept = residual * shape.hidden_size / (layout.tensor if execution.sequence_parallel else 1)
-    if layout.checkpointing == "selective":
-        kept += kept_by_products(shape, layout.tensor, _number_bytes(numbers))
-    return tokens * (waiting * layers * kept + max(whole, final))
+    @property
+    def num_layers(self) -> int:
+        return -(-self.shape.num_layers // self.layout.pipeline)
+
+    @property
+    def tokens(self) -> int:
+        return self.layout.micro_batch * self.length
+
+    def memory(self) -> Memory:
+        parts = _states(stage_parameters(self.shape, self.layout) / self.layout.shard)
+        parts |= self._working_weights()
+        parts["activations"] = self.tokens * self._activations_per_token()
+        if self.is_last:
+            shape, ways = self.shape, vocab_ways(self.layout)
+            parts["loss"] = FP32 * (self.tokens * shape.hidden_size + shape.table_parameters / ways)
+            parts["loss"] += chunk_bytes(shape) / ways
+        return Memory(parts | {"framework": FRAMEWORK_BYTES})
+
+    def _working_weights(self) -> dict[str, float]:
+        """Return the copies of weights that a step multiplies, and the gradients on their way."""
+        layout, number = self.layout, _number_bytes(self.numbers)
+        layer, outside = self.shape.layer_weights / layout.tensor, float(self.shape.outside_parameters)
+        if layout.shard > 1 and layout.execution.keep_gathered:  # those of a stage are whole during a step
+            return dict.fromkeys(("working weights", "buffers"), number * stage_parameters(self.shape, layout))
+        if layout.shard > 1:  # two layers (one prefetched), the rest, largest gradients in bf16 and fp32
+            return {"working weights": number * (2 * layer + outside), "buffers": (number + FP32) * max(layer, outside)}
+        return {"working weights": BF16 * self.num_layers * layer} if self.numbers == "autocast" else {}
+
+    def _activations_per_token(self) -> float:
+        """Return the activations of the stage's layers for all micro-batches in flight, and the last's final norm."""
+        shape, layout = self.shape, self.layout
+        virtual, residual = layout.execution.virtual_stages, BF16 if self.numbers == "bf16" else FP32
+        whole = kept_bytes_per_token(shape, layout, self.numbers, fuses_norms=self.fuses_norms)
+        waiting = 1.0 if self.is_last else float(min(layout.pipeline, layout.accumulation))
+        if virtual > 1 and layout.pipeline > 1:  # an interleaved rank starts (P - 1) / V stages more
+            waiting += (layout.pipeline - 1) / (layout.pipeline * virtual) * waiting
+        final = shape.hidden_size * FP32 * (1 if self.fuses_norms else 2) if self.is_last else 0
+        if layout.checkpointing == "none":
+            return waiting * self.num_layers * whole + final
+        kept = residual * shape.hidden_size / stream_ways(layout)
+        if layout.checkpointing == "selective":
+            kept += kept_by_products(shape, layout.tensor, _number_bytes(self.numbers))
+        return waiting * self.num_layers * kept + max(whole, final)
 
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:

@@ -46,18 +46,18 @@ class Execution:
     @property
     def name(self) -> str:
         """The techniques in words."""
-        words = [
-            word
-            for word, is_used in (
-                ("sequence parallelism", self.sequence_parallel),
-                ("split vocabulary", self.vocab_parallel),
-                ("asynchronous tensor parallelism", self.async_tp),
-                ("weights that stay gathered", self.keep_gathered),
-                (f"{self.virtual_stages} interleaved stages a rank", self.virtual_stages > 1),
-            )
-            if is_used
-        ]
-        return ", ".join(words)
+        techniques = {
+            "sequence parallelism": self.sequence_parallel,
+            "split vocabulary": self.vocab_parallel,
+            "asynchronous tensor parallelism": self.async_tp,
+            "weights that stay gathered": self.keep_gathered,
+            f"{self.virtual_stages} interleaved stages a rank": self.virtual_stages > 1,
+        }
+        return ", ".join(words for words, is_used in techniques.items() if is_used)
+
+
+PLAIN = Execution()
+"""This trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class ParallelLayout:
     accumulation: int = 1
     """Micro-batches of a step, whose gradients add up; in a pipeline they follow each other."""
     checkpointing: Checkpointing = "none"
+    execution: Execution = PLAIN
 
     @property
     def num_gpus(self) -> int:
@@ -86,17 +87,8 @@ class ParallelLayout:
     @property
     def name(self) -> str:
         """The layout in the field's words, such as FSDP2 8 x TP 2."""
-        parts = [
-            f"{word} {size}"
-            for word, size in (
-                ("PP", self.pipeline),
-                ("DDP", self.data),
-                ("FSDP2", self.shard),
-                ("TP", self.tensor),
-            )
-            if size > 1
-        ]
-        return " x ".join(parts) or "one GPU"
+        sizes = {"PP": self.pipeline, "DDP": self.data, "FSDP2": self.shard, "TP": self.tensor}
+        return " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1) or "one GPU"
 
     def spans(self) -> dict[str, int]:
         """Return by dimension over how many neighbouring GPUs one of its groups extends."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pipelines.planner.devices import Gpus
 from pipelines.planner.layouts import CHECKPOINTING, USABLE, PlannedLayout, TrainingPlan, why_not
-from pipelines.planner.memory import DEFAULTS, Memory, serving_memory, training_memory
-from pipelines.planner.mesh import bubble_of_ideal, bubble_of_step
+from pipelines.planner.memory import Memory, serving_memory, training_memory
+from pipelines.planner.mesh import PLAIN, bubble_of_ideal, bubble_of_step
 from pipelines.planner.serving import FACTOR, ServingPlan, ServingStep, Sharding
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from pipelines.planner.step_time import PlannedStepTime, mfu
@@ -74,7 +74,7 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         else f"TRAINING   {plan.batch:,} samples a step"
     )
     ours = "Tailrace: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank"
-    yield f"trainer    {ours if plan.execution == DEFAULTS else f'another, with {plan.execution.name}'}"
+    yield f"trainer    {ours if plan.execution == PLAIN else f'another, with {plan.execution.name}'}"
     if plan.refusal:
         yield f"does not fit: {plan.refusal}"
     else:
@@ -208,10 +208,7 @@ def _checkpointing_lines(plan: TrainingPlan, first: PlannedLayout) -> Iterator[s
     if isinstance(plan.shape, PlainShape):
         return
     layouts = {kept: replace(first.layout, checkpointing=kept) for kept in CHECKPOINTING}
-    parts = {
-        kept: training_memory(plan.shape, layout, plan.length, execution=plan.execution).parts
-        for kept, layout in layouts.items()
-    }
+    parts = {kept: training_memory(plan.shape, layout, plan.length).parts for kept, layout in layouts.items()}
     sizes = (f"{kept} {memory['activations'] / 1e9:.1f}" for kept, memory in parts.items())
     yield f"activations by checkpointing, GB: {', '.join(sizes)}"
 

@@ -17,8 +17,17 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.planner.devices import DEVICES, Device, Gpus
-from pipelines.planner.memory import ADAM_BYTES, BF16, DEFAULTS, FP32, Numbers, kept_bytes_per_token, stage_parameters
-from pipelines.planner.mesh import Execution, ParallelLayout, bubble_of_ideal
+from pipelines.planner.memory import (
+    ADAM_BYTES,
+    BF16,
+    FP32,
+    Numbers,
+    kept_bytes_per_token,
+    stage_parameters,
+    stream_ways,
+    vocab_ways,
+)
+from pipelines.planner.mesh import PLAIN, ParallelLayout, bubble_of_ideal
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 
 FITTED = Path(__file__).parent / "fitted.json"
@@ -129,7 +138,6 @@ def step_time(
     dtype: str = "bf16",
     reduce_bytes: int = FP32,
     gathers: int = 2,
-    execution: Execution = DEFAULTS,
     constants: Constants | None = None,
 ) -> PlannedStepTime:
     """Return the time of a step. `length` is a row's tokens.
@@ -142,18 +150,18 @@ def step_time(
     work = (
         _plain_work(shape, layout, gpus.device, dtype, found)
         if isinstance(shape, PlainShape)
-        else _decoder_work(shape, layout, length, gpus.device, dtype, found, execution)
+        else _decoder_work(shape, layout, length, gpus.device, dtype, found)
     )
-    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, found, execution)
+    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, found)
     micro = layout.accumulation
     products, attention, traffic, launch = (micro * seconds for seconds in work)
-    held = _held_parameters(shape, layout, execution)
+    held = _held_parameters(shape, layout)
     optimizer = _OPTIMIZER_BYTES * held / gpus.device.memory_bytes_per_s
     ideal = products + attention + traffic + launch + sum(one.exposed_s for one in collectives if one.name != _ONCE)
-    bubble = ideal * bubble_of_ideal(layout.pipeline, micro, execution.virtual_stages)
+    bubble = ideal * bubble_of_ideal(layout.pipeline, micro, layout.execution.virtual_stages)
     total = ideal + bubble + optimizer + sum(one.exposed_s for one in collectives if one.name == _ONCE)
     at_peak = efficiency_of(gpus.device, found) * (products + found.attention * attention)
-    group = group_of(shape, layout, gpus.device, found, dtype=dtype, execution=execution)
+    group = group_of(shape, layout, gpus.device, found, dtype=dtype)
     low, high = found.intervals.get(group, (0.0, 0.0))
     return PlannedStepTime(
         products_s=products,
@@ -213,7 +221,6 @@ def _decoder_work(
     device: Device,
     dtype: str,
     constants: Constants,
-    execution: Execution,
 ) -> tuple[float, float, float, float]:
     """Return the seconds of a micro-batch on the busiest stage: products, attention, traffic, and launches."""
     tokens, layers = layout.micro_batch * length, -(-shape.num_layers // layout.pipeline)
@@ -223,13 +230,13 @@ def _decoder_work(
     bf16 = device.flops_per_s["bf16"] * efficiency
     layer_rate = device.flops_per_s[dtype] * efficiency
     products = 6 * tokens * layers * shape.active_weights / layout.tensor * again / layer_rate
-    ways = layout.tensor if execution.vocab_parallel else 1
+    ways = vocab_ways(layout)
     products += 6 * tokens * shape.table_parameters / ways / bf16
     pairs = shape.attention_pairs(length) * layers / shape.num_layers
     attention = 12 * tokens * shape.score_width * pairs / layout.tensor / (bf16 * constants.attention)
     attention *= _ATTENTION_AGAIN if layout.checkpointing == "full" else 1.0
     numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
-    kept = layers * kept_bytes_per_token(shape, numbers, layout.tensor, execution=execution)
+    kept = layers * kept_bytes_per_token(shape, layout, numbers)
     traffic = tokens * (constants.passes * kept * traffic_again + _SCORE_BYTES * shape.vocab_size / ways)
     traffic_s = traffic / device.memory_bytes_per_s
     launches = layers * LAUNCHES_PER_LAYER * LAUNCH_S * again
@@ -244,10 +251,10 @@ def _plain_work(
     return 3 * layout.micro_batch * shape.flops_per_sample / rate, 0.0, traffic, 0.0
 
 
-def _held_parameters(shape: Shape, layout: ParallelLayout, execution: Execution) -> float:
+def _held_parameters(shape: Shape, layout: ParallelLayout) -> float:
     if isinstance(shape, PlainShape):
         return shape.num_parameters / layout.shard
-    return stage_parameters(shape, layout, execution) / layout.shard
+    return stage_parameters(shape, layout) / layout.shard
 
 
 def _collectives(
@@ -258,14 +265,13 @@ def _collectives(
     reduce_bytes: int,
     gathers: int,
     constants: Constants,
-    execution: Execution,
 ) -> tuple[Collective, ...]:
     """Return the bytes that one GPU sends in a step, by rings.
 
     A ring sends (n - 1) / n of a tensor to gather or scatter it, and twice as much to all-reduce it.
     """
-    spans, found = layout.spans(), []
-    whole = _held_parameters(shape, layout, execution) * layout.shard
+    spans, execution, found = layout.spans(), layout.execution, []
+    whole = _held_parameters(shape, layout) * layout.shard
     micro, layers = layout.accumulation, _PLAIN_MODULES
     if isinstance(shape, DecoderShape):
         layers = -(-shape.num_layers // layout.pipeline)
@@ -299,7 +305,7 @@ def _collectives(
         add(name, "tensor", layout.tensor, part * row_bytes, times * micro, exposed)
     if layout.pipeline > 1:
         passes = 2 * execution.virtual_stages
-        sent = row_bytes / (layout.tensor if execution.sequence_parallel else 1)
+        sent = row_bytes / stream_ways(layout)
         add(
             "activations between stages (PP)",
             "pipeline",
@@ -318,13 +324,12 @@ def group_of(
     constants: Constants,
     *,
     dtype: str = "bf16",
-    execution: Execution = DEFAULTS,
 ) -> Group:
     """Return the group of runs whose interval applies to a step."""
     if device.chip not in constants.efficiency or isinstance(shape, PlainShape) or shape.experts is not None:
         return "unseen"
     is_fsdp = 1 < layout.num_gpus == layout.shard
-    return "data" if is_fsdp and dtype == "bf16" and execution == DEFAULTS else "parallel"
+    return "data" if is_fsdp and dtype == "bf16" and layout.execution == PLAIN else "parallel"
 
 
 def _notes(group: Group, device: Device, constants: Constants) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def test_llama_405b_on_512_gpus_is_planned_as_torchtitan_runs_it() -> None:
     runs = [
         run for run in CITED_RUNS if run.layout.pipeline > 1 and run.source.endswith("llama3_h100_202412_torchtitan.md")
     ]
-    ours = predict_cited(replace(runs[0], execution=Execution())).mfu
+    ours = predict_cited(replace(runs[0], layout=replace(runs[0].layout, execution=Execution()))).mfu
 
     for run, published in zip(runs, (100, 128), strict=True):
         assert predict_cited(run).mfu == pytest.approx(published, rel=0.15)
@@ -53,7 +53,7 @@ def test_a_technique_makes_its_part_of_the_step_shorter(execution: Execution, pa
     """The technique reduces its part of the step, and the interval comes from other trainers' runs."""
     layout = ParallelLayout(shard=2, tensor=4, pipeline=2, accumulation=8, checkpointing="full")
     gpus = parse_gpus("16xh100")
-    plain, faster = (step_time(LLAMA_2_7B, layout, 2_048, gpus, execution=way) for way in (Execution(), execution))
+    plain, faster = (step_time(LLAMA_2_7B, one, 2_048, gpus) for one in (layout, replace(layout, execution=execution)))
 
     assert getattr(faster, part) < 0.95 * getattr(plain, part)
     assert faster.group == "parallel"
