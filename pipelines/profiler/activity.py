@@ -31,6 +31,7 @@ import numpy as np
 
 from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
 from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
+from pipelines.profiler.kernels import Bound
 from pipelines.profiler.names import (
     is_communication,
     is_input,
@@ -39,7 +40,7 @@ from pipelines.profiler.names import (
     is_waiting_frame,
     is_wrapper,
 )
-from pipelines.profiler.operations import Bound, bounds_of
+from pipelines.profiler.operations import bounds_of
 from pipelines.profiler.threads import Thread, Threads
 
 LONG_GAP_US = 1_000.0

@@ -11,10 +11,10 @@ from enum import StrEnum
 from functools import lru_cache
 
 
-class KernelBound(StrEnum):
-    """The bound of a kernel whose shapes are not recorded."""
+class Bound(StrEnum):
+    """The bound of an operation or kernel. COMPUTE: a product. UNKNOWN: neither shapes nor names tell."""
 
-    PRODUCT = "product"
+    COMPUTE = "compute"
     MEMORY = "memory"
     UNKNOWN = "unknown"
 
@@ -23,17 +23,17 @@ class KernelBound(StrEnum):
 class KernelPattern:
     """Names of one kind of work, and their sources."""
 
-    work: KernelBound
+    work: Bound
     pattern: re.Pattern[str]
     source: str
 
 
 def _product(pattern: str, source: str) -> KernelPattern:
-    return KernelPattern(KernelBound.PRODUCT, re.compile(pattern, re.IGNORECASE), source)
+    return KernelPattern(Bound.COMPUTE, re.compile(pattern, re.IGNORECASE), source)
 
 
 def _memory(pattern: str, source: str) -> KernelPattern:
-    return KernelPattern(KernelBound.MEMORY, re.compile(pattern, re.IGNORECASE), source)
+    return KernelPattern(Bound.MEMORY, re.compile(pattern, re.IGNORECASE), source)
 
 
 TABLE = (
@@ -138,15 +138,15 @@ TABLE = (
 
 
 @lru_cache(maxsize=16_384)
-def work_of(name: str) -> KernelBound:
+def work_of(name: str) -> Bound:
     """Return the kind of work of a kernel, `UNKNOWN` if no row matches."""
     said = _spoken_name(name)
-    return next((row.work for row in TABLE if row.pattern.search(said)), KernelBound.UNKNOWN)
+    return next((row.work for row in TABLE if row.pattern.search(said)), Bound.UNKNOWN)
 
 
 def is_product_kernel(name: str) -> bool:
     """Whether a device's kernel is a matrix product, a convolution or an attention over many queries."""
-    return work_of(name) is KernelBound.PRODUCT
+    return work_of(name) is Bound.COMPUTE
 
 
 _WRAPPER = re.compile(

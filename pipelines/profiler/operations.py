@@ -10,12 +10,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from pipelines.planner.devices import device_of_driver
 from pipelines.profiler.events import ActivityKind, Trace, TraceEvent
-from pipelines.profiler.kernels import KernelBound, dtype_in, work_of
+from pipelines.profiler.kernels import Bound, dtype_in, work_of
 from pipelines.profiler.names import is_communication, is_compiled, is_product_operation
 
 _BYTES = {
@@ -26,22 +25,13 @@ _BYTES = {
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
 _REDUCTIONS = {
-    "sum",
-    "mean",
-    "prod",
-    "norm",
-    "linalg_vector_norm",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "any",
-    "all",
-    "item",
+    "sum", "mean", "prod", "norm", "linalg_vector_norm", "max", "min", "argmax", "argmin", "any", "all", "item",
     "copy_",
-}
+}  # fmt: skip
 """Operations whose output is small, or is among their inputs."""
 _JOINS = {"cat", "stack"}
+_PRODUCTS = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
+"""Matrix products, with the place of the first factor among the inputs."""
 _KNOWN_SPACES = ("aten::", "prims::", "mkldnn::")
 """Namespaces whose operation names imply the work. Shapes do not tell the work of compiled regions or libraries."""
 _NUM_SHOWN = 3
@@ -108,14 +98,6 @@ def limits_of(trace: Trace) -> Limits | None:
     return None if sheet is None else Limits(sheet.flops_per_s, sheet.memory_bytes_per_s, sheet.name)
 
 
-class Bound(StrEnum):
-    """The bound of an operation or kernel. UNKNOWN: neither shapes nor names tell."""
-
-    COMPUTE = "compute"
-    MEMORY = "memory"
-    UNKNOWN = "unknown"
-
-
 def bounds_of(trace: Trace, events: Sequence[TraceEvent]) -> list[Bound]:
     """Return the bound of each operation or kernel, by shapes and intensity if recorded, else by name."""
     limits, launchers = limits_of(trace), _Launchers(trace)
@@ -124,28 +106,25 @@ def bounds_of(trace: Trace, events: Sequence[TraceEvent]) -> list[Bound]:
     for event in events:
         source = launchers.of(event)
         work, whole = _work(event, source), _whole_cost(trace, event.name)
-        cost = whole if whole is not None else cost_of(source) if work is KernelBound.PRODUCT else None
+        cost = whole if whole is not None else cost_of(source) if work is Bound.COMPUTE else None
         if cost is not None:
             ridge = plain if limits is None else limits.ridge(_dtype(event, source))
             found.append(Bound.COMPUTE if cost.flops >= ridge * cost.num_bytes else Bound.MEMORY)
         else:
-            found.append(_BOUNDS[work])
+            found.append(work)
     return found
 
 
-_BOUNDS = {KernelBound.PRODUCT: Bound.COMPUTE, KernelBound.MEMORY: Bound.MEMORY, KernelBound.UNKNOWN: Bound.UNKNOWN}
-
-
-def _work(event: TraceEvent, source: TraceEvent) -> KernelBound:
+def _work(event: TraceEvent, source: TraceEvent) -> Bound:
     """Return the kind of work by the kernel's name, else by the operation that launched it."""
     if event.kind is ActivityKind.COPY:
-        return KernelBound.MEMORY
-    named = work_of(event.name) if event.is_on_device else KernelBound.UNKNOWN
-    if named is not KernelBound.UNKNOWN or source.is_on_device or is_compiled(source.name):
+        return Bound.MEMORY
+    named = work_of(event.name) if event.is_on_device else Bound.UNKNOWN
+    if named is not Bound.UNKNOWN or source.is_on_device or is_compiled(source.name):
         return named
     if is_product_operation(source.name):
-        return KernelBound.PRODUCT
-    return KernelBound.MEMORY if not event.is_on_device or source.name.startswith("aten::") else KernelBound.UNKNOWN
+        return Bound.COMPUTE
+    return Bound.MEMORY if not event.is_on_device or source.name.startswith("aten::") else Bound.UNKNOWN
 
 
 def _dtype(event: TraceEvent, source: TraceEvent) -> str | None:
@@ -160,7 +139,7 @@ def dtype_of_products(trace: Trace, events: Sequence[TraceEvent]) -> str | None:
     times: dict[str | None, float] = defaultdict(float)
     for event in events:
         source = launchers.of(event)
-        if _work(event, source) is KernelBound.PRODUCT:
+        if _work(event, source) is Bound.COMPUTE:
             times[_dtype(event, source)] += event.duration_us
     most = max(times, key=lambda dtype: times[dtype], default=None)
     return most if 2 * times[most] > sum(times.values()) else None
@@ -273,17 +252,16 @@ def cost_of(event: TraceEvent) -> Cost | None:
     dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
     if not isinstance(dims, list) or not event.name.startswith(_KNOWN_SPACES):
         return None
-    flops = _flops(base, dims)
     inputs = [
         _BYTES.get(name, 4 if name.startswith("tensorlist") else 0) * math.prod(shape)
         for one, name in zip(dims, _types(event), strict=False)
         for shape in _shapes(one)
     ]
+    flops = _flops(base, dims)
     if flops is None or not inputs:
         return None
-    product = _product_output(base, dims)
-    if product is not None:
-        output = product * next((_BYTES[name] for name in _types(event) if name in _BYTES), 4)
+    if (product := _product(base, dims)) is not None:
+        output = product[1] * next((_BYTES[name] for name in _types(event) if name in _BYTES), 4)
     elif base in _JOINS:
         output = sum(inputs)
     else:
@@ -318,11 +296,7 @@ def _flops(base: str, dims: Sequence[Any]) -> float | None:
 
     A product counts two per multiply-add, any other operation one per element.
     """
-    if (
-        base in {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "matmul", "linear"}
-        or "convolution" in base
-        or "attention" in base
-    ):
+    if base in _PRODUCTS or "convolution" in base or "attention" in base:
         multiply_adds = _multiply_adds(base, dims)
         return None if multiply_adds is None else 2.0 * multiply_adds
     if is_product_operation(f"aten::{base}"):
@@ -331,22 +305,14 @@ def _flops(base: str, dims: Sequence[Any]) -> float | None:
 
 
 def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
-    shapes = [one for one in dims if _is_shape(one)]
-    first = 1 if base in {"addmm", "baddbmm", "_addmm_activation"} else 0
     if "attention" in base:
         return _attention(base, dims)
-    if base == "convolution_backward":
-        return None if len(shapes) < 3 else 2.0 * _convolution(shapes[2], shapes[0])
-    if "convolution" in base:
-        return None  # the output's size depends on padding and strides, not on shapes
-    operands = [one for one in dims[first : first + 2] if _is_shape(one)]
-    if len(operands) < 2:
-        return None
-    left, right = operands
-    if base == "linear":
-        return float(math.prod(left) * right[0])
-    columns = right[-1] if len(right) > 1 else 1
-    return float(math.prod(left) * columns)
+    if "convolution" in base:  # of a forward pass, the output's size depends on padding and strides, not on shapes
+        shapes = [one for one in dims if _is_shape(one)]
+        is_known = base == "convolution_backward" and len(shapes) >= 3
+        return 2.0 * _convolution(shapes[2], shapes[0]) if is_known else None
+    product = _product(base, dims)
+    return None if product is None else product[0]
 
 
 def _convolution(weight: Sequence[int], output: Sequence[int]) -> float:
@@ -373,11 +339,12 @@ def _attention(base: str, dims: Sequence[Any]) -> float | None:
 _ROWS_BEFORE_HEADS = ("_flash_attention", "_efficient_attention")
 
 
-def _product_output(base: str, dims: Sequence[Any]) -> float | None:
-    first = 1 if base in {"addmm", "baddbmm", "_addmm_activation"} else 0
+def _product(base: str, dims: Sequence[Any]) -> tuple[float, float] | None:
+    """Return the multiply-adds of a matrix product, and the elements of its output; None for other operations."""
+    first = _PRODUCTS.get(base, 0)
     operands = [one for one in dims[first : first + 2] if _is_shape(one)]
-    if base not in {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "matmul", "linear"} or len(operands) < 2:
+    if base not in _PRODUCTS or len(operands) < 2:
         return None
     left, right = operands
     columns = right[0] if base == "linear" else right[-1] if len(right) > 1 else 1
-    return float(math.prod(left[:-1]) * columns)
+    return float(math.prod(left) * columns), float(math.prod(left[:-1]) * columns)

@@ -10,26 +10,9 @@ from typing import Any
 import polars as pl
 
 MISSING_WORDS = (
-    *(
-        "",
-        "nan",
-        "NaN",
-        "NAN",
-        "-nan",
-        "-NaN",
-        "<NA>",
-        "NA",
-        "N/A",
-        "n/a",
-        "#N/A",
-        "#NA",
-        "None",
-        "null",
-        "NULL",
-        "Null",
-    ),
-    *("(no genres listed)", "nil", "\\N", "undefined", "-", "--", "—", "–", "NaT"),  # noqa: RUF001 - an en dash is what tables hold
-)
+    "", "nan", "NaN", "NAN", "-nan", "-NaN", "<NA>", "NA", "N/A", "n/a", "#N/A", "#NA", "None", "null", "NULL", "Null",
+    "(no genres listed)", "nil", "\\N", "undefined", "-", "--", "—", "–", "NaT",  # noqa: RUF001 - an en dash is what tables hold
+)  # fmt: skip
 _TRUE = ("true", "t", "yes", "y", "1", "1.0", "on", "in stock", "available", "active")
 _FALSE = ("false", "f", "no", "n", "0", "0.0", "off", "out of stock", "unavailable", "sold out", "inactive")
 _CURRENCY = r"^[\s\p{Sc}]+|[\s\p{Sc}]+$|^(?:USD|EUR|GBP|CHF|JPY|Rs\.?)\s+|\s+(?:USD|EUR|GBP|CHF|JPY)$"

@@ -113,14 +113,8 @@ def _one_by_one(name: str, column: Any) -> pl.Series:
 
 
 def _text(value: Any) -> str | None:
-    if value is None:
-        return None
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if not isinstance(value, dict | list)
-        else json.dumps(value, default=str)
-    )
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)

@@ -143,27 +143,26 @@ class Delimited:
         if len(self.dialect.separator) > 1:
             data = data.replace(_STAND_IN, b" ").replace(self.dialect.separator.encode(), _STAND_IN)
         if b"\0" in data or (spans := _spans(data, self._separator, self._quotes)) is None:
-            frame, rows, set_aside, num_rows, rest = self._by_line(data, row, is_last=is_last)
-            return RowBatch(frame, rows, set_aside, notes), num_rows, rest
+            return self._by_line(data, row, notes, is_last=is_last)
         starts, ends, counts, is_open = spans
         rest = b""
         if is_open:
             begun = int(ends[-1]) + 1 if len(ends) else 0
             if is_last or len(data) - begun > _MAX_RECORD_BYTES:
-                frame, rows, set_aside, num_rows, rest = self._by_line(data, row, is_last=is_last)
-                return RowBatch(frame, rows, set_aside, notes), num_rows, rest
+                return self._by_line(data, row, notes, is_last=is_last)
             data, rest = data[:begun], data[begun:]
         width = len(self.dialect.columns)
         is_blank = ends <= starts
         is_good = (counts == width) & ~is_blank
         numbers = np.arange(row, row + len(starts), dtype=np.int64)
-        content, set_aside = data, []
+        content = data
+        set_aside: list[tuple[int, str]] = []
         if not is_good.all():
             content, is_good, set_aside = self._without_ragged(data, starts, ends, counts, is_good, is_blank, numbers)
         parsed = self._frame(content, int(is_good.sum()))
         if parsed is None:
-            frame, rows, set_aside, num_rows, more = self._by_line(data, row, is_last=is_last)
-            return RowBatch(frame, rows, set_aside, notes), num_rows, more + rest
+            batch, num_rows, more = self._by_line(data, row, notes, is_last=is_last)
+            return batch, num_rows, more + rest
         return RowBatch(parsed, pl.Series(numbers[is_good]), set_aside, notes), len(starts), rest
 
     def _without_ragged(
@@ -221,8 +220,8 @@ class Delimited:
         return frame if frame.height == num_rows else None
 
     def _by_line(
-        self, data: bytes, row: int, *, is_last: bool
-    ) -> tuple[pl.DataFrame, pl.Series, list[tuple[int, str]], int, bytes]:
+        self, data: bytes, row: int, notes: Sequence[tuple[str, int, str]], *, is_last: bool
+    ) -> tuple[RowBatch, int, bytes]:
         """Read rows line by line, around a broken quote."""
         columns, separator = self.dialect.columns, self._separator.decode()
         lines = data.decode().split("\n")
@@ -254,7 +253,7 @@ class Delimited:
         rest = "\n".join(lines[at:]).encode()
         if rest and data.endswith(b"\n"):
             rest += b"\n"
-        return frame, pl.Series(rows, dtype=pl.Int64), set_aside, number - row, rest
+        return RowBatch(frame, pl.Series(rows, dtype=pl.Int64), set_aside, notes), number - row, rest
 
 
 def _runs(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.profiler.kernels import TABLE, KernelBound, dtype_in, work_of
+from pipelines.profiler.kernels import TABLE, Bound, dtype_in, work_of
 
 NAMES = tomllib.loads(Path(__file__).with_name("kernel_names.toml").read_text())
 
@@ -15,13 +15,13 @@ def test_kernels_have_the_work_of_their_names(library: str) -> None:
     """Attention and products are not classified as memory-bound, nor their helper kernels as products."""
     products, others = NAMES[library]["products"], NAMES[library]["others"]
 
-    assert [name for name in products if work_of(name) is not KernelBound.PRODUCT] == []
-    assert [name for name in others if work_of(name) is not KernelBound.MEMORY] == []
+    assert [name for name in products if work_of(name) is not Bound.COMPUTE] == []
+    assert [name for name in others if work_of(name) is not Bound.MEMORY] == []
 
 
 def test_a_name_of_no_library_is_unknown() -> None:
     """Unknown names are not guessed, and every row of the table has a source."""
-    assert work_of("my_project_step_42") is KernelBound.UNKNOWN
+    assert work_of("my_project_step_42") is Bound.UNKNOWN
     assert all(row.source for row in TABLE)
 
 
