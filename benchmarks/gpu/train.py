@@ -76,8 +76,9 @@ def main() -> None:
     for recompute in RECOMPUTE:
         report["rows"].append(_row(sizes, device, recompute))
         if gpu is not None:
-            parts = {"micro_batch": sizes.rows // sizes.parts, "accumulation": sizes.parts}
-            plan = step_time(shape, ParallelLayout(**parts, checkpointing=recompute), sizes.length, Gpus(gpu, 1))
+            rows, parts = sizes.rows // sizes.parts, sizes.parts
+            layout = ParallelLayout(micro_batch=rows, accumulation=parts, checkpointing=recompute)
+            plan = step_time(shape, layout, sizes.length, Gpus(gpu, 1))
             report["rows"][-1]["plan"] = {"step_s": plan.total_s, "low_s": plan.low_s, "high_s": plan.high_s}
         write_report(options.out, report)
         row = report["rows"][-1]
