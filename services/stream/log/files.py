@@ -2,7 +2,8 @@
 
 A file's tier is the power of four that its size has reached. The files of a tier and below are merged if there are many
 of them and together they make a file of a higher tier; so an event is rewritten at most once per tier, seven times in
-all, and a partition ends with few files however slowly its events arrive.
+all, and a partition ends with few files however slowly its events arrive. What is left of a day that has ended is
+merged once more, since a reader of one user looks into every file.
 """
 
 import re
@@ -68,15 +69,22 @@ def current_files(paths: Iterable[Path]) -> list[Path]:
     return [path for path in files if (span := span_of(path)) is None or span in kept[path.parent]]
 
 
-def choose_merge(spans: Sequence[Span], unreadable: Collection[Span] = ()) -> tuple[Span, ...]:
+def choose_merge(
+    spans: Sequence[Span], unreadable: Collection[Span] = (), *, has_ended: bool = False
+) -> tuple[Span, ...]:
     """Return the oldest neighbours that are worth merging, smallest tier first; may be empty. `spans` are in order.
 
-    A merge never spans an unreadable file: readers would take that file for merged, though its events are not in the
-    result.
+    Of a day that `has_ended`, all that fit into one file. A merge never spans an unreadable file: readers
+    would take that file for merged, though its events are not in the result.
     """
     for tier in range(TIERS):
         for run in _runs_below(spans, 4 ** (tier + 1), unreadable):
             if merged := _worth(_head(run), 4 ** (tier + 1)):
+                return merged
+    if has_ended:
+        for run in _runs_below(spans, FULL_SIZE, unreadable):
+            heads = (_head(run[first:]) for first in range(len(run) - 1))
+            if merged := next((head for head in heads if len(head) > 1), ()):
                 return merged
     return ()
 

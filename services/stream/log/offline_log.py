@@ -154,7 +154,8 @@ class OfflineLog(Generic[Logged]):
                 readable = set(spans) - unreadable
                 kept = current(readable)
                 _remove_parts(folder, readable - set(kept), kept, now_s)
-                if parts := choose_merge(kept, unreadable):
+                has_ended = folder != topic and folder.name < _day(now_s)
+                if parts := choose_merge(kept, unreadable, has_ended=has_ended):
                     with self._rewriting:
                         return self._merge(partition, folder, parts)
         return 0
@@ -178,7 +179,7 @@ class OfflineLog(Generic[Logged]):
                     else:
                         num_scratch += 1
                     continue
-                table = self._load(path, lambda table: table)
+                table = self._load(path, pq.ParquetFile.read)
                 if table is None:
                     num_unreadable += path.exists()
                     continue
@@ -222,9 +223,10 @@ class OfflineLog(Generic[Logged]):
         """Yield the events of a topic's files after the offset `last`."""
         left, erased = current(paths), self._erased(partition)
 
-        def parse(table: pa.Table) -> list[Logged]:
-            theirs = table if user_id is None else table.filter(pc.equal(table["user_id"], user_id))
-            return [self._kind.from_row(row) for row in self._kind.without_erased(theirs, erased).to_pylist()]
+        def parse(file: pq.ParquetFile) -> list[Logged]:
+            table = file.read() if user_id is None else _rows_of(file, user_id)
+            left = None if table is None else self._kind.without_erased(table, erased)
+            return [] if left is None else [self._kind.from_row(row) for row in left.to_pylist()]
 
         while left:
             span = left.pop(0)
@@ -240,8 +242,8 @@ class OfflineLog(Generic[Logged]):
                     last = event.position.offset
                     yield event
 
-    def _load(self, path: Path, parse: Callable[[pa.Table], _Loaded]) -> _Loaded | None:
-        """Return a file's events; None for an unreadable file, which is logged once.
+    def _load(self, path: Path, parse: Callable[[pq.ParquetFile], _Loaded]) -> _Loaded | None:
+        """Return what `parse` makes of a file; None for an unreadable file, which is logged once.
 
         Raises OSError if the whole disk fails.
         """
@@ -258,7 +260,7 @@ class OfflineLog(Generic[Logged]):
             self._leave_out(path, stamp, error)
             return None
         try:
-            return parse(pq.ParquetFile(pa.BufferReader(data)).read())
+            return parse(pq.ParquetFile(pa.BufferReader(data)))
         except Exception as error:  # noqa: BLE001 - whatever a reader raises at such bytes
             self._leave_out(path, stamp, error)
             return None
@@ -280,7 +282,7 @@ class OfflineLog(Generic[Logged]):
         Return the number of merged files, 0 if a part is unreadable.
         """
         paths = [folder / part.name for part in parts]
-        tables = [table for path in paths if (table := self._load(path, lambda table: table)) is not None]
+        tables = [table for path in paths if (table := self._load(path, pq.ParquetFile.read)) is not None]
         if len(tables) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
@@ -301,6 +303,12 @@ class OfflineLog(Generic[Logged]):
     def _folders(self, partition: int) -> list[Path]:
         """Return the folders of the topic ids in order of creation."""
         return sorted(self._root.glob(f"partition={partition}/*"), key=_created)
+
+
+def _rows_of(file: pq.ParquetFile, user_id: str) -> pa.Table | None:
+    """Return a user's rows. Most files have none: then only one column is read, without starting threads."""
+    is_theirs = pc.equal(file.read(columns=["user_id"], use_threads=False)["user_id"], user_id)
+    return file.read(use_threads=False).filter(is_theirs) if pc.any(is_theirs).as_py() else None
 
 
 def _spans(folder: Path) -> list[Span]:

@@ -32,9 +32,9 @@ def spans_of(sizes: list[int]) -> list[Span]:
     return spans
 
 
-def merged_once(spans: list[Span]) -> tuple[list[Span], tuple[Span, ...]]:
+def merged_once(spans: list[Span], *, has_ended: bool = False) -> tuple[list[Span], tuple[Span, ...]]:
     """Apply a chosen merge as the log does."""
-    parts = choose_merge(spans)
+    parts = choose_merge(spans, has_ended=has_ended)
     if not parts:
         return spans, ()
     return sorted([*(set(spans) - set(parts)), Span(parts[0].first, parts[-1].last)]), parts
@@ -69,6 +69,23 @@ def test_an_event_is_rewritten_a_few_times_only(size: int) -> None:
 
     assert max(times_written.values()) <= TIERS
     assert len(spans) <= (MIN_FILES - 1) * TIERS + 8_640 * size // (FULL_SIZE // 4)
+
+
+@given(SIZES)
+def test_a_day_that_has_ended_has_as_few_files_as_its_events_need(sizes: list[int]) -> None:
+    """No two neighbours are left that fit into one file, and no offset is lost."""
+    spans = before = spans_of(sizes)
+    parts: tuple[Span, ...] = (Span(0, 0),)
+    num_merges = 0
+
+    while parts:
+        spans, parts = merged_once(spans, has_ended=True)
+        num_merges += 1
+
+    assert all(left.size + right.size > FULL_SIZE for left, right in pairwise(spans))
+    assert [span for span in spans if span.size > FULL_SIZE] == [span for span in before if span.size > FULL_SIZE]
+    assert all(left.last + 1 == right.first for left, right in pairwise(spans))
+    assert num_merges <= 1 + len(before)
 
 
 def test_few_files_are_left_alone() -> None:

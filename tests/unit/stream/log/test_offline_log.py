@@ -169,6 +169,42 @@ def test_a_disk_that_does_not_answer_is_not_an_unreadable_file(tmp_path: Path, m
     assert list(log.read(0)) == events(0, 4)
 
 
+def test_a_users_events_are_those_of_all_that_are_theirs(tmp_path: Path) -> None:
+    """Reading one user equals filtering everything, over files with none, some and only events of the user."""
+    log = OfflineLog(tmp_path)
+    for first in range(0, 12, 3):
+        batch = [
+            replace(
+                one,
+                interaction=msgspec.structs.replace(one.interaction, user_id=f"u{one.position.offset % (2 + first)}"),
+            )
+            for one in events(first, first + 2)
+        ]
+        log.append(batch)
+    everything = list(log.read(0))
+
+    found = {user: list(log.read(0, user_id=user)) for user in ("u0", "u1", "u5", "nobody")}
+
+    assert found == {user: [one for one in everything if one.interaction.user_id == user] for user in found}
+    assert found["u0"]
+
+
+def test_files_of_a_day_that_has_ended_become_one(tmp_path: Path) -> None:
+    """A few small files stay apart on their day, and are one file on the next; the events stay."""
+    today_s = time.time()
+    log = OfflineLog(tmp_path)
+    for offset in range(5):
+        log.append(events(offset, offset))
+
+    on_its_day = log.compact(0, today_s)
+    on_the_next = log.compact(0, today_s + 86_400)
+    log.compact(0, today_s + 86_400 + LATER_S)
+
+    assert (on_its_day, on_the_next) == (0, 5)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    assert list(log.read(0)) == events(0, 4)
+
+
 def test_merges_leave_an_unreadable_file_out(tmp_path: Path) -> None:
     """Files before and after it are merged separately; after a repair its events are read again."""
     log = OfflineLog(tmp_path)
