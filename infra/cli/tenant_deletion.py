@@ -40,8 +40,11 @@ def pending_file(settings: "Settings", tenant: str) -> Path:
     return settings.state_dir / f"deleted-{tenant}.csv"
 
 
-def delete_data(settings: "Settings", tenant: str) -> bool:
-    """Erase what is found of a tenant, and return whether nothing is left. Raises DependencyUnavailable or OSError."""
+def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
+    """Erase what is found of a tenant. Return what remains elsewhere; None while its ids are in a store.
+
+    Raises DependencyUnavailable or OSError.
+    """
     path, found = pending_file(settings, tenant), scan(settings, tenant)
     accepted = read_accepted(path)
     if new := sorted(found.users - accepted.keys()):
@@ -50,10 +53,10 @@ def delete_data(settings: "Settings", tenant: str) -> bool:
     _drop_explanations(settings, tenant)
     _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
     if num_done < len(accepted) or any(scan(settings, tenant).entries.values()):
-        return False
-    _rewrite_file(settings)
+        return None
+    files = [] if _rewrite_file(settings) else ["Redis' own files until it writes them again"]
     path.unlink(missing_ok=True)
-    return True
+    return ["records in the broker's topics until their retention ends", *files, "bundles", "your own backups"]
 
 
 def scan(settings: "Settings", tenant: str) -> Found:
@@ -150,15 +153,17 @@ def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
             send([(key.encode(), None) for key in keys])
 
 
-def _rewrite_file(settings: "Settings") -> None:
-    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows, and wait for the end."""
+def _rewrite_file(settings: "Settings") -> bool:
+    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows; return whether it did."""
     from services.features.erasing import ErasingWriter
     from services.features.repo import RepoAddress
 
     writer = ErasingWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-    if writer.begin_rewrite():
-        while writer.is_rewriting():
-            time.sleep(_LOOK_S)
+    if not writer.begin_rewrite():
+        return False
+    while writer.is_rewriting():
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _drop_explanations(settings: "Settings", tenant: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from infra.cli.keys import locked
 from infra.cli.session import audited, out
-from services.errors import ConfigError
+from services.errors import ConfigError, EnvironmentFault, TailraceError
 
 if TYPE_CHECKING:
     from services.gateway.access.tenants import TenantsFile
@@ -106,7 +106,9 @@ def delete(
     from infra.cli.tenant_deletion import delete_data
     from services.contracts.tenant import TenantState
     from services.gateway.access.tenants import read_tenants
+    from services.observability.log_lines import configure_logging
 
+    configure_logging("warning", "tenants")
     _, path = _tenant_files()
     found = read_tenants(path).find(tenant)
     if found is None or found.state is not TenantState.DELETED:
@@ -115,25 +117,28 @@ def delete(
         _change("tenants delete", tenant, lambda file: file.with_changed(tenant, state=TenantState.DELETED))
     _revoke_keys(tenant)
     with out.status(f"tenant {tenant}: erasing and looking for its ids in every store"):
-        is_done = delete_data(running_settings(), tenant)
-    if is_done:
+        try:
+            remaining = delete_data(running_settings(), tenant)
+        except TailraceError as error:
+            why = f"tenant {tenant}: its calls are refused, but its data is not erased: {error}"
+            raise EnvironmentFault(f"{why}; repeat it where the stack runs") from error
+    if remaining is not None:
         out.print(f"tenant {tenant} is deleted: nothing of it is left in Redis, the offline logs and the catalogue")
-        out.print("remaining: records in the broker's topics until their retention ends, bundles, your own backups")
+        out.print(f"remaining: {', '.join(remaining)}")
     else:
         out.print(f"tenant {tenant} is being erased; run the command again to follow the progress", markup=False)
 
 
 def _revoke_keys(tenant: str) -> None:
-    """Remove the tenant's keys from the keys file, if there is one."""
+    """Remove the tenant's keys from the keys file, if it has any; it may be read-only otherwise."""
     from services.gateway.access.keys import KeysFile, read_keys, write_keys
     from services.settings.settings import load_settings
 
     path = load_settings().api_keys_file
-    if path is not None and path.exists():
+    if path is not None and path.exists() and any(key.tenant == tenant for key in read_keys(path).keys):
         with locked(path):
             keys = read_keys(path).keys
-            if len(kept := tuple(key for key in keys if key.tenant != tenant)) < len(keys):
-                write_keys(path, KeysFile(keys=kept))
+            write_keys(path, KeysFile(keys=tuple(key for key in keys if key.tenant != tenant)))
 
 
 def _given(**fields: float | None) -> dict[str, object]:

@@ -3,6 +3,7 @@
     redis/password, redis/users.acl     the password, and the server's user file with its hash
     kafka/password, kafka/jaas.conf     the password, and the broker's configuration with it
     doors/keys.json                     hashes of the API keys, for the doors
+    doors/tenants.json                  no tenants, for the doors with TAILRACE_TENANTS_FILE
     keys/operator.key                   the operator's API key itself; no server mounts it
     grafana/password                    of Grafana's user admin
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from services.gateway.access.tenants import TenantsFile, write_tenants
 
 KAFKA_USER = "tailrace"
 OPERATOR = "operator"
@@ -30,6 +32,9 @@ def make_missing(root: Path) -> Iterator[Path]:
     yield from _redis(root / "redis")
     yield from _kafka(root / "kafka")
     yield from _doors(root / "doors" / "keys.json", root / "keys" / "operator.key")
+    if not (tenants := root / "doors" / "tenants.json").exists():
+        write_tenants(tenants, TenantsFile())
+        yield tenants
     yield from _write(root / "grafana" / "password", secrets.token_urlsafe(24), _FOR_THE_SERVER)
 
 
@@ -45,7 +50,9 @@ def _redis(folder: Path) -> Iterator[Path]:
     password = folder / "password"
     yield from _write(password, secrets.token_urlsafe(32), _FOR_THE_SERVER)
     digest = hashlib.sha256(password.read_bytes()).hexdigest()
-    yield from _write(folder / "users.acl", f"user default on #{digest} ~* &* +@all -@admin\n", _FOR_THE_SERVER)
+    yield from _write(
+        folder / "users.acl", f"user default on #{digest} ~* &* +@all -@admin +bgrewriteaof\n", _FOR_THE_SERVER
+    )
 
 
 def _kafka(folder: Path) -> Iterator[Path]:

@@ -161,7 +161,7 @@ class LiveBundle:
         self._bytes_by_version: dict[str, int] = {}
         self._last_version: str | None = None
         self.reserve: Callable[[int], bool] | None = None
-        """Returns whether this many bytes of memory may be used for all versions of the name; None without a limit."""
+        """Counts the bytes of all versions of the name; returns whether they fit. None where they are not counted."""
         self._follower = self._follow()
 
     @property

@@ -65,7 +65,7 @@ class Names:
             )
         self._source = _BundleSource(self._bundles, is_lazy=self._is_lazy)
         self._residents = Residents(table, self._source, metrics, poll_s, settled=self._settled)
-        if residency is not None and residency.budget_bytes is not None:
+        if residency is not None:
             for bundle in bundles:
                 bundle.reserve = lambda num_bytes, name=bundle.name: self._residents.resize(name, num_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -84,6 +84,25 @@ async def test_only_the_first_name_is_loaded_at_the_start(scene: Scene) -> None:
     assert scene.loaded() == {"default", "mail"}
 
 
+async def test_a_version_counts_its_memory_without_a_limit_too(tmp_path: Path) -> None:
+    """A pinned name without a bundle takes no memory, and that of the version that is promoted later."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    residency = NameResidency(budget_bytes=None, min_stay_s=0.0, pinned=frozenset({"mail"}))
+    world = make_world(root, others={"mail": FakeLlm(["i04"], "mail")}, bundle_poll_s=0.02, residency=residency)
+    await world.plane.start()
+
+    def held() -> float:
+        return world.metric("tailrace_model_resident_bytes", part="gateway", name="mail")
+
+    before = held()
+    BundleStore(root, "mail").promote("v1")
+    await until(held)
+    await world.plane.stop()
+
+    assert (before, held()) == (0, memory_of(BundleStore(root).open("v1")))
+
+
 async def test_while_a_name_loads_its_popular_items_answer(scene: Scene) -> None:
     """A hundred first calls of one name start one load, and each is answered with allowed popular items in time."""
     scene.gate.clear()

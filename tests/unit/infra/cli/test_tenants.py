@@ -10,6 +10,7 @@ from infra.cli.main import app
 from services.contracts.tenant import TenantState
 from services.gateway.access.keys import read_keys
 from services.gateway.access.tenants import read_tenants
+from tests.support.servers import free_port
 
 
 @pytest.fixture
@@ -66,3 +67,22 @@ def test_a_key_is_made_for_a_known_tenant(path: Path, tmp_path: Path) -> None:
 
     assert (unknown.exit_code, made) == (1, [0, 0])
     assert [key.tenant for key in read_keys(tmp_path / "keys.json").keys] == ["acme", ""]
+
+
+def test_a_deletion_outside_of_the_stack_ends_the_calls_and_says_where_to_repeat_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenant is marked and its keys are revoked before its data is looked for; a repetition changes no file."""
+    monkeypatch.setenv("TAILRACE_REDIS_PORT", str(free_port()))
+    tailrace("tenants", "new", "acme")
+    tailrace("keys", "new", "--id", "a", "--tenant", "acme", "--scope", "recommend")
+    files = path, tmp_path / "keys.json"
+
+    outcomes = [
+        (tailrace("tenants", "delete", "acme", "--yes"), [one.stat().st_mtime_ns for one in files]) for _ in range(2)
+    ]
+
+    assert [(done.exit_code, "repeat it where" in str(done.exception)) for done, _ in outcomes] == [(1, True)] * 2
+    assert outcomes[0][1] == outcomes[1][1]
+    assert [one.state for one in read_tenants(path).tenants] == [TenantState.DELETED]
+    assert read_keys(tmp_path / "keys.json").keys == ()

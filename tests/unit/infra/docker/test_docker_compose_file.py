@@ -60,11 +60,13 @@ def test_the_page_s_override_for_many_names_and_tenants_is_valid(name: str, monk
     for key, value in {**SERVICES[name]["environment"], **EXAMPLE[name]["environment"]}.items():
         monkeypatch.setenv(key, default_of(value))
     settings = load_settings()
+    volumes = [*SERVICES[name]["volumes"], *EXAMPLE[name].get("volumes", ())]
 
     if name in ("serve", "standby", "worker"):
-        assert (settings.served_names, settings.llm_memory_gib) == (("default", "fr", "mail"), 4.0)
+        assert (settings.served_names, settings.llm_memory_gib) == (("default", "fr", "acme.default"), 4.0)
     if settings.tenants_file is not None and name != "worker":
-        assert mounted(name)["doors-secret"][0] == str(settings.tenants_file.parent)
+        folders = [place for source, place, *_ in (one.split(":") for one in volumes) if source == "doors-secret"]
+        assert folders == [str(settings.tenants_file.parent)]
 
 
 @pytest.mark.parametrize("name", SERVICES)

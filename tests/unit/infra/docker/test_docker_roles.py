@@ -13,6 +13,7 @@ from infra.docker.credentials import OPERATOR, make_missing, operator_key
 from infra.docker.healthy import probe_of
 from services.contracts.access import Scope
 from services.gateway.access.keys import hash_of, read_keys
+from services.gateway.access.tenants import read_tenants
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import free_port
 
@@ -24,7 +25,7 @@ def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_p
 
     made = {str(path.relative_to(tmp_path)): path.read_text() for path in make_missing(tmp_path)}
 
-    assert (len(made), [*make_missing(tmp_path)]) == (7, [])
+    assert (len(made), [*make_missing(tmp_path)]) == (8, [])
     assert {path: (tmp_path / path).read_text() for path in made} == made
     (stored,), key = read_keys(tmp_path / "doors" / "keys.json").keys, operator_key(tmp_path)
     password = made["redis/password"]
@@ -34,6 +35,7 @@ def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_p
     assert (stored.id, stored.scopes) == (OPERATOR, frozenset(Scope))
     assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
     assert key not in made["doors/keys.json"]
+    assert read_tenants(tmp_path / "doors" / "tenants.json").tenants == ()
     assert stat.S_IMODE((tmp_path / "keys" / "operator.key").stat().st_mode) == 0o600
 
 
