@@ -24,7 +24,7 @@ from models.errors import BundleCorrupt
 from models.mixer import softmax
 from models.wishes.language import english
 from models.wishes.titles import natural_title
-from models.wishes.vocabulary import Term, Vocabulary, WishItem
+from models.wishes.vocabulary import Term, Vocabulary, WishItem, values_of
 
 VALUES, VALUE_VECTORS, ITEM_VECTORS = "values.json", "values.npy", "items.npy"
 MAX_VALUES = 2_000
@@ -115,12 +115,6 @@ class Meaning:
         (folder / VALUES).write_text(json.dumps([[value.attribute, value.value] for value in self.values]))
         np.save(folder / VALUE_VECTORS, self.values_CD)
         np.save(folder / ITEM_VECTORS, self.items_VD)
-
-
-def values_of(item: WishItem) -> list[Term]:
-    """Return the values of an item."""
-    own = (("categories", item.categories), *item.attributes.items())
-    return [Term(attribute, value) for attribute, values in own for value in values]
 
 
 def text_of(item: WishItem) -> str:

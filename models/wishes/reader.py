@@ -102,11 +102,11 @@ class Reader:
 
     def with_items(self, items: Sequence[WishItem]) -> "Reader":
         """Return a reader that knows these items too: a known id is replaced, other items follow in the given order."""
-        by_id = {item.item_id: item for item in self.vocabulary.items} | {item.item_id: item for item in items}
-        vocabulary, meaning = Vocabulary(list(by_id.values())), self.meaning
-        if meaning is not None and items:
-            place_of = {item_id: place for place, item_id in enumerate(by_id)}
-            meaning = meaning.with_items(items, [place_of[item.item_id] for item in items], len(by_id))
+        place_of = {item.item_id: place for place, item in enumerate(self.vocabulary.items)}
+        changed = {place_of.setdefault(item.item_id, len(place_of)): item for item in items}
+        vocabulary, meaning = self.vocabulary.with_items(changed), self.meaning
+        if meaning is not None and changed:
+            meaning = meaning.with_items([*changed.values()], [*changed], len(place_of))
         return Reader(vocabulary, self._similar, self.weights, meaning)._prepared()
 
     def _prepared(self) -> "Reader":

@@ -5,9 +5,10 @@ quotes, after a cue such as "like" if it is capitalised or ends its clause, capi
 the whole wish.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from models.wishes.language import english
 from models.wishes.words import Token, is_stop, words_of
@@ -21,14 +22,11 @@ Certainty = Callable[[Sequence[Token], int], float]
 class Titles:
     """The titles of a catalogue by their words. Thread-safe."""
 
-    def __init__(self, titles: Sequence[str]) -> None:
-        found: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index, title in enumerate(titles):
-            for words in forms_of_title(title):
-                found[words].append(index)
-        self._items_of: Mapping[tuple[str, ...], list[int]] = found
-        self._first_words = frozenset(words[0] for words in found)
-        self._longest = max(map(len, found), default=0)
+    def __init__(self, items_of: Mapping[tuple[str, ...], np.ndarray]) -> None:
+        """Take the items of each form of a title, in order of index; see `forms_of_title`."""
+        self._items_of = items_of
+        self._first_words = frozenset(words[0] for words in items_of)
+        self._longest = max(map(len, items_of), default=0)
 
     def marked(self, tokens: Sequence[Token], certainty: Certainty) -> list[Token]:
         """Return the tokens with each title as one token, whose `item` is the item's index."""
@@ -58,7 +56,7 @@ class Titles:
                 break
         for num in range(len(words), 0, -1):
             if (items := self._items_of.get(tuple(words[:num]))) is not None:
-                return items[0], ends[num - 1]
+                return int(items[0]), ends[num - 1]
         return None
 
 

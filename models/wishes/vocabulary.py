@@ -1,27 +1,25 @@
 """The words that name items in wishes: categories, title words, whole titles, years and popularity.
 
-All of them come from the items. A category is matched by its name, by a word that only its name has, by abbreviation
-("sci-fi" and "science fiction"), by synonyms in English, and despite one typing error. Numpy only.
+All of them come from the items, and a changed item costs no more than its own words. Numpy only.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 from models.wishes.dates import Dates, year_in_title
-from models.wishes.language import english
-from models.wishes.titles import Titles
-from models.wishes.words import Token, is_one_error, is_stop, stem, stems, words_of
+from models.wishes.names import Term, TermNames, is_name
+from models.wishes.titles import Titles, forms_of_title
+from models.wishes.words import Token, is_stop, stem, stems, words_of
 
+__all__ = ["Term", "Vocabulary", "WishItem", "values_of"]
+
+Key = TypeVar("Key", bound=Hashable)
 _MAX_PHRASE = 6
-_SHORT = 4
-_SAME, _NEAR = 0.9, 0.6
-"""Certainty of synonyms: only the first exclude items."""
-_MIN_MISTYPED, _MAX_MISTYPED = 5, 5_000
-"""Minimum letters of a name for correction, and maximum values of a catalogue for correction."""
 _OLD_YEARS, _RECENT_YEARS = (10.0, 25.0), (2.0, 6.0)
 """Ages in years before the newest item: an item begins to be old, is old; is recent, is no longer recent."""
 
@@ -36,70 +34,47 @@ class WishItem:
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A value that a wish names: an attribute's text, whose items are known."""
-
-    attribute: str
-    value: str
-
-
 class Vocabulary:
     """The terms of a catalogue's items. Thread-safe for reading."""
 
     def __init__(self, items: Sequence[WishItem]) -> None:
-        self.items = items
-        self.years_V = np.array([year_in_title(item.title) for item in items], dtype=np.int32)
-        members: dict[Term, list[int]] = defaultdict(list)
-        for index, item in enumerate(items):
-            for attribute, values in (("categories", item.categories), *item.attributes.items()):
-                for value in values:
-                    members[Term(attribute, value)].append(index)
-        self.items_of = {term: np.array(indices) for term, indices in members.items() if _is_name(term.value)}
-        self._phrases = self._index_phrases()
-
-    def _index_phrases(self) -> dict[tuple[str, ...], tuple[Term, float]]:
-        """Return terms and certainties by the stems of their names, of single words, abbreviations and synonyms."""
-        found: dict[tuple[str, ...], tuple[Term, float]] = {}
-        names = {term: words_of(term.value) for term in self.items_of}
-        num_names = Counter(stem(word) for words in names.values() for word in set(words))
-        for term, words in names.items():
-            found.setdefault(stems(words), (term, 1.0))
-            if 1 < len(words) <= 3:
-                found.setdefault(("".join(words),), (term, 1.0))
-                for word in words:
-                    if num_names[stem(word)] == 1 and len(word) >= _SHORT and not is_stop(word):
-                        found.setdefault((stem(word),), (term, 1.0))
-        self._add_synonyms(found)
-        return {phrase: term for phrase, term in found.items() if phrase}
-
-    def _add_synonyms(self, found: dict[tuple[str, ...], tuple[Term, float]]) -> None:
-        """Let each group of synonyms name the value that one of its phrases names."""
-        for same, near in english().synonyms:
-            named = [found[phrase][0] for phrase in map(stems, same) if phrase in found and found[phrase][1] == 1]
-            if named:
-                for phrases, certainty in ((same, _SAME), (near, _NEAR)):
-                    for phrase in phrases:
-                        found.setdefault(stems(phrase), (named[0], certainty))
-
-    @cached_property
-    def _abbreviated(self) -> list[tuple[tuple[str, ...], Term]]:
-        names = ((words_of(term.value), term) for term in self.items_of)
-        return [(words, term) for words, term in names if len(words) == 2 and max(map(len, words)) < _SHORT]
-
-    @cached_property
-    def titles(self) -> Titles:
-        return Titles([item.title for item in self.items])
-
-    @cached_property
-    def _words(self) -> dict[str, np.ndarray]:
+        self.items: Sequence[WishItem] = []
+        self.years_V = np.zeros(0, dtype=np.int32)
+        self.items_of: Mapping[Term, np.ndarray] = {}
+        self._words: Mapping[str, np.ndarray] = {}
         """Items by the stem of each word of their titles and attributes."""
-        found: dict[str, list[int]] = defaultdict(list)
-        for index, item in enumerate(self.items):
-            texts = (item.title, *(value for values in item.attributes.values() for value in values))
-            for word in {stem(word) for text in texts for word in words_of(text) if not is_stop(word)}:
-                found[word].append(index)
-        return {word: np.array(indices) for word, indices in found.items()}
+        self._titles_of: Mapping[tuple[str, ...], np.ndarray] = {}
+        self._names = TermNames([])
+        self._change(dict(enumerate(items)))
+
+    def with_items(self, items: Mapping[int, WishItem]) -> "Vocabulary":
+        """Return a vocabulary with these items by index, known or next: at the cost of their own words."""
+        changed = copy(self)
+        changed._change(items)
+        return changed
+
+    def _change(self, items: Mapping[int, WishItem]) -> None:
+        before = {index: self.items[index] for index in items if index < len(self.items)}
+        self.items = [*self.items, *(None for index in items if index >= len(self.items))]  # type: ignore[list-item]
+        self.years_V = np.pad(self.years_V, (0, len(self.items) - len(self.years_V)))
+        for index, item in items.items():
+            self.items[index] = item
+            self.years_V[index] = year_in_title(item.title)
+        self.items_of = _changed(self.items_of, before, items, _terms_of)
+        self._words = _changed(self._words, before, items, _words_of)
+        self._titles_of = _changed(self._titles_of, before, items, lambda item: forms_of_title(item.title))
+        self.titles = Titles(self._titles_of)
+        if (terms := self._ordered_terms()) != self._names.terms:
+            self._names = TermNames(terms)
+
+    def _ordered_terms(self) -> Sequence[Term]:
+        """Return the terms in order of their first items, where an item's values are in its own order."""
+
+        def place(term: Term) -> tuple[int, int]:
+            first = int(self.items_of[term][0])
+            return first, values_of(self.items[first]).index(term)
+
+        return sorted(self.items_of, key=place)
 
     def find_term(self, tokens: Sequence[Token], at: int) -> tuple[Term, float, int] | None:
         """Return the term of the longest name at a token, its certainty, and the number of tokens."""
@@ -111,9 +86,9 @@ class Vocabulary:
         for length in range(len(words), 0, -1):
             if length == 1 and is_stop(words[0]):
                 return None
-            if match := self._phrases.get(stems(words[:length])):
+            if match := self._names.phrases.get(stems(words[:length])):
                 return *match, length
-            if length == 2 and (term := self._abbreviation(words[:2])):
+            if length == 2 and (term := self._names.abbreviation(words[:2])):
                 return term, 1.0, 2
         return (*match, 1) if words and (match := self._mistyped(words[0])) else None
 
@@ -124,31 +99,9 @@ class Vocabulary:
 
     def _mistyped(self, word: str) -> tuple[Term, float] | None:
         """Return the term that a word names but for one typing error; None for a word of titles and a stop word."""
-        if len(word) < _MIN_MISTYPED - 1 or is_stop(word) or stem(word) in self._words:
+        if is_stop(word) or stem(word) in self._words:
             return None
-        lengths = range(len(stem(word)) - 2, len(stem(word)) + 3)
-        known = (one for length in lengths for one in self._single_words.get((word[0], length), ()))
-        match = next((one for one in known if is_one_error(word, one) or is_one_error(stem(word), stem(one))), None)
-        return None if match is None else self._phrases[(stem(match),)]
-
-    @cached_property
-    def _single_words(self) -> dict[tuple[str, int], list[str]]:
-        """The words that name a term by themselves, by first letter and length of stem."""
-        found: dict[tuple[str, int], list[str]] = defaultdict(list)
-        if len(self.items_of) > _MAX_MISTYPED:
-            return found
-        names = [words_of(term.value) for term in self.items_of]
-        phrases = [phrase for same, _ in english().synonyms for phrase in same]
-        for phrase in dict.fromkeys((*names, *phrases)):
-            if len(phrase) == 1 and len(phrase[0]) >= _MIN_MISTYPED and (stem(phrase[0]),) in self._phrases:
-                found[phrase[0][0], len(stem(phrase[0]))].append(phrase[0])
-        return found
-
-    def _abbreviation(self, words: Sequence[str]) -> Term | None:
-        for parts, term in self._abbreviated:
-            if all(word.startswith(part) for word, part in zip(words, parts, strict=True)):
-                return term
-        return None
+        return self._names.mistyped(word)
 
     def words_scores(self, words: Sequence[str]) -> np.ndarray | None:
         """Return (V,) float32 from 0 to 1: the share of these words, by rarity, in each item's title and attributes."""
@@ -181,6 +134,40 @@ class Vocabulary:
         return mask
 
 
-def _is_name(value: str) -> bool:
-    words = words_of(value)
-    return bool(words) and "".join(words) not in english().nameless
+def values_of(item: WishItem) -> list[Term]:
+    """Return the values of an item."""
+    own = (("categories", item.categories), *item.attributes.items())
+    return [Term(attribute, value) for attribute, values in own for value in values]
+
+
+def _terms_of(item: WishItem) -> Iterable[Term]:
+    return (term for term in values_of(item) if is_name(term.value))
+
+
+def _words_of(item: WishItem) -> Iterable[str]:
+    texts = (item.title, *(value for values in item.attributes.values() for value in values))
+    return (stem(word) for text in texts for word in words_of(text) if not is_stop(word))
+
+
+def _changed(
+    items_of: Mapping[Key, np.ndarray],
+    before: Mapping[int, WishItem],
+    after: Mapping[int, WishItem],
+    keys_of: Callable[[WishItem], Iterable[Key]],
+) -> Mapping[Key, np.ndarray]:
+    """Return each key's items, rising, after some items changed."""
+    removed, added = _by_key(before, keys_of), _by_key(after, keys_of)
+    found = dict(items_of)
+    for key in removed:
+        found[key] = np.setdiff1d(found[key], removed[key], assume_unique=True)
+    for key, indices in added.items():
+        found[key] = np.union1d(found[key], indices) if key in found else np.array(indices)
+    return {key: indices for key, indices in found.items() if len(indices)} if removed else found
+
+
+def _by_key(items: Mapping[int, WishItem], keys_of: Callable[[WishItem], Iterable[Key]]) -> dict[Key, list[int]]:
+    found: dict[Key, list[int]] = defaultdict(list)
+    for index in sorted(items):
+        for key in set(keys_of(items[index])):
+            found[key].append(index)
+    return found

@@ -195,6 +195,41 @@ def test_new_items_follow_the_bundles_items_and_known_items_are_replaced() -> No
     assert READER.read("anime").is_empty
 
 
+WORDS = st.sampled_from(["Comedy", "comedies", "Sci-Fi", "science fiction", "War", "unknown", "Night Train", "Horror"])
+WISH_ITEMS = st.builds(
+    lambda title, year, categories, brand: WishItem("", f"{title} ({year})", tuple(categories), {"brand": (brand,)}),
+    st.sampled_from(["Night Train, The", "Night Train", "Love Letters", "Heat", "Sin City"]),
+    st.integers(1950, 1999),
+    st.lists(WORDS, max_size=3),
+    WORDS,
+)
+
+
+@given(st.lists(WISH_ITEMS, max_size=5), st.lists(st.tuples(st.integers(0, 7), WISH_ITEMS), max_size=8))
+def test_a_vocabulary_that_changed_equals_one_made_at_once(
+    items: list[WishItem], changes: list[tuple[int, WishItem]]
+) -> None:
+    """After any changes of known items and additions, each wish is read as by a reader of all items."""
+    vocabulary, every = Vocabulary(items), dict(enumerate(items))
+    for place, item in changes:
+        index = min(place, len(every))
+        vocabulary, every[index] = vocabulary.with_items({index: item}), item
+    at_once = Vocabulary([every[index] for index in sorted(every)])
+
+    for text in (
+        "comedy",
+        "a scary sci fi",
+        "night train",
+        "like Love Letters",
+        "no war films from 1950-1975",
+        "horor",
+    ):
+        found, expected = (Reader(one).read(text) for one in (vocabulary, at_once))
+        assert found.understood == expected.understood
+        np.testing.assert_array_equal(found.scores, expected.scores)
+        np.testing.assert_array_equal(found.excluded, expected.excluded)
+
+
 def test_a_wish_without_known_words_is_empty() -> None:
     """A reader that understood nothing says so."""
     reading = READER.read("please recommend me a good movie")
