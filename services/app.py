@@ -60,7 +60,7 @@ from services.gateway.request.names import NameResidency
 from services.gateway.request.pages import PageKey
 from services.gateway.rest.acceptance import accept_many_connections
 from services.gateway.rest.door import create_rest_app
-from services.gateway.text.tier import NUM_PLACES, TextLimits
+from services.gateway.text.tier import GRACE_S, NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
 from services.gateway.users.erase import BrokerKeeps
 from services.items.follower import ItemFollower
@@ -486,6 +486,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
             max_tokens=settings.text_max_tokens,
             max_choices=settings.text_max_choices,
             deadline_ms=settings.text_deadline_ms,
+            grace_s=0.0 if settings.text_url else GRACE_S,
         ),
         text_num_places=NUM_PLACES * (settings.text_replicas if settings.text_path else 1),
     )

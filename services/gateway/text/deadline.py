@@ -13,22 +13,20 @@ from typing import cast
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TextWriter
 from services.errors import DeadlineExceeded, DependencyUnavailable
 
-GRACE_S = 0.5
-"""How long after the deadline a writer may still report that it was late."""
 _RETRY_AFTER_S = 1.0
 
 
 async def in_time(
-    writer: TextWriter, request: TextRequest, wall_clock: Callable[[], float]
+    writer: TextWriter, request: TextRequest, wall_clock: Callable[[], float], grace_s: float
 ) -> AsyncGenerator[TextEvent, None]:
-    """Yield the writer's events; closing this closes them.
+    """Yield the writer's events; closing this closes them. `grace_s`: see TextLimits.
 
     Raises the writer's errors, and DependencyUnavailable if its events end early.
     """
     open_choices = dict.fromkeys(range(request.n))
     so_far = NOTHING
     async with aclosing(_generator(writer.write(request))) as events:
-        while (event := await _next(events, request, wall_clock)) is not None:
+        while (event := await _next(events, request, wall_clock, grace_s)) is not None:
             so_far = counted(so_far, event)
             if isinstance(event, TextPiece) and event.finish_reason is not None:
                 open_choices.pop(event.index, None)
@@ -43,12 +41,12 @@ async def in_time(
 
 
 async def _next(
-    events: AsyncIterator[TextEvent], request: TextRequest, wall_clock: Callable[[], float]
+    events: AsyncIterator[TextEvent], request: TextRequest, wall_clock: Callable[[], float], grace_s: float
 ) -> TextEvent | None:
     """Return the next event; None once the deadline has passed."""
     if request.deadline_unix_s is None:
         return await _next_or_broken(events)
-    left_s = request.deadline_unix_s - wall_clock() + GRACE_S
+    left_s = request.deadline_unix_s - wall_clock() + grace_s
     try:
         async with asyncio.timeout(max(0.0, left_s)) as timer:
             return await _next_or_broken(events)

@@ -28,12 +28,14 @@ from services.router.breaker import Breaker, BreakerState
 log = structlog.get_logger()
 
 NUM_PLACES = 64
+GRACE_S = 0.5
+"""How long after the deadline our own writer, which ends its texts itself, may report them; none for another server."""
 _RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """Limits of one caller's request, the default deadline, and the longest silence of a stream.
+    """Limits of one caller's request, the default deadline, its grace, and the longest silence of a stream.
 
     Proxies commonly close a connection that is silent for 30 to 75 seconds.
     """
@@ -42,6 +44,7 @@ class TextLimits:
     max_choices: int = 16
     deadline_ms: int = 60_000
     silence_s: float = 15.0
+    grace_s: float = GRACE_S
 
 
 class TextTier:
@@ -105,7 +108,7 @@ class TextTier:
         meter = self._report.watch(route, in_pieces=request.in_pieces)
         verdict: Callable[[], None] = partial(self._breaker.abandoned, number)
         try:
-            async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
+            async with aclosing(in_time(self._writer, request, self._wall_clock, self.limits.grace_s)) as events:
                 async for event in events:
                     meter.saw(event)
                     yield event

@@ -1,12 +1,14 @@
 """The limits around the text writer: slots by priority, shedding, the breaker and the deadline."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
 import pytest
 
 from services.contracts.access import Priority
-from services.contracts.text import TextBegan, TextEvent, TextRequest
+from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated
 from services.gateway.text.tier import TextLimits, TextTier
 from tests.support.clock import Clock
@@ -120,6 +122,28 @@ async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) ->
     """A truncated text is never served as complete."""
     with pytest.raises(DependencyUnavailable):
         await all_of(let_write(world, TruncatedWriter(), TextLimits(), clock), request())
+
+
+class LateWriter(Parrot):
+    """A writer that goes on after the deadline."""
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        yield TextPiece(index=0, text="a", num_tokens=1)
+        await asyncio.sleep(0.1)
+        yield TextPiece(index=0, text="b", num_tokens=1, finish_reason=FinishReason.LENGTH)
+        yield TextDone(num_prompt_tokens=1, num_cached_tokens=0, num_completion_tokens=2)
+
+
+@pytest.mark.parametrize(("grace_s", "texts"), [(0.0, ["a", ""]), (60.0, ["a", "b"])])
+async def test_a_server_that_knows_no_deadline_is_left_at_the_deadline(
+    world: World, clock: Clock, grace_s: float, texts: list[str]
+) -> None:
+    """Without grace the text so far is the answer; our own writer has time to report what it ended itself."""
+    tier = let_write(world, LateWriter(), TextLimits(grace_s=grace_s), clock)
+
+    events = await all_of(tier, request(deadline_unix_s=0.0 if not grace_s else time.time()))
+
+    assert [event.text for event in events if isinstance(event, TextPiece)] == texts
 
 
 async def test_a_violated_schema_is_counted(tier: TextTier, world: World, parrot: Parrot) -> None:

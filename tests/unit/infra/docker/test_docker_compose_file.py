@@ -85,6 +85,9 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     assert {"mem_limit", "cpus", "pids_limit"} <= service.keys()
     assert float(default_of(service["cpus"])) <= 2, "an engine refuses more processors than the host has"
     assert service["logging"]["options"]["max-size"]
+    assert all(mount.startswith("/tmp:mode=1777") or "uid=10001" in mount for mount in service.get("tmpfs", ())), (
+        "a restart gives a folder that the image lacks the mode 755"
+    )
     assert ("restart" in service) == ("test" in service["healthcheck"]) == (name not in ONE_SHOT)
 
 
