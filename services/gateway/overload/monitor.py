@@ -2,8 +2,8 @@
 
 A timer samples the loop ten times in a request's usual deadline: everything that is ready to run is delayed as long as
 the timer, and requests queued here or at the edge longer. A sample costs about ten microseconds, independent of
-traffic. At rest, which the next request ends, the timer samples twice a second, because each wake-up costs more than
-its sample.
+traffic, but its wake-up costs more. So the timer samples twice in the deadline while requests come one by one, until
+two come within the time of a sample, and twice a second at rest, which the next request ends.
 `admission.py` turns load into decisions; `edge_limit.py` computes how many requests the edge may let in at once.
 """
 
@@ -28,7 +28,7 @@ from services.router.deadline import Arrival
 DOORS = ("rest", "grpc")
 """Each door has its own edge limit: gRPC reads calls more slowly, and REST's short waits would hide its queue."""
 RETRY_AFTER_S = 1.0
-_SAMPLE_SHARE, _EDGE_WAIT_LIFE_SHARE = 0.1, 1.5
+_SAMPLE_SHARE, _CALM_SAMPLE_SHARE, _EDGE_WAIT_LIFE_SHARE = 0.1, 0.5, 1.5
 """Of the usual deadline."""
 _REST_EVERY_S, _REST_AFTER_S = 0.5, 2.0
 _MOST_WAIT_SHARE = 0.5
@@ -50,6 +50,7 @@ class LoadMonitor:
         deadline_s = admission.limits.deadline_s
         self.queue = BeginQueue(clock, deadline_s)
         self._sample_every_s = min(_REST_EVERY_S, _SAMPLE_SHARE * deadline_s)
+        self._calm_every_s = min(_REST_EVERY_S, _CALM_SAMPLE_SHARE * deadline_s)
         self._edge_wait_life_s = _EDGE_WAIT_LIFE_SHARE * deadline_s
         self._strain = strain
         self._refused = refused
@@ -59,7 +60,7 @@ class LoadMonitor:
         self._next_sample: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self._judged_s = clock()
-        self._is_at_rest = False
+        self._is_at_rest = self._is_calm = False
         self._delays_s: deque[float] = deque(maxlen=_NUM_DELAYS)
         self.tail_delay_s = 0.0
         """How late the loop is at its latest, usually: this much of a deadline must be kept for sending the answer."""
@@ -95,8 +96,9 @@ class LoadMonitor:
     def judge(self, priority: Priority, tenant: str = DEFAULT_TENANT, weight: float = 1.0) -> AdmissionDecision:
         """Decide on an arriving request of a tenant of this weight, which ends a rest."""
         self._num_judged += 1
-        self._judged_s = self._clock()
-        if self._is_at_rest and self._next_sample is not None:
+        before_s, self._judged_s = self._judged_s, self._clock()
+        is_close = self._judged_s - before_s < self._sample_every_s
+        if (self._is_at_rest or (self._is_calm and is_close)) and self._next_sample is not None:
             self._next_sample.cancel()
             self._schedule(self._judged_s)
         self.admission.arrived(priority, tenant, weight)
@@ -137,9 +139,11 @@ class LoadMonitor:
                 del self._in_flight_of[tenant]
 
     def _schedule(self, now_s: float) -> None:
-        is_busy = self._num_in_flight or self.admission.strain or now_s - self._judged_s < _REST_AFTER_S
-        self._is_at_rest = not is_busy
-        every_s = _REST_EVERY_S if self._is_at_rest else self._sample_every_s
+        quiet_s = 0.0 if self._num_in_flight or self.admission.strain else now_s - self._judged_s
+        self._is_at_rest = quiet_s >= _REST_AFTER_S
+        self._is_calm = self._sample_every_s <= quiet_s < _REST_AFTER_S
+        calm_every_s = self._calm_every_s if self._is_calm else self._sample_every_s
+        every_s = _REST_EVERY_S if self._is_at_rest else calm_every_s
         self._due_s = now_s + every_s
         self._next_sample = asyncio.get_running_loop().call_later(every_s, self._sample)
 

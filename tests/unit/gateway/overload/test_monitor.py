@@ -133,6 +133,26 @@ async def test_at_rest_the_loop_is_sampled_rarely_until_a_request_arrives() -> N
     assert max(busy_s, woken_s) < 0.1 < resting_s
 
 
+async def test_requests_that_come_one_by_one_are_sampled_less_often_than_a_burst() -> None:
+    """A wake-up costs more than its sample: the loop is sampled often once two requests come close together."""
+    now_s = 60.0
+    gauge = Gauge("strain", "strain", registry=CollectorRegistry())
+    refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
+    monitor = LoadMonitor(Admission(AdmissionLimits(max_in_flight=4)), gauge, refused, clock=lambda: now_s)
+    monitor.judge(Priority.LOW)
+    now_s += 0.05
+    monitor._sample()
+    next_in_s = []
+    for gap_s in (0.05, 0.001):
+        now_s += gap_s
+        monitor.judge(Priority.LOW)
+        assert monitor._next_sample is not None
+        next_in_s.append(monitor._next_sample.when() - asyncio.get_running_loop().time())
+    await monitor.stop()
+
+    assert next_in_s[1] < 0.03 < next_in_s[0]
+
+
 def test_requests_in_flight_fill_the_places() -> None:
     """A request counts from start to end, also if it ends with an error."""
     monitor, *_ = monitor_on(0.0)
