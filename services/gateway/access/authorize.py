@@ -9,6 +9,7 @@ import ipaddress
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -26,6 +27,8 @@ API_KEY = "x-api-key"
 
 _LOOPBACK_NAME = "localhost"
 _BEARER = "bearer "
+_MAX_HOSTS = 64
+"""Maximum `Host` headers whose check is kept: callers send few, but may send any."""
 _CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN})
 """The scopes of calls that change state."""
 
@@ -75,13 +78,15 @@ def open_to_all(max_k: int, names: frozenset[str]) -> OpenAccess:
 def _refuse_other_names(headers: Mapping[str, str], names: frozenset[str]) -> None:
     """Reject a `Host` that is neither an address, nor localhost, nor one of these names. Raises InvalidRequest."""
     host = headers.get("host")
-    if host is None:
-        return
+    if host is not None and not _is_own(host, names):
+        fix = "call its address, or add the name to TAILRACE_ALLOWED_HOSTS"
+        raise InvalidRequest("host", f"{_name_of(host)!r} is no name of this server", fix)
+
+
+@lru_cache(_MAX_HOSTS)
+def _is_own(host: str, names: frozenset[str]) -> bool:
     name = _name_of(host)
-    if not (_is_address(name) or name == _LOOPBACK_NAME or name.endswith(f".{_LOOPBACK_NAME}") or name in names):
-        raise InvalidRequest(
-            "host", f"{name!r} is no name of this server", "call its address, or add the name to TAILRACE_ALLOWED_HOSTS"
-        )
+    return _is_address(name) or name == _LOOPBACK_NAME or name.endswith(f".{_LOOPBACK_NAME}") or name in names
 
 
 def _refuse_other_sites(headers: Mapping[str, str]) -> None:

@@ -84,15 +84,24 @@ class HttpApp(Starlette):
         self._title = title
         self._errors = errors
         self._operations: list[Operation] = []
+        self._endpoints: dict[tuple[str, bytes], _Endpoint] = {}
+        """By method and path, of operations without parameters."""
         self._document: dict[str, Any] | None = None
         self._not_offered: list[tuple[re.Pattern[str], ErrorFormat, str]] = []
         self.add_route("/openapi.json", self._answer_openapi)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Answer one request. Ambiguous paths are refused before anything else."""
+        """Answer one request. Ambiguous paths are refused before anything else.
+
+        A fixed path leads to its operation without Starlette's layers: an operation answers all its errors itself.
+        """
         if scope["type"] == "http":
+            path = sent_path(scope)
+            if (endpoint := self._endpoints.get((scope["method"], path))) is not None:
+                await endpoint(scope, receive, send)
+                return
             try:
-                check_path(sent_path(scope))
+                check_path(path)
             except InvalidRequest as error:
                 await self._answer_ambiguous(Request(scope), error)(scope, receive, send)
                 return
@@ -103,6 +112,7 @@ class HttpApp(Starlette):
         self._operations.append(operation)
         endpoint = _Endpoint(self, operation, handler, on_error)
         self.router.routes.append(SentRoute(operation.path, endpoint, operation.method))
+        self._endpoints[operation.method, operation.path.encode()] = endpoint  # with parameters: no path as sent
 
     def describe_missing(self, paths: re.Pattern[str], errors: ErrorFormat, fix: str) -> None:
         """Answer unknown paths of this pattern in the format of their door, with this fix."""
@@ -135,7 +145,7 @@ class HttpApp(Starlette):
                     problem, fix = f"{path:.{_MAX_PATH_CHARS}} is not offered", of_door
         body = self._errors_of(http.scope.get("route"), path).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
-        self.echo(call, response)
+        response.headers.update(self.echoed(call))
         return response
 
     def _answer_ambiguous(self, http: Request, error: InvalidRequest) -> Response:
@@ -149,7 +159,7 @@ class HttpApp(Starlette):
         }
         route = next(iter(self._routes_at(meant)), None)
         response = json_response(self._errors_of(route, plain).body(error, call.request_id), _AMBIGUOUS_PATH)
-        self.echo(call, response)
+        response.headers.update(self.echoed(call))
         return response
 
     def _routes_at(self, connection: Connection) -> list[Route]:
@@ -168,10 +178,9 @@ class HttpApp(Starlette):
             return route.endpoint.operation.errors
         return next((errors for paths, errors, _ in self._not_offered if paths.match(path)), self._errors)
 
-    def echo(self, call: Call, response: Response) -> None:
-        """Return the request id in a header, if this app is responsible for it."""
-        if self.echoes_request_id:
-            response.headers.update(call.echo)
+    def echoed(self, call: Call) -> Mapping[str, str]:
+        """Return the header with the request id, if this app is responsible for it."""
+        return call.echo if self.echoes_request_id else {}
 
 
 class _Endpoint:
@@ -187,7 +196,7 @@ class _Endpoint:
         operation, http = self.operation, Request(connection, receive, send)
         if operation.scope is None:
             response = await self._handler(http, Call(new_request_id()))
-        elif operation.is_traced:
+        elif operation.is_traced and not self._app.tracing.is_off:
             response = await self._traced(http)
         else:
             response = await self._guarded(http)
@@ -197,8 +206,6 @@ class _Endpoint:
     async def _traced(self, http: Request) -> Response:
         """Guard the call inside a span, by OpenTelemetry's HTTP conventions; continues the caller's trace, if any."""
         tracing, path = self._app.tracing, self.operation.path
-        if tracing.is_off:
-            return await self._guarded(http)
         about = {"http.request.method": http.method, "http.route": path, "url.path": http.url.path}
         with tracing.entry(f"{http.method} {path}", http.headers, SpanKind.SERVER, about) as span:
             response = await self._guarded(http)
@@ -222,18 +229,20 @@ class _Endpoint:
         def refuse(failure: TailraceError) -> Response:
             return error_response(failure, call.request_id, operation.errors)
 
-        path = operation.path if operation.is_private else http.url.path
-        act = f"{http.method} {path}" if operation.is_audited else None
+        act = _act(http, operation) if operation.is_audited else None
         try:
             response = await guard(
                 call, admit, answer, refuse, door=DOOR, act=act, origin=lambda: _origin(http), on_error=self._on_error
             )
         except Gone:
             return Response(status_code=_CLIENT_GONE)
-        response.headers.update(call.limits)
-        self._app.echo(call, response)
-        response.headers.update(call.answer_headers)
+        response.headers.update({**call.limits, **self._app.echoed(call), **call.answer_headers})
         return response
+
+
+def _act(http: Request, operation: Operation) -> str:
+    """Return a call's name in the audit line; a private operation's path may hold a user id."""
+    return f"{http.method} {operation.path if operation.is_private else http.url.path}"
 
 
 def _origin(http: Request) -> str:
