@@ -1,6 +1,7 @@
 """The key that signs page tokens, in Redis: created by the first gateway that asks, and shared by all."""
 
 import secrets
+from hashlib import blake2b
 from typing import Any
 
 from services.features.redis_calls import redis_as_dependency, within
@@ -37,7 +38,8 @@ class FilePageKey:
     """A key from the operator, for example for several stacks behind one host name."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        """`key` may have any length; of a long key its digest signs."""
+        self._key = key if len(key) <= blake2b.MAX_KEY_SIZE else blake2b(key).digest()
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
         return self._key
