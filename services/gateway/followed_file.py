@@ -71,13 +71,11 @@ class FollowedFile(Generic[T]):
         return self._refused_for is not None
 
     async def start(self) -> None:
-        """Check the settings in force and start following the file. Call in the serving loop."""
+        """Check the settings in force and start following. Call in the serving loop, once a bundle may be loaded."""
         if self.path is not None:
             try:
                 self._check(self.in_force)
-            except (
-                ConfigError
-            ) as error:  # was in force before a restart; a missing name must not keep the gateway from starting
+            except ConfigError as error:  # in force before a restart: a missing name must not prevent the start
                 self._refuse(error)
             self._following.start()
 
@@ -116,30 +114,3 @@ class FollowedFile(Generic[T]):
             self._refused_for = str(error)
             log.error(f"{self._what}_refused", error=str(error), kept=sorted(self.in_force))
             self._on_state(FileState.OUTDATED)
-
-
-class FollowsFile(Generic[T]):
-    """Settings that come from a followed file, which the class makes in its constructor."""
-
-    _file: FollowedFile[T]
-
-    @property
-    def in_force(self) -> T:
-        return self._file.in_force
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the settings come from an earlier file because the current one is rejected or missing."""
-        return self._file.is_outdated
-
-    async def start(self) -> None:
-        """Check the settings and start following the file. Call in the serving loop, once a bundle may be loaded."""
-        await self._file.start()
-
-    async def stop(self) -> None:
-        """Stop following; the settings stay in force."""
-        await self._file.stop()
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
-        self._file.refresh()

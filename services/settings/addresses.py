@@ -35,20 +35,18 @@ class RedisAddress:
     tls_ca_file: Path | None = None
 
     def feast_string(self) -> str:
-        """Return Feast's connection string without user and password, which may be written to a file."""
-        return _feast_string(self.host, self.port, self.tls_options())
+        """Return Feast's connection string, without user and password, since it may be written to a file.
+
+        Feast splits `host:port,name=value,...` at commas, then reads each value as JSON.
+        """
+        words = (f"{name}={json.dumps(value)}".replace(",", "\\u002c") for name, value in self.tls_options().items())
+        return ",".join((f"{self.host}:{self.port}", *words))
 
     def tls_options(self) -> dict[str, Any]:
         """Return redis-py's arguments for TLS."""
         if self.tls_ca_file is None:
             return {}
         return {"ssl": True, "ssl_ca_certs": str(self.tls_ca_file), "ssl_cert_reqs": "required"}
-
-
-def _feast_string(host: str, port: int, options: dict[str, Any]) -> str:
-    """Return `host:port,name=value,...`: Feast splits at commas, then reads each value as JSON."""
-    words = (f"{name}={json.dumps(value)}".replace(",", "\\u002c") for name, value in options.items())
-    return ",".join((f"{host}:{port}", *words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ leader epochs decide, and without leader epochs the partition is read again too.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from kafka import TopicPartition
@@ -45,23 +45,6 @@ def mark_from(plain: Mapping[str, Any]) -> Mark:
     )
 
 
-class Logs(Protocol):
-    """A broker's view of one topic, as in `BrokerLog`."""
-
-    @property
-    def knows_epochs(self) -> bool:
-        """Return whether the broker can report where a leader epoch ends."""
-        ...
-
-    def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
-        """Return how far this can be the log that was read up to `offset`."""
-        ...
-
-    def record_at(self, partition: int, offset: int) -> Any:
-        """Return the first record at or after this offset."""
-        ...
-
-
 class TopicReader:
     """Reads partitions through a connected consumer.
 
@@ -74,7 +57,7 @@ class TopicReader:
         consumer: Any,
         names: Sequence[str],
         begin: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]] | None = None,
-        logs: Callable[[str], Logs] | None = None,
+        logs: Callable[[str], BrokerLog] | None = None,
     ) -> None:
         """Take the clients and the topics.
 

@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from services.contracts.access import ANYONE, Allowance, Caller, Scope
 from services.contracts.tenant import Tenant, TenantState
 from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, TenantNotAllowed, Unauthenticated
-from services.gateway.access.keyring import Holder, KeysState
+from services.gateway.access.keyring import Holder, KeyRing, KeysState
 from services.gateway.access.oidc import TokenVerifier, is_token
 from services.gateway.access.shared_rates import SharedRates, Standing
+from services.gateway.access.tenants import FollowedTenants
 from services.gateway.call.headers import Call
 from services.gateway.call.operation import Operation
 
@@ -124,43 +124,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Keys(Protocol):
-    """The valid keys."""
-
-    def find(self, key: str, now_unix_s: float) -> Holder | None:
-        """Return the key's holder; None if it is unknown or has expired."""
-        ...
-
-    @property
-    def state(self) -> KeysState: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-class Tenants(Protocol):
-    """The stack's tenants."""
-
-    def find(self, tenant: str) -> Tenant | None: ...
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the tenants come from an earlier file."""
-        ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
 class KeyedAccess:
     """Checks the key, its tenant and scope, and the rates of both, in this order. A refused call uses no quota."""
 
     def __init__(
         self,
-        keys: Keys,
-        tenants: Tenants,
+        keys: KeyRing,
+        tenants: FollowedTenants,
         rates: SharedRates,
         tokens: TokenVerifier | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import structlog
@@ -49,14 +49,6 @@ class Issuer:
     scope_claim: str = "scope"
 
 
-class KeySource(Protocol):
-    """Reads the public keys of an issuer."""
-
-    async def __call__(self) -> Mapping[str, Any]:
-        """Return the JSON Web Key Set. Raises httpx.HTTPError or ValueError."""
-        ...
-
-
 class IssuerKeys:
     """Reads an issuer's keys over HTTP: from its discovery document to its key set."""
 
@@ -64,7 +56,7 @@ class IssuerKeys:
         self._url = url.rstrip("/")
 
     async def __call__(self) -> Mapping[str, Any]:
-        """Return the key set; see KeySource."""
+        """Return the JSON Web Key Set. Raises httpx.HTTPError or ValueError."""
         async with httpx.AsyncClient(timeout=_FETCH_S) as http:
             about = await self._get(http, f"{self._url}/.well-known/openid-configuration")
             if str(about.get("issuer", "")).rstrip("/") != self._url:
@@ -81,7 +73,7 @@ class IssuerKeys:
 class TokenVerifier:
     """Verifies the tokens of one issuer."""
 
-    def __init__(self, issuer: Issuer, max_k: int, fetch: KeySource, clock: Callable[[], float]) -> None:
+    def __init__(self, issuer: Issuer, max_k: int, fetch: IssuerKeys, clock: Callable[[], float]) -> None:
         """`clock` is monotonic seconds."""
         self._issuer = issuer
         self._max_k = max_k

@@ -18,7 +18,7 @@ from services.contracts.recommend import MAX_K
 from services.contracts.tenant import Tenant, TenantState, check_tenant
 from services.errors import ConfigError
 from services.gateway.access.keys import Stored, read_checked, write_privately
-from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
+from services.gateway.followed_file import FileState, FollowedFile
 
 TenantId = Annotated[str, AfterValidator(check_tenant)]
 
@@ -83,15 +83,15 @@ class TenantsFile(Stored):
         return found
 
 
-class FollowedTenants(FollowsFile[Mapping[str, Tenant]]):
+class FollowedTenants(FollowedFile[Mapping[str, Tenant]]):
     """The tenants of the current file, by id; without a file there are none."""
 
     def __init__(self, path: Path | None, on_state: Callable[[FileState], None] = lambda _: None) -> None:
         """Read the file. Raises ConfigError. `on_state` is called with the state at each change."""
-        self._file = FollowedFile[Mapping[str, Tenant]](path, "tenants", _by_id, {}, on_state=on_state)
+        super().__init__(path, "tenants", _by_id, {}, on_state=on_state)
 
     def find(self, tenant: str) -> Tenant | None:
-        return self._file.in_force.get(tenant)
+        return self.in_force.get(tenant)
 
 
 def read_tenants(path: Path) -> TenantsFile:

@@ -13,14 +13,14 @@ from services.contracts.experiments import Assignment, Experiment, Experiments, 
 from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError
-from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
+from services.gateway.followed_file import FileState, FollowedFile
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 
 _Files = tuple[Mapping[str, Surface], Mapping[str, Experiment]]
 
 
-class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
+class RunningExperiments(FollowedFile[Mapping[str, Experiment]]):
     """Finds a surface as assigned to a user. Without a file, surfaces are unchanged."""
 
     def __init__(
@@ -40,8 +40,8 @@ class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
         """
         self._surfaces = surfaces
         self._wall_clock = wall_clock
-        self._file = FollowedFile[Mapping[str, Experiment]](
-            path, "experiments", lambda file: read_experiments(file).by_name, {}, self._check, on_state
+        super().__init__(
+            path, "experiments", lambda file: read_experiments(file).by_name, {}, self._check_names, on_state
         )
         self._sorted: tuple[_Files, Mapping[str, Experiments]] = (({}, {}), {})
 
@@ -51,7 +51,7 @@ class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
         Raises InvalidRequest suggesting the nearest of the tenant's names.
         """
         surface = self._surfaces.find(name, tenant)
-        if name is None or unit_id is None or not self._file.in_force:
+        if name is None or unit_id is None or not self.in_force:
             return surface
         surfaces, by_surface = self._by_surface()
         return surface.varied(self._assigned(by_surface, name, unit_id), surfaces)
@@ -71,7 +71,7 @@ class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
 
     def _by_surface(self) -> tuple[Mapping[str, Surface], Mapping[str, Experiments]]:
         """Return the surfaces in force and their valid experiments by surface; recomputed when either file changes."""
-        surfaces, experiments = self._surfaces.in_force, self._file.in_force
+        surfaces, experiments = self._surfaces.in_force, self.in_force
         (old_surfaces, old_experiments), by_surface = self._sorted
         if old_surfaces is not surfaces or old_experiments is not experiments:
             valid = {name: one for name, one in experiments.items() if not any(self._unknown(name, one, surfaces))}
@@ -86,12 +86,12 @@ class RunningExperiments(FollowsFile[Mapping[str, Experiment]]):
     def _now_ms(self) -> int:
         return int(self._wall_clock() * 1_000)
 
-    def _check(self, experiments: Mapping[str, Experiment]) -> None:
+    def _check_names(self, experiments: Mapping[str, Experiment]) -> None:
         """Reject experiments with unknown names, except ended ones. Raises ConfigError."""
         for name, one in experiments.items():
             if one.ends_ms is None or self._now_ms < one.ends_ms:
                 for where, value, known in self._unknown(name, one, self._surfaces.in_force):
-                    raise ConfigError(f"{self._file.path}: {where}: {value!r} is unknown; {nearest(value, known)}")
+                    raise ConfigError(f"{self.path}: {where}: {value!r} is unknown; {nearest(value, known)}")
 
     def _unknown(
         self, name: str, experiment: Experiment, surfaces: Mapping[str, Surface]

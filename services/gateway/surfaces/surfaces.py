@@ -9,14 +9,14 @@ from models.registry.name_record import DEFAULT_NAME
 from services.contracts.nearest import nearest
 from services.contracts.tenant import DEFAULT_TENANT, local_surface, scoped_name, tenant_of_name, tenant_of_surface
 from services.errors import ConfigError, InvalidRequest
-from services.gateway.followed_file import FileState, FollowedFile, FollowsFile
+from services.gateway.followed_file import FileState, FollowedFile
 from services.gateway.surfaces.surface import Surface, default_surface, parse_surface
 
 MAX_SURFACES = 64
 _NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?/)?[a-z0-9][a-z0-9._-]{0,63}")
 
 
-class Surfaces(FollowsFile[Mapping[str, Surface]]):
+class Surfaces(FollowedFile[Mapping[str, Surface]]):
     """Finds a surface by its name.
 
     Reads the file at construction and whenever it changes; without a file `in_force` is empty.
@@ -39,12 +39,8 @@ class Surfaces(FollowsFile[Mapping[str, Surface]]):
         """
         self.models = models
         self._served = frozenset(models)
-        self._check = check
-        self._file = FollowedFile[Mapping[str, Surface]](path, "surfaces", self._read, {}, self._check_file, on_state)
-
-    @property
-    def path(self) -> Path | None:
-        return self._file.path
+        self._check_surface = check
+        super().__init__(path, "surfaces", self._read_surfaces, {}, self._check_surfaces, on_state)
 
     def find(self, name: str | None, tenant: str = DEFAULT_TENANT) -> Surface:
         """Return this tenant's surface of this name, or the default for None.
@@ -54,13 +50,13 @@ class Surfaces(FollowsFile[Mapping[str, Surface]]):
         """
         if name is None:
             return default_surface(tenant)
-        found = self._file.in_force.get(name)
+        found = self.in_force.get(name)
         model = scoped_name(tenant, local_surface(name))
         is_own = tenant_of_surface(name) == tenant == tenant_of_name(model)
         if found is None and is_own and model in self._served:
             return Surface(name=name, model=model)
         if found is None or tenant_of_surface(name) != tenant:
-            own = [local_surface(one) for one in self._file.in_force if tenant_of_surface(one) == tenant]
+            own = [local_surface(one) for one in self.in_force if tenant_of_surface(one) == tenant]
             fix = nearest(local_surface(name), own) if own else "leave it out, no surfaces are set up"
             raise InvalidRequest("surface", f"unknown surface {local_surface(name)!r}", fix)
         return found
@@ -73,10 +69,10 @@ class Surfaces(FollowsFile[Mapping[str, Surface]]):
         surfaces = parse_surfaces(text)
         _check_models(surfaces, self.models)
         for surface in surfaces.values():
-            self._check(surface)
+            self._check_surface(surface)
         return surfaces
 
-    def _read(self, path: Path) -> Mapping[str, Surface]:
+    def _read_surfaces(self, path: Path) -> Mapping[str, Surface]:
         """Read a surfaces file. Raises ConfigError naming the entry and the allowed values."""
         try:
             surfaces = parse_surfaces(path.read_text(encoding="utf-8"))
@@ -87,10 +83,10 @@ class Surfaces(FollowsFile[Mapping[str, Surface]]):
             raise ConfigError(f"surfaces file {path}: {error}") from error
         return surfaces
 
-    def _check_file(self, surfaces: Mapping[str, Surface]) -> None:
+    def _check_surfaces(self, surfaces: Mapping[str, Surface]) -> None:
         try:
             for surface in surfaces.values():
-                self._check(surface)
+                self._check_surface(surface)
         except InvalidRequest as error:
             raise ConfigError(f"surfaces file {self.path}: {error}") from error
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from services.contracts.erasure import ONLINE_STORES, ErasureStore
 from services.errors import DependencyUnavailable
+from services.features.erasing import ErasingWriter
 from services.features.schema import LogPosition
 from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
 from services.stream.log.ledger import ErasureLedger, Tombstone
@@ -35,53 +36,6 @@ _EVERY_S = 1.0
 _LOOK_AGAIN_S = 30.0
 """How often an absent folder is reported."""
 _S = ErasureStore
-
-
-class ErasingStore(Protocol):
-    """The data to remove in Redis, and the receipts there.
-
-    Every call may be repeated, and raises DependencyUnavailable.
-    """
-
-    def remove_base_rows(self, user_ids: Sequence[str]) -> None:
-        """Remove rows that base tables have restored meanwhile."""
-        ...
-
-    def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
-        """Remove the lists that these bundles have stored for users."""
-        ...
-
-    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
-        """Remove impressions of users up to then (Unix ms)."""
-        ...
-
-    def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
-        """Remove users' lists of all bundles, known or not."""
-        ...
-
-    def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove explanations that an erasure covers: `is_gone` takes user and time (Unix ms)."""
-        ...
-
-    def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove rows that an erasure covers: `is_gone` takes user, last position and row time (Unix µs)."""
-        ...
-
-    def begin_rewrite(self) -> bool:
-        """Start a rewrite of the store's own file; return whether it is needed."""
-        ...
-
-    def is_rewriting(self) -> bool: ...
-
-    def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
-        """Record in receipts (id, acceptance) that stores are done."""
-        ...
-
-    def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
-        """Return the erasures whose receipt the store lacks."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +74,7 @@ class Eraser:
     def __init__(
         self,
         ledger: ErasureLedger,
-        store: ErasingStore,
+        store: ErasingWriter,
         files: ErasingFiles,
         versions: Callable[[], Collection[str]],
         settle_s: float,

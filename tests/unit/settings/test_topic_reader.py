@@ -24,7 +24,7 @@ class Written:
 
 @dataclass
 class Broker:
-    """A topic of one partition in memory: admin, consumer and `Logs` in one."""
+    """A topic of one partition in memory: admin, consumer and `BrokerLog` in one."""
 
     knows_epochs: bool = True
     topic_id: str = "t"
