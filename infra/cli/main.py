@@ -55,7 +55,10 @@ app.command()(pipeline.optimize)
 app.command("add-items")(with_options(pipeline.add_items))
 app.command()(stack.explain)
 
-_UNWRITABLE = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+_UNWRITABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+}
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 The layout is recognised from names and content: `*.index.json` (MiniOneRec, LC-Rec), `sid2pid.json` and
 `*pid2sid.parquet` (OpenOneRec), `id2sid.json` (MIMIGenRec), JSON Lines with `token_ids` (NVIDIA SID-GR), a folder with
-`manifest.json` and `item_to_sid` (TorchEasyRec), and plain JSON Lines, CSV or Parquet with `item_id` and a SID.
+`manifest.json` and `item_to_sid` (TorchEasyRec), and plain JSON Lines, CSV or Parquet with `item_id` and a SID, in one
+file or in a folder of parts.
 """
 
 import json
@@ -21,16 +22,23 @@ from pipelines.tables.ids import IdColumn, whole_form
 Kind = Literal["names", "ids", "codes"]
 """What an item's SID holds: names of tokens, ids of tokens, or a code number at each level."""
 
-_PICKLED = {".pt", ".pth", ".ckpt", ".bin", ".pkl"}
+_PICKLED = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".joblib"}
+_ARRAYS = {".npy", ".npz"}
 _PACKED = 8_192
 """Codes of a level in OpenOneRec's packed keys."""
 _TOKEN = re.compile(r"<[^<>]+>")
-_IDS = ("item_id", "pid", "id", "iid")
+_NUMBERS = re.compile(r"[\d\s,()\[\]]+")
+_LEVEL = re.compile(r"(?:lv|level|sid|code|codebook|semantic_id)_?(\d+)")
+_IDS = ("item_id", "pid", "id", "iid", "itemId", "parent_asin", "asin")
+_INNER = ("item_to_sid", "item2sid", "id2sid", "item_to_sids")
+"""Names of the SIDs by item in a JSON object of several mappings."""
 _SIDS: Mapping[str, Kind] = {
     "token_ids": "ids",
     "tokens": "names",
     "sid": "names",
     "item_sid": "names",
+    "semantic_id": "names",
+    "semantic_ids": "names",
     "codes": "codes",
     "codebook": "codes",
 }
@@ -56,12 +64,15 @@ class ItemIndex:
 def read_index(path: Path) -> ItemIndex:
     """Read an index. Raises Refused naming file, row and fix."""
     if path.is_dir():
-        found = _read_torch_easy_rec(path)
+        found = _read_torch_easy_rec(path) if any(path.glob("**/manifest.json")) else _read_parts(path)
     elif not path.is_file():
         raise Refused(str(path), "", "no such file", "give the index of your framework")
     elif path.suffix in _PICKLED:
         fix = "write JSON Lines from it: torch.load it where it was made, then a line for each item"
         raise Refused(path.name, "", f"{path.suffix} is pickle, which is not read", fix)
+    elif path.suffix in _ARRAYS:
+        fix = "write JSON Lines from it, a line for each item with its id and its row of codes"
+        raise Refused(path.name, "", "an array has no item ids", fix)
     elif path.suffix in TABLES:
         found = _of_rows(path, path.suffix[1:], table_rows(path, _LAYOUT))
     else:
@@ -79,7 +90,14 @@ def _checked(index: ItemIndex) -> ItemIndex:
     if odd is not None:
         problem = f"{depths[odd]} tokens, other items have {usual}"
         raise Refused(index.file, f"item {odd}", problem, "give every item a SID of the same depth")
+    negative = next((item_id for item_id, sid in index.sids.items() if any(_is_negative(one) for one in sid)), None)
+    if negative is not None:
+        raise Refused(index.file, f"item {negative}", "a negative code", "leave items without a SID out of the index")
     return index
+
+
+def _is_negative(code: str | int) -> bool:
+    return isinstance(code, int) and code < 0
 
 
 def _by_table_ids(index: ItemIndex) -> Mapping[str, Any]:
@@ -120,9 +138,16 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     """Read a JSON object: of SIDs by item, or (OpenOneRec) of items by packed SID."""
     if "sid2" in path.name:
         return _of_packed(path, whole)
+    inner = next((whole[name] for name in _INNER if isinstance(whole.get(name), dict)), None)
+    if inner is not None:
+        return _of_object(path, inner)
     first = next(iter(whole.values()), None)
+    if isinstance(first, dict):
+        rows = ({"item_id": key, **value} if isinstance(value, dict) else value for key, value in whole.items())
+        return _of_rows(path, "json", rows)
     if isinstance(first, str):
-        whole = {item_id: _TOKEN.findall(str(sid)) or [sid] for item_id, sid in whole.items()}
+        whole = {item_id: _listed_tokens(str(sid)) for item_id, sid in whole.items()}
+        first = next(iter(whole.values()))
     kind: Kind = "codes" if isinstance(first, list) and first and type(first[0]) is int else "names"
     token = int if kind == "codes" else str
     for item_id, sid in whole.items():
@@ -133,6 +158,11 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
     if isinstance(first, list) and len(first) == 4 and framework == "minionerec":
         framework = "lc-rec"
     return ItemIndex(framework, path.name, kind, {item_id: tuple(sid) for item_id, sid in whole.items()})
+
+
+def _listed_tokens(sid: str) -> list[Any]:
+    """Return the tokens of a SID in one text, or its code numbers: "1,2,3"."""
+    return [*_sid_of(sid, "codes")[0]] if _NUMBERS.fullmatch(sid) else _TOKEN.findall(sid) or [sid]
 
 
 def _of_packed(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
@@ -157,7 +187,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> ItemIndex:
-    """Read rows of an item id and a SID. Columns `lv1`, `lv2`, ... are code numbers."""
+    """Read rows of an item id and a SID. Columns `lv1`, `lv2`, ... or `sid_0`, ... are code numbers."""
     sids: dict[str, tuple[Any, ...]] = {}
     kind: Kind | None = None
     column = ""
@@ -165,14 +195,16 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
         where = f"row {number}"
         name = next((one for one in _IDS if row.get(one) is not None), None) if isinstance(row, Mapping) else None
         if name is None:
-            raise Refused(path.name, where, "no item_id", _LAYOUT)
+            columns = f" in {', '.join(map(str, row))}" if isinstance(row, Mapping) else ""
+            raise Refused(path.name, where, f"no item_id{columns}", _LAYOUT)
         item_id = str(row[name])
         if item_id in sids:
             raise Refused(path.name, f"{where} (item {item_id})", "occurs twice", "keep one SID for each item")
-        levels = sorted(one for one in row if re.fullmatch(r"lv\d+", one))
+        levels = sorted((one for one in row if _LEVEL.fullmatch(one)), key=_number_in)
         column = next((one for one in _SIDS if row.get(one) is not None), "")
         if not column and not levels:
-            raise Refused(path.name, f"{where} (item {item_id})", "no SID", _LAYOUT)
+            problem = f"no SID in {', '.join(map(str, row))}"
+            raise Refused(path.name, f"{where} (item {item_id})", problem, f"name its column {', '.join(_SIDS)}")
         value = row[column] if column else [row[one] for one in levels]
         try:
             sid, of_row = _sid_of(value, _SIDS.get(column, "codes"))
@@ -197,7 +229,7 @@ def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
     if isinstance(value, str):
         names = _TOKEN.findall(value) or [part for part in re.split(r"[\s,]+", value.strip("[]() ")) if part]
     elif isinstance(value, list):
-        names = value
+        names = [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
     else:
         raise TypeError(value)
     if any(isinstance(one, bool) for one in names):
@@ -209,12 +241,28 @@ def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
     return tuple(int(str(one)) for one in names), kind
 
 
+def _number_in(column: str) -> int:
+    found = _LEVEL.fullmatch(column)
+    return int(found[1]) if found else 0
+
+
+def _in_counting_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that has generation 10 after generation 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _read_parts(folder: Path) -> ItemIndex:
+    """Read the tables of a folder as one."""
+    files = [path for path in sorted(folder.glob("**/*")) if path.suffix in TABLES]
+    if not files:
+        fix = "give the folder of a TorchEasyRec bundle, a folder of Parquet or CSV parts, or an index file"
+        raise Refused(str(folder), "", "no manifest.json and no tables", fix)
+    return _of_rows(files[0], "parts", [row for path in files for row in table_rows(path, _LAYOUT)])
+
+
 def _read_torch_easy_rec(folder: Path) -> ItemIndex:
     """Read the newest generation of a TorchEasyRec bundle: `manifest.json` with `item_to_sid`."""
-    generations = sorted(folder.glob("**/manifest.json"))
-    if not generations:
-        raise Refused(str(folder), "", "no manifest.json", "give the folder of a TorchEasyRec bundle, or an index file")
-    manifest = generations[-1]
+    manifest = max(folder.glob("**/manifest.json"), key=_in_counting_order)
     about = json_object(manifest, "export the bundle again")
     tables = sorted(manifest.parent.glob("item_to_sid*")) + sorted(manifest.parent.glob("item_to_sid/*"))
     files = [path for path in tables if path.suffix in TABLES]

@@ -9,16 +9,25 @@ import polars as pl
 
 from pipelines.foreign.refused import Refused
 
-TABLES = {".csv", ".parquet"}
+TABLES = {".csv", ".tsv", ".parquet"}
 
 
 def table_rows(path: Path, fix: str) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a table; cells of a CSV are text."""
     try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
+        table = pl.read_parquet(path) if path.suffix == ".parquet" else _delimited(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise Refused(path.name, "", f"not readable as {path.suffix[1:]} ({error})", fix) from error
     return table.to_dicts()
+
+
+def _delimited(path: Path) -> pl.DataFrame:
+    """Read a table of text, whose separator is the most frequent one of its first line."""
+    with path.open("rb") as file:
+        first = file.readline()
+    return pl.read_csv(
+        path, infer_schema=False, separator=max((",", "\t", ";"), key=lambda one: first.count(one.encode()))
+    )
 
 
 def text_of(path: Path, fix: str) -> str:

@@ -150,19 +150,33 @@ def _names(index: ItemIndex, tokenizer: Tokenizer) -> Mapping[str, tuple[str, ..
     """Return each SID as names of tokens. Code numbers get the first pattern whose tokens the checkpoint has."""
     if index.kind == "names":
         return {item_id: tuple(map(str, sid)) for item_id, sid in index.sids.items()}
-    size = index.size or 1 + max(int(code) for sid in index.sids.values() for code in sid)
+    least = 1 + max(int(code) for sid in index.sids.values() for code in sid)
     first = next(iter(index.sids.values()))
     for pattern in _PATTERNS:
-        if all(
+        size = index.size or (_level_size(pattern, tokenizer, index.depth) if _is_numbered(pattern) else least)
+        if size >= least and all(
             tokenizer.token_to_id(pattern(level, int(str(code)), size)) is not None for level, code in enumerate(first)
         ):
             return {
                 item_id: tuple(pattern(level, int(str(code)), size) for level, code in enumerate(sid))
                 for item_id, sid in index.sids.items()
             }
-    known = ", ".join(pattern(0, 0, size) for pattern in _PATTERNS)
+    known = ", ".join(pattern(0, 0, least) for pattern in _PATTERNS)
     fix = f"name the tokens in the index, such as {known}"
     raise Refused(index.file, "", "code numbers, and tokenizer.json has no tokens of a known pattern", fix)
+
+
+def _is_numbered(pattern: Callable[[int, int, int], str]) -> bool:
+    """Whether a pattern numbers the tokens of all levels in one row."""
+    return pattern(1, 0, 2) == pattern(0, 2, 2)
+
+
+def _level_size(pattern: Callable[[int, int, int], str], tokenizer: Tokenizer, depth: int) -> int:
+    """Return the codes of a level by the checkpoint's own tokens: the items may not use all of them."""
+    num_tokens = 0
+    while tokenizer.token_to_id(pattern(0, num_tokens, 1)) is not None:
+        num_tokens += 1
+    return num_tokens // depth if num_tokens % depth == 0 else 0
 
 
 def _token(

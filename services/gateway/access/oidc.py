@@ -36,6 +36,8 @@ _REFRESH_S, _UNKNOWN_KEY_S = 3_600.0, 10.0
 _WAIT_S, _FETCH_S = 1.0, 5.0
 _LEEWAY_S = 30.0
 """Allowed difference of the issuer's clock."""
+_MAX_UNIX_S = 1e12
+"""NaN and infinity are no times: a token with one would never expire."""
 _ID_CHARS = 16
 
 
@@ -215,6 +217,6 @@ def _check_times(claims: Mapping[str, Any], now_unix_s: float) -> None:
 
 def _number(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if value is not None and (type(value) not in (int, float) or not abs(value) < _MAX_UNIX_S):
         raise InvalidToken(name, "not a number", "let the issuer send Unix seconds")
     return value

@@ -185,6 +185,23 @@ async def test_a_token_is_valid_in_its_time_only(provider: Provider, shift_s: fl
         await verifier.holder_of(token, issued_s + shift_s)
 
 
+@pytest.mark.parametrize("expires", [float("nan"), float("inf"), 10**400, True, "soon"])
+async def test_a_time_that_is_no_time_admits_nobody(expires: Any) -> None:
+    """A signed token whose end is NaN or infinite would never expire, and is refused by its claim."""
+    key = RSAKey.generate_key(2_048, {"kid": "k"})
+
+    async def keys() -> dict[str, Any]:
+        """Return the key set of this issuer."""
+        return {"keys": [key.as_dict(private=False)]}
+
+    issuer = "https://issuer.test"
+    claims = {"iss": issuer, "aud": AUDIENCE, "sub": "s", "tenant": "acme", "scope": "recommend", "exp": expires}
+    verifier = TokenVerifier(Issuer(url=issuer, audience=AUDIENCE), 100, keys, lambda: 0.0)
+
+    with pytest.raises(InvalidToken, match=r"^exp: "):
+        await verifier.holder_of(jwt.encode({"alg": "RS256", "kid": "k"}, claims, key), 1e9)
+
+
 async def test_keys_rotate_and_outlive_the_provider(tmp_path: Path) -> None:
     """New keys are read when a token names them; while the provider is away the known keys stay valid."""
     provider, clock = Provider(tmp_path, CLAIMS), [0.0]

@@ -254,3 +254,16 @@ def test_a_damaged_bundle_hides_neither_the_others_nor_the_rest_of_a_comparison(
     for shown in (listed, compared):
         assert (shown.code, "0.1110" in shown.out, "v2/report.json: hash differs" in shown.out) == (0, True, True)
     assert ["live", "v2", "damaged"] in [line.split()[:3] for line in listed.out.splitlines()]
+
+
+@pytest.mark.parametrize("folder", ["file/state", "ring/state", "n" * 300])
+def test_a_state_folder_that_cannot_be_made_is_named(folder: str, tailrace: Run, tmp_path: Path) -> None:
+    """A file, a ring of links or too long a name in its path is one line, without a traceback."""
+    (tmp_path / "file").touch()
+    (tmp_path / "ring").symlink_to(tmp_path / "ring")
+
+    found = tailrace("down", state_dir=str(tmp_path / folder))
+
+    assert found.code == 1
+    assert found.err.startswith("error: ")
+    assert "TAILRACE_STATE_DIR" in found.err

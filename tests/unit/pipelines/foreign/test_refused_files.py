@@ -33,6 +33,8 @@ INDEXES: dict[str, tuple[str, bytes | str, str]] = {
     "numbers and names": ("Toys.index.json", '{"7": [1, 2], "8": ["<a_1>", "<b_1>"]}', "item 8"),
     "an item of no tokens": ("Toys.index.json", '{"7": []}', "item 7"),
     "a packed code that is no number": ("sid2pid.json", '{"x": [1]}', "key x"),
+    "an array": ("items.npy", JUNK, ""),
+    "a negative code": ("items.jsonl", '{"item_id": 7, "codes": [-1, 2]}', "item 7"),
     "an item of two packed codes": ("sid2pid.json", '{"1": [7], "2": [7]}', "item 7"),
 }
 ROWS: dict[str, tuple[str, bytes | str, str]] = {

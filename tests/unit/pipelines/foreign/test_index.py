@@ -1,0 +1,102 @@
+"""The layouts in which public recommenders write the SIDs of their items, read to the same codes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from pipelines.foreign.index import read_index
+from pipelines.foreign.refused import Refused
+from pipelines.foreign.tokens import resolve
+
+SIDS = {"11": (340, 6566, 7), "12": (1, 2, 3)}
+LISTS = [list(sid) for sid in SIDS.values()]
+IDS = [*SIDS]
+
+
+def parquet(**columns: object) -> Callable[[Path], Path]:
+    """Return a writer of a table with these columns."""
+
+    def write(folder: Path) -> Path:
+        pl.DataFrame(columns).write_parquet(folder / "items.parquet")
+        return folder / "items.parquet"
+
+    return write
+
+
+def text(name: str, content: object) -> Callable[[Path], Path]:
+    """Return a writer of a text, or of a value as JSON."""
+
+    def write(folder: Path) -> Path:
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        return folder / name
+
+    return write
+
+
+def parts(folder: Path) -> Path:
+    """Write a table in two parts."""
+    for number, (item_id, sid) in enumerate(SIDS.items()):
+        pl.DataFrame({"item_id": [item_id], "codes": [list(sid)]}).write_parquet(folder / f"part-{number}.parquet")
+    return folder
+
+
+def generations(folder: Path) -> Path:
+    """Write generations 9 and 10 of a bundle, the newer one with the SIDs."""
+    for number, lists in ((9, [[5, 5, 5], [6, 6, 6]]), (10, LISTS)):
+        own = folder / f"gen_{number}"
+        own.mkdir()
+        (own / "manifest.json").write_text(json.dumps({"codebook": [8_192] * 3}))
+        pl.DataFrame({"item_id": IDS, "codes": lists}).write_parquet(own / "item_to_sid.parquet")
+    return folder
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "lists": parquet(item_id=IDS, codes=LISTS),
+    "float codes": parquet(item_id=IDS, codes=[[float(code) for code in sid] for sid in LISTS]),
+    "a column a level": parquet(item_id=IDS, **{f"sid_{level}": [sid[level] for sid in LISTS] for level in range(3)}),
+    "levels in counting order": parquet(
+        item_id=IDS, lv10=[sid[2] for sid in LISTS], lv2=[sid[1] for sid in LISTS], lv1=[sid[0] for sid in LISTS]
+    ),
+    "other names of columns": parquet(parent_asin=IDS, semantic_id=LISTS),
+    "two mappings": text("sids.json", {"item_to_sid": SIDS, "sid_to_item": {"340 6566 7": "11"}}),
+    "objects by item": text("sids.json", {item_id: {"sid": sid} for item_id, sid in SIDS.items()}),
+    "texts by item": text("sids.json", {item_id: ",".join(map(str, sid)) for item_id, sid in SIDS.items()}),
+    "tabs": text("sids.tsv", "item_id\tcodes\n11\t340,6566,7\n12\t1,2,3\n"),
+    "semicolons": text("sids.csv", 'item_id;codes\n11;"340,6566,7"\n12;"1,2,3"\n'),
+    "a folder of parts": parts,
+    "the newest generation": generations,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_gives_the_codes_of_its_items(layout: str, tmp_path: Path) -> None:
+    """Each layout of the same SIDs gives the same codes in the order of the levels."""
+    index = read_index(LAYOUTS[layout](tmp_path))
+
+    assert index.sids == SIDS
+    assert index.kind == "codes"
+
+
+@pytest.mark.parametrize(("num_tokens", "second"), [(12, 4), (15, 5)])
+def test_numbered_tokens_are_counted_in_the_checkpoint(num_tokens: int, second: int, tmp_path: Path) -> None:
+    """Items that use few codes of a level do not shift the tokens of the next level."""
+    names = {f"<|sid_{number}|>": number for number in range(num_tokens)}
+    index = read_index(text("sids.json", {"a": [0, 0, 0], "b": [2, 1, 0]})(tmp_path))
+
+    table = resolve(index, Tokenizer(WordLevel(names, unk_token="<|sid_0|>")), num_tokens)
+
+    assert table.first_tokens == (0, second, 2 * second)
+
+
+def test_numbered_tokens_that_fill_no_level_are_refused(tmp_path: Path) -> None:
+    """13 tokens are no three levels of equal size."""
+    names = {f"<|sid_{number}|>": number for number in range(13)}
+    index = read_index(text("sids.json", {"a": [0, 0, 0]})(tmp_path))
+
+    with pytest.raises(Refused):
+        resolve(index, Tokenizer(WordLevel(names, unk_token="<|sid_0|>")), 13)
