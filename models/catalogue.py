@@ -27,9 +27,9 @@ _NUM_OFFERED, _NUM_LIKELY, _MAX_COMPARED = 3, 16, 1_000
 _SLICE_ITEMS = 1_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Items in index order.
+    """Items in index order. Bundles with equal catalogue files share one object in a process.
 
     `codes` is (num_items, depth) int32; `popularity` (num_items,) float64 counts of training events.
     """

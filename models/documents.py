@@ -7,6 +7,7 @@ declares the fields read by code. Other fields are kept unchecked, since a newer
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -17,6 +18,8 @@ MAX_BYTES = 64 * 2**20
 """Larger documents are rejected."""
 MAX_TIME_MS = 253_402_300_799_999
 """Unix milliseconds at the end of the year 9999."""
+_NUM_KEPT, _KEPT_BYTES = 16, 2**18
+"""The documents read last are kept decoded: a load reads its manifest several times, and requests wait meanwhile."""
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RESERVED = frozenset({"names", "LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"})
 """Entries of a folder store that are not versions."""
@@ -41,19 +44,28 @@ Document = TypeVar("Document", bound=Schema)
 def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Document, dict[str, Any]]:
     """Return the content of this JSON object: the declared fields, and all non-null fields as plain values.
 
-    Raises BundleCorrupt naming `where` and the first wrong field.
+    Do not change the nested values. Raises BundleCorrupt naming `where` and the first wrong field.
     """
     if len(content) > MAX_BYTES:
         raise BundleCorrupt(f"{where}: {len(content):,} bytes exceed the maximum of {MAX_BYTES:,}")
     try:
-        plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
-        return schema.model_validate_json(content), {name: one for name, one in plain.items() if one is not None}
+        read = _read_again if len(content) <= _KEPT_BYTES else _read
+        found, plain = read(content, schema)
+        return found, {name: one for name, one in plain.items() if one is not None}
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))[:200] or "content"
         raise BundleCorrupt(f"{where}: {field}: {first['msg'][:200]}") from error
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{where}: not JSON ({str(error)[:200]})") from error
+
+
+def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[str, Any]]:
+    plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
+    return schema.model_validate_json(content), plain
+
+
+_read_again = lru_cache(_NUM_KEPT)(_read)
 
 
 def is_version(text: str) -> bool:

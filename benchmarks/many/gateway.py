@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -28,12 +29,13 @@ from services.errors import TailraceError
 from services.gateway.data_plane import DataPlane
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
+from services.residency.state import FORGET_S
 from services.router.deadline import Arrival
 
 DEADLINE_MS = 200
 _POLL_S = 5.0
 _NUM_AT_ONCE = 2
-_NUM_ROUNDS, _RATE_RPS, _MIN_STAY_S = 10, 100.0, 10.0
+_RATE_RPS, _MIN_STAY_S = 100.0, 10.0
 _WAITED_SHARE = 0.2
 """Of the deadline: a request that took longer waited for the load of its name."""
 _NUM_FIRST_CALLS = 100
@@ -135,7 +137,7 @@ async def gateway(
 
 def _bundle_bytes(url: str, cache: Path, name: str) -> int:
     """Return the memory of one bundle, from a cache of its own, which no fault empties."""
-    return memory_of(BundleStore(ObjectStorage(url, cache, 2**30)).named(name).live())
+    return memory_of(BundleStore(ObjectStorage(url, cache, 2**30)).named(name).live()).total
 
 
 async def measure(
@@ -183,17 +185,19 @@ def drawn(names: Sequence[str], num_requests: int, seed: int) -> list[str]:
 
 
 async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:
-    """Compare requests for names in memory with requests of a gateway with one name: both in this process, in turn.
+    """Compare requests for names in memory with requests of a gateway with one name, both in this process.
 
-    Both get the same rate. Other names of the second gateway load meanwhile.
+    Both get the same rate. Other names of the second gateway load meanwhile, and none during the requests of the first,
+    which come half before and half after those of the second.
     """
     await many.until_read()
+    alone = await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     await many.ask_at(drawn(names, num_requests, seed=1), _RATE_RPS)
-    alone, mixed, loads = list[LocalAnswer](), list[LocalAnswer](), many.total("tailrace_model_loads_total")
-    for number in range(_NUM_ROUNDS):
-        asked = drawn(names, num_requests // _NUM_ROUNDS, seed=2 + number)
-        alone += await one.ask_at([names[0]] * len(asked), _RATE_RPS)
-        mixed += await many.ask_at(asked, _RATE_RPS)
+    loads, cpu_s = many.total("tailrace_model_loads_total"), _loading_cpu_s()
+    mixed = await many.ask_at(drawn(names, num_requests, seed=2), _RATE_RPS)
+    loads, cpu_s = many.total("tailrace_model_loads_total") - loads, _loading_cpu_s() - cpu_s
+    await asyncio.sleep(FORGET_S + _POLL_S)  # until no name waits to be loaded
+    alone += await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     known = latency([answer for answer in mixed if answer.is_warm and answer.ms < _WAITED_SHARE * DEADLINE_MS])
     of_one = latency(alone)
     return {
@@ -201,9 +205,16 @@ async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], nu
         **{f"one_{name}": value for name, value in of_one.items()},
         **{f"warm_{name}": value for name, value in known.items()},
         "p99_to_one": known["p99_ms"] / of_one["p99_ms"],
-        "loads": many.total("tailrace_model_loads_total") - loads,
+        "loads": loads,
+        "loading_cores": cpu_s / (num_requests / _RATE_RPS),
         **outcome(mixed),
     }
+
+
+def _loading_cpu_s() -> float:
+    """Return the CPU seconds of this process's threads that read and load bundles."""
+    loading = {one.native_id for one in threading.enumerate() if one.name.startswith(("model-", "manifests"))}
+    return float(sum(one.user_time + one.system_time for one in psutil.Process().threads() if one.id in loading))
 
 
 async def by_zipf(many: MeasuredPlane, names: Sequence[str], num_requests: int) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Many small bundles in an object store, which share their files by content, and the faults of that store."""
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.faults.tcp_proxy import Wire
@@ -32,12 +34,22 @@ def version_of(name: str) -> str:
 
 
 def publish_many(url: str, names: Sequence[str], folder: Path) -> None:
-    """Make a bundle live under each name, all with the same files, by writing the objects of a publication."""
-    source = folder / "source"
-    write_bundle(catalogue_of(NUM_ITEMS), source)
-    put_files(url, source)
+    """Make a bundle live under each name, by writing the objects of a publication.
+
+    Each has a catalogue of its own, which differs by the popularity of its items; the other files are the same.
+    """
+    catalogue = catalogue_of(NUM_ITEMS)
+
+    def publish(seed: int, name: str) -> None:
+        own = np.random.default_rng(seed).permutation(NUM_ITEMS).astype(np.float64)
+        write_bundle(replace(catalogue, popularity=own), source := folder / "sources" / name)
+        put_files(url, source)
+        put_name(url, name, source, {})
+        shutil.rmtree(source)
+
+    (folder / "sources").mkdir()
     with ThreadPoolExecutor(_NUM_WRITING) as pool:
-        list(pool.map(lambda name: put_name(url, name, source, {}), names))
+        list(pool.map(publish, range(len(names)), names))
 
 
 def put_files(url: str, source: Path) -> None:
@@ -104,13 +116,13 @@ def full_disk(pid: int) -> Iterator[None]:
 
 @contextmanager
 def _damaged_file(url: str) -> Iterator[None]:
-    """Flip a byte of the catalogue, which all bundles share, for the time of this context."""
+    """Flip a byte of a table of similar items, which all bundles share, for the time of this context."""
     store = open_store(url)
-    paths = [one["path"] for chunk in store.list("files/") for one in chunk]
-    contents = {path: bytes(store.get(path).bytes()) for path in paths}
-    path = next(path for path, content in contents.items() if content.startswith(b"PAR1"))
-    store.put(path, contents[path][:-9] + bytes([contents[path][-9] ^ 1]) + contents[path][-8:])
+    paths = (one["path"] for chunk in store.list("files/") for one in chunk)
+    path = next(path for path in paths if bytes(store.get_range(path, start=0, end=6)) == b"\x93NUMPY")
+    content = bytes(store.get(path).bytes())
+    store.put(path, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     try:
         yield
     finally:
-        store.put(path, contents[path])
+        store.put(path, content)

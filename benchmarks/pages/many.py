@@ -15,6 +15,7 @@ def many_gateway() -> Iterator[str]:
         [
             (f"start with {start['names']:,} names, one", f"{start['start_s']:.2f}, {start['one_start_s']:.2f} s"),
             ("p99 of names in memory, of one name", f"{warm['warm_p99_ms']:.0f}, {warm['one_p99_ms']:.0f} ms"),
+            *((("cores that loads took meanwhile", f"{cores:.2f}"),) if (cores := warm.get("loading_cores")) else ()),
             ("all requests: answered, in time", _answered(zipf)),
             (f"{first['calls']} first calls without manifest", _first_calls(first)),
             (f"memory after {memory['evictions']:,} loads and unloads", f"{memory['growth']:+.1%}"),

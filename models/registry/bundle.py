@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.documents import MAX_BYTES, decode
@@ -21,7 +22,9 @@ from models.wishes.reader import Reader
 
 JUDGED = "judged"
 """Folder of the model pair that the quality gate evaluated, within a bundle."""
-REPORT = "report.json"
+REPORT, CATALOGUE = "report.json", "catalogue.parquet"
+_CATALOGUES: WeakValueDictionary[str, Catalogue] = WeakValueDictionary()
+"""The catalogues in use, by the hash of their file."""
 _ADAPTER = "decoder/adapter"
 
 
@@ -125,7 +128,11 @@ class Bundle:
         return found
 
     def catalogue(self) -> Catalogue:
-        return load_catalogue(self._verified("catalogue.parquet"))
+        path, digest = self._verified(CATALOGUE), self.manifest["files"].get(CATALOGUE, self.version)
+        found = _CATALOGUES.get(digest)
+        if found is None:
+            found = _CATALOGUES[digest] = load_catalogue(path)
+        return found
 
     def similar(self, num_items: int) -> SimilarTable:
         """Read the similar items for a catalogue of this size; empty in bundles from before similar items existed."""
@@ -150,7 +157,7 @@ class Bundle:
 
     def item_ids(self) -> tuple[str, ...]:
         """Read only the item ids of the catalogue, in index order."""
-        return load_item_ids(self._verified("catalogue.parquet"))
+        return load_item_ids(self._verified(CATALOGUE))
 
     def report(self) -> dict[str, Any]:
         """Read the evaluation report. Raises BundleCorrupt."""

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
 _NUM_FETCHING, _NUM_FOLLOWING = 4, 2
-_SWITCH_S = 0.0005
+_SWITCH_S = 0.0001
 """How long a thread keeps the interpreter while another waits. With Python's 5 ms requests wait for loads."""
 
 Model = TypeVar("Model")
@@ -94,6 +94,7 @@ class Residents(Generic[Model]):
         self._fetch_order = FairOrder()
         self._refreshing: set[str] = set()
         self._failures: dict[str, LoadFailure] = {}
+        self._reported_bytes: dict[str, int] = {}
         self._fetchers = ThreadPoolExecutor(_NUM_FETCHING, "model-fetch")
         self._loader = ThreadPoolExecutor(1, "model-load")
         self._followers = ThreadPoolExecutor(_NUM_FOLLOWING, "model-follow")
@@ -136,11 +137,15 @@ class Residents(Generic[Model]):
             return None
 
     def touch(self, name: str) -> Model | None:
-        """Return a resident model as `acquire` does, without a reference: for models that count their users."""
+        """Return a resident model as `acquire` does, without a reference: for models that count their users.
+
+        Waits for no other thread if the model is resident.
+        """
+        if self._table.use(name, self._clock()):
+            return self._models.get(name)
         with self._changed:
-            if (model := self.acquire(name)) is not None:
-                self.release(name)
-            return model
+            self._ask_for(name)
+        return None
 
     def release(self, name: str) -> None:
         """Give a model back."""
@@ -233,7 +238,6 @@ class Residents(Generic[Model]):
         except Exception as error:  # noqa: BLE001 - the other names must keep serving
             with self._changed:
                 self._table.failed(name)
-                self._metrics.resident_bytes.labels(self._metrics.part, name).set(0)
                 self._record_failure(name, error)
                 self._act()
             return
@@ -260,7 +264,6 @@ class Residents(Generic[Model]):
         with self._changed:
             reason = self._table.unloaded(name)
             self._metrics.evictions.labels(self._metrics.part, name, reason).inc()
-            self._metrics.resident_bytes.labels(self._metrics.part, name).set(0)
             log.info("model_unloaded", name=name, reason=reason.value)
             self._act()
 
@@ -271,8 +274,15 @@ class Residents(Generic[Model]):
             self._loader.submit(self._load, name)
         for name in actions.unload:
             self._loader.submit(self._unload, name)
-        for name, num_bytes in self._table.bytes_by_name().items():  # a name changes those of others that share a part
-            self._metrics.resident_bytes.labels(self._metrics.part, name).set(num_bytes)
+        self._report_bytes()
+
+    def _report_bytes(self) -> None:
+        """Update the metrics of memory that have changed; a name changes those of others that share a part."""
+        before, now = self._reported_bytes, self._table.bytes_by_name()
+        for name in before.keys() | now.keys():
+            if before.get(name) != now.get(name):
+                self._metrics.resident_bytes.labels(self._metrics.part, name).set(now.get(name, 0))
+        self._reported_bytes = dict(now)
         self._metrics.shared_bytes.labels(self._metrics.part).set(self._table.shared_bytes)
 
     def _record_failure(self, name: str, error: Exception) -> None:
@@ -282,7 +292,8 @@ class Residents(Generic[Model]):
             pause_s = _MAX_PAUSE_S
         self._failures[name] = LoadFailure(str(error), pause_s, self._clock() + pause_s)
         self._metrics.load_failed.labels(self._metrics.part, name).set(1)
-        self._metrics.resident_bytes.labels(self._metrics.part, name).set(self._table.bytes_by_name().get(name, 0))
+        self._metrics.resident_bytes.labels(self._metrics.part, name)  # lists a name that was never in memory
+        self._report_bytes()
         self._changed.notify_all()
         self._settled(name)
         log.error("model_refused", name=name, retry_after_s=pause_s, error=repr(error))

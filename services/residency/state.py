@@ -138,6 +138,7 @@ class ResidencyTable:
         self._models: dict[str, _Model] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._order = FairOrder()
+        self._seen_pinned = ModelBytes(0)
 
     @property
     def num_bytes(self) -> int:
@@ -175,11 +176,11 @@ class ResidencyTable:
             return
         wanted = ModelBytes.of(size)
         if not self._can_fit(wanted):
-            sizes = [self._models[pin].size for pin in self.pinned & self._models.keys()]
-            pinned, together = ModelBytes.sum(sizes).total, ModelBytes.sum((*sizes, wanted)).total
+            pinned = self._pinned_bytes()
+            needed = ModelBytes.sum((pinned, wanted)).total - pinned.total
             raise TooLarge(
-                f"{name}: needs {together - pinned:,} bytes more; of {self._budget_bytes:,} bytes for models "
-                f"pinned names take {pinned:,}"
+                f"{name}: needs {needed:,} bytes more; of {self._budget_bytes:,} bytes for models "
+                f"pinned names take {pinned.total:,}"
             )
         self._wanted.setdefault(name, _Wanted(wanted, now_s))
 
@@ -199,6 +200,14 @@ class ResidencyTable:
             return False
         model.num_references += 1
         model.used_s = model.used_s if now_s is None else now_s
+        return True
+
+    def use(self, name: str, now_s: float) -> bool:
+        """Record a use of a resident name; return whether it is resident. Needs no lock."""
+        model = self._models.get(name)
+        if model is None or model.state is not Residency.RESIDENT:
+            return False
+        model.used_s = now_s
         return True
 
     def release(self, name: str) -> None:
@@ -241,9 +250,11 @@ class ResidencyTable:
         return Actions(load, tuple(self._start_unloads()))
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
+        pinned, seen = self._pinned_bytes(), self._seen_pinned
+        self._seen_pinned = pinned  # `want` refused those that did not fit next to it
         for name, one in list(self._wanted.items()):
             is_forgotten = name not in self.pinned and now_s - one.wanted_s > FORGET_S
-            if is_forgotten or not self._can_fit(one.size):
+            if is_forgotten or (pinned != seen and not self._can_fit(one.size)):
                 del self._wanted[name]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
         while self._wanted and num_free > 0:
@@ -266,8 +277,11 @@ class ResidencyTable:
 
     def _can_fit(self, size: ModelBytes) -> bool:
         """Return whether a model fits next to the pinned names."""
-        pinned = [self._models[name].size for name in self.pinned & self._models.keys()]
-        return self._budget_bytes is None or ModelBytes.sum([*pinned, size]).total <= self._budget_bytes
+        return self._budget_bytes is None or ModelBytes.sum([self._pinned_bytes(), size]).total <= self._budget_bytes
+
+    def _pinned_bytes(self) -> ModelBytes:
+        """Return the memory of the pinned names that are in memory."""
+        return ModelBytes.sum(self._models[name].size for name in self.pinned & self._models.keys())
 
     def _start_unloads(self) -> Iterable[str]:
         for name, model in self._models.items():

@@ -20,6 +20,8 @@ from uuid import uuid4
 from models.files import rename_if_absent
 from models.registry.manifest import MANIFEST
 
+_ROOM_SHARE = 0.1
+
 
 class VersionHold:
     """Keeps a version in the cache while it is referenced: an open, locked manifest."""
@@ -38,6 +40,7 @@ class VersionCache:
         """`max_bytes` bounds the files, not counting versions that are held."""
         self.files, self._versions = root / "files", root / "versions"
         self._max_bytes = max_bytes
+        self._room_bytes = 0.0
 
     def folder_of(self, version: str) -> Path:
         """Return the folder of a version, which may be absent."""
@@ -63,7 +66,9 @@ class VersionCache:
 
         Returns None if another process has finished the version first.
         """
-        self._make_room()
+        self._room_bytes -= sum((folder / name).stat().st_size for name in digests)
+        if self._room_bytes < 0:
+            self._make_room()
         self.files.mkdir(parents=True, exist_ok=True)
         for name, digest in digests.items():
             with suppress(FileExistsError):
@@ -74,13 +79,20 @@ class VersionCache:
         return None if folder.exists() else hold
 
     def _make_room(self) -> None:
-        """Delete the least recently opened versions until the files fit, and files that no version uses."""
+        """Delete the least recently opened versions until the files fit, and files that no version uses.
+
+        Called again after a part of the room is used, since it looks at every file: other processes fill the rest.
+        """
         opened = {path: status.st_mtime for path, status in _statuses(self._versions, f"*/{MANIFEST}")}
         for manifest in sorted(opened, key=lambda path: opened[path]):
-            if sum(status.st_size for _, status in _statuses(self.files, "*")) <= self._max_bytes:
-                return
+            if self._free_bytes() >= 0:
+                break
             if self._evict(manifest):
                 self._delete_unused()
+        self._room_bytes = self._free_bytes() * _ROOM_SHARE
+
+    def _free_bytes(self) -> int:
+        return self._max_bytes - sum(status.st_size for _, status in _statuses(self.files, "*"))
 
     def _evict(self, manifest: Path) -> bool:
         """Delete a version unless it is held; return whether it is deleted."""

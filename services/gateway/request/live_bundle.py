@@ -19,7 +19,7 @@ from pyarrow.lib import ArrowInvalid
 
 from models.catalogue import Catalogue
 from models.mixer import Added, Mixer
-from models.registry.bundle import Bundle, learned_repeats, lists_version, llm_pays
+from models.registry.bundle import CATALOGUE, Bundle, learned_repeats, lists_version, llm_pays
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
 from models.registry.popular import popular_catalogue
@@ -34,11 +34,13 @@ from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics
+from services.residency.state import ModelBytes
 
 log = structlog.get_logger()
 
-_BUNDLE_BYTES, _ITEM_BYTES = 2 * 2**20, 1_500
-"""Memory of a loaded bundle apart from its files: in all, and by item for texts, index, masks and marks."""
+_BUNDLE_BYTES, _ITEM_BYTES, _CATALOGUE_ITEM_BYTES = 2 * 2**20, 300, 1_200
+"""Memory of a loaded bundle apart from its files: in all, by item for states and masks, and by item for ids, texts,
+index and marks, which bundles with equal catalogues share."""
 _NOT_LOADED = ("decoder/", "teacher/", "judged/", "report.")
 _UNLOAD_S, _LOOK_S = 10.0, 0.002
 
@@ -158,10 +160,10 @@ class LiveBundle:
         self._serving: Serving[Live] = Serving()
         self._prepare: list[Callable[[Live], object]] = []
         self._store = store
-        self._bytes_by_version: dict[str, int] = {}
+        self._bytes_by_version: dict[str, ModelBytes] = {}
         self._last_version: str | None = None
-        self.reserve: Callable[[int], bool] | None = None
-        """Counts the bytes of all versions of the name; returns whether they fit. None where they are not counted."""
+        self.reserve: Callable[[ModelBytes], bool] | None = None
+        """Counts the memory of all versions of the name; returns whether it fits. None where it is not counted."""
         self._follower = self._follow()
 
     @property
@@ -232,12 +234,12 @@ class LiveBundle:
         """Refresh in this thread. Never raises."""
         self._follower.refresh()
 
-    def fetch(self) -> int:
-        """Bring the files of the serving versions to this machine, and return the bytes of memory that they will take.
+    def fetch(self) -> ModelBytes:
+        """Bring the files of the serving versions to this machine, and return the memory that they will take.
 
         Raises StoreUnavailable, BundleError or OSError.
         """
-        return sum(memory_of(self._store.open(version)) for version in self._store.record().serving)
+        return ModelBytes.sum(memory_of(self._store.open(version)) for version in self._store.record().serving)
 
     def unload(self) -> None:
         """Unload all versions, and wait until no request uses them."""
@@ -304,7 +306,7 @@ class LiveBundle:
         if self.reserve is not None:
             self._bytes_by_version[bundle.version] = memory_of(bundle)
             versions = {*self._serving.loaded, bundle.version}
-            if not self.reserve(sum(self._bytes_by_version[version] for version in versions)):
+            if not self.reserve(ModelBytes.sum(self._bytes_by_version[version] for version in versions)):
                 raise EnvironmentFault(f"TAILRACE_STUDENT_MEMORY_GIB: no room for {bundle.version} yet")
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
@@ -336,7 +338,7 @@ class LiveBundle:
         self._last_version = serving.live or before.live or self._last_version
         if self.reserve is not None and serving.loaded and before.loaded.keys() - serving.loaded.keys():
             self._bytes_by_version = {version: self._bytes_by_version[version] for version in serving.loaded}
-            self.reserve(sum(self._bytes_by_version.values()))
+            self.reserve(ModelBytes.sum(self._bytes_by_version.values()))
         for roles, value in ((_roles(before), 0), (_roles(serving), 1)):
             for role, version in roles:
                 self._metrics.bundle_info.labels(version, self.name, role).set(value)
@@ -359,15 +361,18 @@ def _kept(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key != "popular"}
 
 
-def memory_of(bundle: Bundle) -> int:
-    """Return the bytes of memory that a bundle takes in a gateway, without its decoder. Reads sizes of files only."""
+def memory_of(bundle: Bundle) -> ModelBytes:
+    """Return the memory that a bundle takes in a gateway, without its decoder. Reads sizes of files only."""
     files = (bundle.path / name for name in bundle.manifest["files"] if not name.startswith(_NOT_LOADED))
     try:
-        num_rows: int = parquet.read_metadata(bundle.path / "catalogue.parquet").num_rows
+        num_rows: int = parquet.read_metadata(bundle.path / CATALOGUE).num_rows
         file_bytes = sum(path.stat().st_size for path in files)
     except (OSError, ArrowInvalid) as error:
         raise BundleIncomplete(f"{bundle.path}: catalogue.parquet is not readable ({error})") from error
-    return int(_BUNDLE_BYTES + num_rows * _ITEM_BYTES + file_bytes)
+    catalogue = bundle.manifest["files"].get(CATALOGUE, bundle.version)
+    return ModelBytes(
+        _BUNDLE_BYTES + num_rows * _ITEM_BYTES + file_bytes, {catalogue: num_rows * _CATALOGUE_ITEM_BYTES}
+    )
 
 
 def _warm(live: Live) -> None:

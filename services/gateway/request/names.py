@@ -21,7 +21,7 @@ from services.errors import BundleError, DependencyUnavailable, InvalidRequest, 
 from services.gateway.request.live_bundle import Live, LiveBundle
 from services.observability.metrics import ResidencyMetrics
 from services.residency.residents import Residents
-from services.residency.state import Residency, ResidencyTable
+from services.residency.state import ModelBytes, Residency, ResidencyTable
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class Names:
         self._residents = Residents(table, self._source, metrics, poll_s, settled=self._settled)
         if residency is not None:
             for bundle in bundles:
-                bundle.reserve = lambda num_bytes, name=bundle.name: self._residents.resize(name, num_bytes)
+                bundle.reserve = lambda size, name=bundle.name: self._residents.resize(name, size)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awaited: dict[str, asyncio.Event] = {}
         self._partial: dict[str, asyncio.Future[Live]] = {}
@@ -277,9 +277,9 @@ class _BundleSource:
         self._is_lazy = is_lazy
         self.is_stopped = False
 
-    def fetch(self, name: str) -> int:
+    def fetch(self, name: str) -> ModelBytes:
         """Download the versions that serve under a name. Raises StoreUnavailable, BundleError or OSError."""
-        return self._bundles[name].fetch() if self._is_lazy else 0
+        return self._bundles[name].fetch() if self._is_lazy else ModelBytes(0)
 
     def load(self, name: str) -> LiveBundle:
         """Load the versions that serve under a name."""

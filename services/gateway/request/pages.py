@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import structlog
 
+from models.catalogue import Catalogue
 from services.contracts.recommend import MAX_NEXT_CHARS, RecommendRequest, ScoredItem
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.gateway.overload.long_work import LongWork
@@ -65,6 +66,7 @@ class Pages:
         self._wall_clock = wall_clock
         self._key: bytes | None = None
         self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
+        self._of_catalogue: WeakKeyDictionary[Catalogue, _Sorted] = WeakKeyDictionary()
         self._marking = LongWork("pages")
         self._refreshing = PeriodicTask("page_key", self.refresh, _KEY_EVERY_S)
         names.before_swap(self._marks_of)
@@ -145,7 +147,10 @@ class Pages:
         """Return the marks of a bundle's items, normally computed in the loading thread."""
         found = self._marks.get(live)
         if found is None:
-            found = self._marks[live] = ItemMarks(live)
+            known = self._of_catalogue.get(live.catalogue)
+            if known is None:
+                known = self._of_catalogue[live.catalogue] = _NONE_SORTED.with_ids(live.catalogue.item_ids)
+            found = self._marks[live] = ItemMarks(live, known)
         return found
 
 
@@ -157,9 +162,9 @@ def _owner_of(request: RecommendRequest) -> bytes:
 class ItemMarks:
     """The items of one bundle and the newer items of the live catalogue, by mark."""
 
-    def __init__(self, live: Live) -> None:
-        """Mark the items; takes 0.7 s for a million."""
-        self._sorted = _Sorted.of(None, live)
+    def __init__(self, live: Live, known: "_Sorted | None" = None) -> None:
+        """Mark the items; takes 0.7 s for a million. `known` are those of the bundle, if they are marked."""
+        self._sorted = (known or _NONE_SORTED).with_items(live)
         self._newest: list[int] = []
         self._num_newest_from = self._sorted.num_items
 
@@ -169,7 +174,7 @@ class ItemMarks:
 
     def catch_up(self, live: Live) -> None:
         """Sort the new items. Takes 0.5 s for 200,000: call in a thread."""
-        self._sorted = _Sorted.of(self._sorted, live)
+        self._sorted = self._sorted.with_items(live)
 
     def items(self, marks: Sequence[int], live: Live) -> tuple[str, ...]:
         """Return the items that have one of these sorted marks. Call in the event loop."""
@@ -193,22 +198,28 @@ class _Sorted:
     def num_items(self) -> int:
         return len(self.marks)
 
-    @classmethod
-    def of(cls, before: "_Sorted | None", live: Live) -> "_Sorted":
-        """Sort all current items, reusing the marks in `before`."""
-        items, num_known = live.items, 0 if before is None else before.num_items
-        marks = np.empty(items.num_named, dtype=np.uint32)
-        if before is not None:
-            marks[before.order] = before.marks
-        marks[num_known:] = [mark_of(items.item_id(index)) for index in range(num_known, len(marks))]
+    def with_items(self, live: Live) -> "_Sorted":
+        """Sort all current items, reusing these marks."""
+        return self.with_ids([live.items.item_id(index) for index in range(self.num_items, live.items.num_named)])
+
+    def with_ids(self, item_ids: Sequence[str]) -> "_Sorted":
+        """Sort these items too, after the present items in this order."""
+        if not item_ids:
+            return self
+        marks = np.empty(self.num_items + len(item_ids), dtype=np.uint32)
+        marks[self.order] = self.marks
+        marks[self.num_items :] = [mark_of(item_id) for item_id in item_ids]
         order = np.argsort(marks, kind="stable").astype(np.int32)
-        return cls(marks[order], order)
+        return _Sorted(marks[order], order)
 
     def indices(self, marks: Sequence[int]) -> list[int]:
         """Return the indices of the items that have one of these marks."""
         wanted = np.array(marks, dtype=np.uint32)
         first, last = (np.searchsorted(self.marks, wanted, side=side) for side in ("left", "right"))
         return [self.order[place] for one, end in zip(first, last, strict=True) for place in range(one, end)]
+
+
+_NONE_SORTED = _Sorted(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int32))
 
 
 def mark_of(item_id: str) -> int:

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import structlog
 
+from models.catalogue import Catalogue
 from services.errors import DeadlineExceeded
 from services.gateway.overload.long_work import LongWork
 from services.gateway.request.live_bundle import Live
@@ -34,6 +35,7 @@ class TitleSearch:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._indexed: WeakKeyDictionary[Live, _Indexed] = WeakKeyDictionary()
+        self._of_catalogue: WeakKeyDictionary[Catalogue, TitleIndex] = WeakKeyDictionary()
         self._searching = LongWork("search")
         names.before_swap(self._index)
 
@@ -56,8 +58,10 @@ class TitleSearch:
         return matches_V
 
     def _index(self, live: Live) -> _Indexed:
-        titles = live.catalogue.titles
-        found = self._indexed[live] = _Indexed(TitleIndex(titles), len(titles))
+        titles, known = live.catalogue.titles, self._of_catalogue.get(live.catalogue)
+        if known is None:
+            known = self._of_catalogue[live.catalogue] = TitleIndex(titles)
+        found = self._indexed[live] = _Indexed(known, len(titles))
         return found
 
     async def refresh(self) -> None:

@@ -119,6 +119,14 @@ class TableMachine(RuleBasedStateMachine):
             self.known[name].num_references += 1
             self.known[name].used_s = self.now_s
 
+    @rule(name=names)
+    def use(self, name: str) -> None:
+        """A request uses a name without a reference, exactly if it is resident."""
+        is_resident = self.table.state(name) is Residency.RESIDENT
+        assert self.table.use(name, self.now_s) is is_resident
+        if is_resident:
+            self.known[name].used_s = self.now_s
+
     @precondition(lambda self: any(one.num_references for one in self.known.values()))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

@@ -16,6 +16,7 @@ from services.contracts.recommend import Filters, Reason, Tier
 from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
+from services.residency.state import ModelBytes
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.wait import until
 from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish
@@ -50,7 +51,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     for name in NAMES:
         add_version(root, name, catalogue_of())
         BundleStore(root, name).promote(name)
-    budget = int(2.5 * memory_of(BundleStore(root).open("v1")))
+    budget = int(2.5 * memory_of(BundleStore(root).open("v1")).total)
     (tmp_path / "surfaces.toml").write_text("".join(f'[{name}]\nmodel = "{name}"\n' for name in NAMES))
     gate, num_loads = Event(), dict.fromkeys(("default", *NAMES), 0)
     gate.set()
@@ -100,7 +101,7 @@ async def test_a_version_counts_its_memory_without_a_limit_too(tmp_path: Path) -
     await until(held)
     await world.plane.stop()
 
-    assert (before, held()) == (0, memory_of(BundleStore(root).open("v1")))
+    assert (before, held()) == (0, memory_of(BundleStore(root).open("v1")).own)
 
 
 async def test_while_a_name_loads_its_popular_items_answer(scene: Scene) -> None:
@@ -124,6 +125,17 @@ async def test_the_name_that_was_used_longest_ago_is_unloaded(scene: Scene) -> N
         await until(lambda name=name: scene.loaded() == {"default", name})  # type: ignore[misc]
 
     assert scene.num_loads == {"default": 1, "mail": 2, "news": 1, "home": 1}
+
+
+async def test_names_with_equal_catalogues_share_one(scene: Scene) -> None:
+    """The catalogue of two names is one object, whose memory counts once, and each name has its own item states."""
+    await scene.ask("mail")
+    first, other = (scene.world.plane.names.of(name).current() for name in ("default", "mail"))
+    sizes = [memory_of(BundleStore(scene.root).open(version)) for version in ("v1", "mail")]
+
+    assert other.catalogue is first.catalogue
+    assert other.items is not first.items
+    assert ModelBytes.sum(sizes).total < sum(size.total for size in sizes)
 
 
 async def test_a_bundle_in_use_stays_in_memory_until_its_request_ends(scene: Scene) -> None:
