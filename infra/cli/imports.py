@@ -140,6 +140,7 @@ def _run(
     from pipelines.imports.importing import progress_file
     from pipelines.imports.run import ImportRun
     from pipelines.imports.sources import name_of
+    from services.stream.log.ledger import ErasureLedger
 
     kind, source, query, options = what
     folder = settings.state_dir / "imports"
@@ -152,6 +153,7 @@ def _run(
         send=send,
         progress_file=progress,
         scratch=folder / "ordered",
+        erasures=ErasureLedger(settings.offline_log_dir),
         moved=lambda rows: status.update(f"{kind}: {rows} rows"),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from pipelines.data.erased import keeps_unerased
 from pipelines.imports.importing import Import, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
@@ -19,8 +20,10 @@ from pipelines.tables.findings import Findings
 from pipelines.tables.options import TableOptions
 from pipelines.tables.reader import EventTable, ItemTable, open_table
 from services.contracts.events import MAX_EVENT_AGE_MS
+from services.stream.log.ledger import ErasureLedger
 
 _DAY_MS = 86_400_000
+ERASED = "{n} from before the erasure of their user are not imported"
 Send = Callable[[Sequence[tuple[bytes, bytes]]], None]
 """Sends keys and values."""
 
@@ -35,6 +38,7 @@ class ImportRun:
         send: Returns once a batch is durable. Raises DependencyUnavailable.
         progress_file: File that records the progress.
         scratch: A folder for parts of a large table.
+        erasures: The erasures of users, whose earlier events are not imported again.
         moved: Called after each batch with the number of rows delivered.
     """
 
@@ -43,6 +47,7 @@ class ImportRun:
     send: Send
     progress_file: Path
     scratch: Path
+    erasures: ErasureLedger | None = None
     moved: Callable[[int], object] = id
 
 
@@ -74,8 +79,13 @@ def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[I
     since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # events are read some time after they are sent
     refuse = untimely(now_ms, since_ms if old is None else None)
     ordered = OrderedEvents(run.scratch, table.batches(refuse=refuse))
+    keeps = keeps_unerased(run.erasures)
 
     def deliver(batch: pl.DataFrame) -> None:
+        if keeps is not None:
+            is_kept = keeps(batch)
+            table.findings.note(ERASED, int((~is_kept).sum()))
+            batch = batch.filter(is_kept)
         is_old = pl.col("event_time").dt.epoch("ms") < since_ms
         if old is not None:
             old.add(interactions(batch.filter(is_old)))

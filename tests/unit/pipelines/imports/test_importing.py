@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from pipelines.imports.importing import BATCH_ROWS, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
-from pipelines.imports.run import ImportRun, import_events, import_items
+from pipelines.imports.run import ERASED, ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN
+from services.contracts.erasure import Erasure
 from services.contracts.events import decode_interaction
 from services.contracts.items import ItemState, decode_item
 from services.errors import DataError, DependencyUnavailable
+from services.features.schema import LogPosition
+from services.stream.decode import LoggedErasure
+from services.stream.log.ledger import ErasureLedger
 
 BATCHES = 3
 
@@ -146,6 +150,34 @@ def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path:
 
     assert found == {"without": (["a"], {"too old": [3], "in the ": [4]}), "with": (["a"], {"in the ": [4]})}
     assert old.finish() == 1
+
+
+def test_an_erased_users_earlier_events_are_not_imported_again(tmp_path: Path) -> None:
+    """Also after the erasure is done everywhere, and from the start of the file; later events begin a new history."""
+    now_s, sent = 1_800_000_000, list[tuple[bytes, bytes]]()
+    path, ledger, old = tmp_path / "events.csv", ErasureLedger(tmp_path / "log"), OldEvents(tmp_path / "old.parquet")
+    erasure = Erasure(erasure_id="x", user_id="u", accepted_time_ms=(now_s - 60) * 1_000)
+    ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 5))], ["t"])
+    ledger.close(0, ["x"], now_s * 1_000)
+    times = {"a": now_s - 90 * 86_400, "b": now_s - 61, "c": now_s - 59}
+    path.write_text(
+        "\n".join(["user_id,item_id,event_time", *(f"u,{item},{at}\nv,{item},{at}" for item, at in times.items())])
+    )
+
+    run = ImportRun(
+        path=path,
+        options=PLAIN,
+        send=sent.extend,
+        progress_file=tmp_path / "p",
+        scratch=tmp_path / "s",
+        erasures=ledger,
+    )
+    _, findings = import_events(run, old, now_s * 1_000)
+
+    events = [decode_interaction(value) for _, value in sent]
+    assert [(one.user_id, one.item_id) for one in events] == [("v", "b"), ("u", "c"), ("v", "c")]
+    assert old.finish() == 1
+    assert [note.what for note in findings.notes] == [ERASED.replace("{n}", "2")]
 
 
 def test_ordered_events_are_all_there_whatever_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
