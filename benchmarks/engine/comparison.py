@@ -7,12 +7,11 @@ error and not run again; an engine that does not start is recorded too, and does
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.cases import Case, ShapeCases, draw_prompts
+from benchmarks.engine.cases import Case, draw_prompts
 from benchmarks.engine.process import ROOT, EngineFailed, EngineProcess, Entry, our_entry, peer_entry, reference_entry
 from benchmarks.engine.report import Measured
 
@@ -27,22 +26,11 @@ _REFERENCE_CASE = "decode-8"
 _LIMITS = {"do": "limits", "effort": 2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of a comparison. Empty `names` means all cases."""
-
-    device: str
-    threads: int
-    rounds: int
-    peers: tuple[str, ...]
-    names: frozenset[str]
-
-
 class Comparison:
     """The engines' measurements in one run of the benchmark."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, device: str, threads: int, rounds: int) -> None:
+        self._device, self._threads, self._rounds = device, threads, rounds
         self.measured: list[Measured] = []
         self.described: dict[str, dict[str, Any]] = {}
         self.absent: dict[str, str] = {}
@@ -59,53 +47,40 @@ class Comparison:
         """The device that our engine reports."""
         return str(self.described.get(OURS, {}).get("device", "unknown"))
 
-    def compare(self, folder: Path, cases: Sequence[Case]) -> None:
+    def compare(self, folder: Path, peers: Sequence[str], cases: Sequence[Case]) -> None:
         """Run these cases on all engines with one checkpoint, and compare their outputs with the reference."""
-        options, model = self._options, str(folder)
-        entries = {OURS: our_entry(model, options.device, options.threads, {})}
-        if options.device == "cpu":
-            entries[_INT8] = our_entry(model, options.device, options.threads, {"weight_kind": "int8"})
-        for name in options.peers:
-            entry = peer_entry(name, model, options.device, options.threads)
+        model, device, threads = str(folder), self._device, self._threads
+        entries = {OURS: our_entry(model, device, threads, {})}
+        if device == "cpu":
+            entries[_INT8] = our_entry(model, device, threads, {"weight_kind": "int8"})
+        for name in peers:
+            entry = peer_entry(name, model, device, threads)
             if entry is None:
                 self.absent[name] = "not installed: run `make bench-peers`"
             else:
                 entries[name] = entry
-        measured = self._run(entries, cases, words_of(folder))
+        self.run(entries, cases, words_of(folder))
         if "transformers" in entries:
-            self._compare_with_reference(
-                model, [one for one in measured if one.case.name == _REFERENCE_CASE and one.runs]
-            )
+            self._compare_with_reference(model)
 
-    def run_alone(self, group: ShapeCases) -> None:
-        """Run these cases on our engine over random weights."""
-        options = self._options
-        entry = our_entry(f"shape:{group.shape}", options.device, options.threads, dict(group.config))
-        self._run({OURS: entry}, group.cases, range(256))
-
-    def _run(self, entries: dict[str, Entry], cases: Sequence[Case], words: Sequence[int]) -> list[Measured]:
-        options = self._options
-        wanted = [case for case in cases if not options.names or case.name in options.names]
-        if not wanted:
-            return []
-        begin = _announced(len(entries) * (1 + len(wanted) * (options.rounds + 1)))
+    def run(self, entries: dict[str, Entry], cases: Sequence[Case], words: Sequence[int]) -> None:
+        """Run these cases on these engines, with prompts of these tokens."""
+        begin = _announced(len(entries) * (1 + len(cases) * (self._rounds + 1)))
         engines = self._start(entries, begin)
         try:
-            measured = [
-                Measured(case, name) for case in wanted for name in engines if not (case.width and name in _TEXT_ONLY)
+            self.measured = measured = [
+                Measured(case, name) for case in cases for name in engines if not (case.width and name in _TEXT_ONLY)
             ]
             for one in measured:
                 begin(f"warming up {one.case.name} on {one.engine}")
                 _warm_up(engines[one.engine], one, words)
-            for round_number in range(options.rounds):
+            for round_number in range(self._rounds):
                 for one in measured if round_number % 2 == 0 else reversed(measured):
                     begin(f"round {round_number + 1}: {one.case.name} on {one.engine}")
                     _run_round(engines[one.engine], one, words, round_number)
         finally:
             for engine in engines.values():
                 engine.stop()
-        self.measured += measured
-        return measured
 
     def _start(self, entries: dict[str, Entry], begin: Callable[[str], None]) -> dict[str, EngineProcess]:
         engines = {}
@@ -116,18 +91,17 @@ class Comparison:
                 engine.wait_until_ready()
             except EngineFailed as error:
                 engine.stop()
-                self.failed[f"{name} over {Path(entry.options['model']).name}"] = f"does not start: {error}"
+                self.failed[name] = f"does not start: {error}"
             else:
                 engines[name] = engine
                 self.described[name] = engine.described
         return engines
 
-    def _compare_with_reference(self, model: str, measured: Sequence[Measured]) -> None:
-        entry = reference_entry(model, self._options.threads)
-        reference = EngineProcess(entry)
+    def _compare_with_reference(self, model: str) -> None:
+        reference = EngineProcess(reference_entry(model, self._threads))
         try:
             reference.wait_until_ready()
-            for one in measured:
+            for one in (one for one in self.measured if one.case.name == _REFERENCE_CASE and one.runs):
                 reply = reference.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
                 self.quality[one.engine] = {name: value for name, value in reply.items() if name != "seconds"}
         except EngineFailed as error:

@@ -100,13 +100,13 @@ def about_run(name: str) -> dict[str, Any]:
         "machine": {
             "cpus": os.cpu_count(),
             "arch": platform.machine(),
-            "model": _model(),
+            "model": processor(),
             "python": platform.python_version(),
         },
     }
 
 
-def _model() -> str:
+def processor() -> str:
     """Return the processor's name; empty if the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

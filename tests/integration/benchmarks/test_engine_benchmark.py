@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.engine.cases import Case, ShapeCases
-from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.process import EngineFailed, EngineProcess, Entry
+from benchmarks.engine.cases import Case
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.process import EngineFailed, EngineProcess, Entry, our_entry
 from benchmarks.engine.shapes import random_decoder
 from models.decoder.weights import save_decoder
 
@@ -45,16 +45,17 @@ def test_beside_transformers(tmp_path: Path) -> None:
     assert shares["beams-8"] >= 0.5
 
 
-def test_a_group_whose_engine_does_not_start_costs_no_other_results(tmp_path: Path) -> None:
-    """A failed engine is in the file with its last line of output; the next group is measured."""
+def test_an_engine_that_does_not_start_costs_no_other_results(tmp_path: Path) -> None:
+    """A failed engine is in the file with its last line of output; the other engines are measured."""
+    save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")
     case = Case(name="rank", unit="ms", batch=1, prompt_len=8, width=4)
-    comparison = Comparison(Options(device="cpu", threads=1, rounds=1, peers=(), names=frozenset()))
-    for shape in ("unknown", "tiny"):
-        comparison.run_alone(ShapeCases(shape=shape, config={"num_blocks": 16}, cases=(case,)))
+    broken = Entry(Path(sys.executable), "benchmarks.engine.tailrace", {"threads": 1}, {})
+    comparison = Comparison("cpu", threads=1, rounds=1)
+    comparison.run({"broken": broken, "tailrace": our_entry(f"{tmp_path / 'model'}", "cpu", 1, {})}, [case], range(256))
 
-    assert list(comparison.failed) == ["tailrace over shape:unknown"]
-    assert comparison.failed["tailrace over shape:unknown"].endswith("KeyError: 'unknown'\n")
-    assert [case.error for case in comparison.measured] == [None]
+    assert list(comparison.failed) == ["broken"]
+    assert comparison.failed["broken"].endswith("KeyError: 'device'\n")
+    assert [(one.engine, one.error) for one in comparison.measured] == [("tailrace", None)]
 
 
 def test_a_late_reply_is_not_taken_for_the_next(tmp_path: Path) -> None:
