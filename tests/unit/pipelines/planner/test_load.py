@@ -156,24 +156,6 @@ def test_an_impossible_demand_is_refused(make: Callable[[], object], option: str
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"rate": 200.0},
-        {"users": 10**6},
-        {"items": NUM_ITEMS + 1},
-        {"items": NUM_ITEMS - 1},
-        {"events_rate": 10.0},
-        {"mix": parse_mix("student=1")},
-        {"kv_users": 11},
-        {"names": 2},
-    ],
-)
-def test_every_option_changes_the_estimate(changes: dict[str, Any]) -> None:
-    """Each option changes cores, memory or a note."""
-    assert plan(demand(**changes), MEASURED) != plan(demand(), MEASURED)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         [],
