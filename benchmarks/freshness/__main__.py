@@ -17,12 +17,11 @@ import time
 import uuid
 from typing import Any
 
-from benchmarks.freshness.answers import answered, background_load
-from benchmarks.load.audience import find_audience
+from benchmarks.freshness.answers import answered, asks_and_clicks, background_load
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
-from benchmarks.load.open_loop import percentile
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import percentiles
+from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
 from services.settings.settings import load_settings
 
 QUIET_S = 60.0
@@ -35,27 +34,21 @@ def main() -> None:
     parser.add_argument("--events", type=at_least_one, default=500, help="number of events, one after another")
     parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
     parser.add_argument("--quiet", type=int, default=0, help="events after a minute without requests each")
-    add_stack_options(parser, settings)
-    options = parser.parse_args()
+    options = parse_for_stack(parser, settings)
     with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
     write_report(options.json, report)
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    async with RestClient(*options.url) as rest:
-        await require_ready(rest)
-        audience = await find_audience(rest)
+    async with ready_stack(options.url) as (rest, audience):
         quiet_ms = []
         for _ in range(options.quiet):
             await asyncio.sleep(QUIET_S)
             quiet_ms.append(round(1_000 * await _sight(rest, audience.item_ids[0]), 3))
-        background = asyncio.create_task(background_load(rest, audience, options.rate))
-        try:
+        async with background_load(asks_and_clicks(rest, audience), options.rate):
             visible_ms = [1_000 * await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]
-        finally:
-            background.cancel()
-    found = {f"p{share}_ms": round(percentile(visible_ms, share / 100), 3) for share in (50, 95, 99, 100)}
+    found = percentiles(visible_ms, 50, 95, 99, 100)
     print(f"{options.events} events, visible after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms")
     about = {"num_events": options.events, "background_rps": options.rate, "after_quiet_ms": quiet_ms}
     return about_run("freshness") | about | found

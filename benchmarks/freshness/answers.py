@@ -4,11 +4,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from benchmarks.load.audience import Audience
 from benchmarks.load.clients import RestClient
-from benchmarks.load.open_loop import RequestOutcome, run_load
+from benchmarks.load.open_loop import RequestOutcome, Send, run_load
 
 _PAUSE_S = 0.002
 _GIVE_UP_S = 60.0
@@ -29,8 +30,23 @@ async def answered(rest: RestClient, user_id: str, is_enough: Callable[[int | No
     sys.exit(f"error: the answers to {user_id} did not change within {_GIVE_UP_S:g} s")
 
 
-async def background_load(rest: RestClient, audience: Audience, rate_rps: float) -> None:
-    """Request for known users at a fixed rate, with a click for every second one, until cancelled."""
+@asynccontextmanager
+async def background_load(send: Send, rate_rps: float) -> AsyncIterator[None]:
+    """Send requests at a fixed rate during the block."""
+
+    async def send_all() -> None:
+        while True:
+            await run_load(send, rate_rps, num_requests=1_000)
+
+    load = asyncio.create_task(send_all())
+    try:
+        yield
+    finally:
+        load.cancel()
+
+
+def asks_and_clicks(rest: RestClient, audience: Audience) -> Send:
+    """Return a sender of requests for known users, with a click for every second one."""
     users = audience.known_user_ids or ("nobody",)
 
     async def send(number: int) -> RequestOutcome:
@@ -41,5 +57,4 @@ async def background_load(rest: RestClient, audience: Audience, rate_rps: float)
             await rest.call(b"POST", b"/v1/events", json.dumps(click).encode())
         return await rest.recommend({"user_id": user_id, "k": 10})
 
-    while True:
-        await run_load(send, rate_rps, num_requests=1_000)
+    return send

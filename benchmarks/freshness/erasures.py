@@ -20,12 +20,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from benchmarks.freshness.answers import answered, background_load
-from benchmarks.load.audience import find_audience
+from benchmarks.freshness.answers import answered, asks_and_clicks, background_load
 from benchmarks.load.clients import RestClient, path_of
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.open_loop import percentile
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import percentiles
+from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
 from services.settings.settings import load_settings
 
 _ALL_GIVE_UP_S = 600.0
@@ -40,25 +39,21 @@ def main() -> None:
     parser.add_argument("--erasures", type=at_least_one, default=100, help="users erased one after another")
     parser.add_argument("--many", type=at_least_one, default=10_000, help="users erased in one go")
     parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
-    add_stack_options(parser, settings)
-    options = parser.parse_args()
+    options = parse_for_stack(parser, settings)
     with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
     write_report(options.json, report)
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    async with RestClient(*options.url) as rest:
-        await require_ready(rest)
-        audience = await find_audience(rest)
-        background = asyncio.create_task(background_load(rest, audience, options.rate))
-        try:
-            gone_ms = [1_000 * await _erase_one(rest, audience.item_ids[0]) for _ in range(options.erasures)]
-            one = {f"p{share}_ms": round(percentile(gone_ms, share / 100), 3) for share in (50, 99, 100)}
-            print(f"{options.erasures} erasures, gone after p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms")
-            many = await _erase_many(rest, audience.item_ids[0], options.many)
-        finally:
-            background.cancel()
+    async with (
+        ready_stack(options.url) as (rest, audience),
+        background_load(asks_and_clicks(rest, audience), options.rate),
+    ):
+        gone_ms = [1_000 * await _erase_one(rest, audience.item_ids[0]) for _ in range(options.erasures)]
+        one = percentiles(gone_ms, 50, 99, 100)
+        print(f"{options.erasures} erasures, gone after p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms")
+        many = await _erase_many(rest, audience.item_ids[0], options.many)
     print(f"{options.many} users: {many}")
     found = {"one": {"num_erasures": options.erasures, **one}, "many": {"num_users": options.many, **many}}
     return about_run("freshness erasures") | {"background_rps": options.rate} | found

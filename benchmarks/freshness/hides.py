@@ -17,7 +17,7 @@ import asyncio
 import json
 import sys
 import time
-from asyncio import Task
+from asyncio import TaskGroup
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +26,12 @@ from itertools import count
 from typing import Any
 
 from benchmarks.faults.processes import StackProcesses
-from benchmarks.load.audience import TIERS, Audience, find_audience
+from benchmarks.freshness.answers import background_load
+from benchmarks.load.audience import TIERS, Audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient, path_of
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import RequestOutcome, Send, percentiles
+from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from services.settings.settings import Settings, load_settings
 
@@ -55,8 +56,7 @@ def main() -> None:
     parser.add_argument("--changes", type=at_least_one, default=1_000, help="items hidden one after another")
     parser.add_argument("--faults", type=int, default=100, help="items hidden around each fault; 0: no faults")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="background recommendations a second")
-    add_stack_options(parser, settings)
-    options = parser.parse_args()
+    options = parse_for_stack(parser, settings)
     if options.faults and not options.up:
         sys.exit("error: faults kill parts of the stack; give --up for one of your own, or --faults 0")
     report = about_run("freshness hides") | {"background_rps": options.rate}
@@ -119,24 +119,17 @@ async def measure_hides(
     seen, gone_ms = Sightings(), list[float]()
     standby_address = (settings.inner_host, settings.standby_http_port)
     async with (
-        RestClient(*address) as rest,
+        ready_stack(address) as (rest, audience),
         GrpcClient(settings.grpc_address) as rpc,
         RestClient(*standby_address) as standby,
     ):
-        await require_ready(rest)
-        audience = await find_audience(rest)
         doors = [partial(seen.ask, door) for door in (rest, rpc, standby)]
-        background = asyncio.create_task(_background(doors, audience, rate_rps))
-        again: set[Task[None]] = set()
-        try:
+        async with background_load(_asks_of_all(doors, audience), rate_rps), TaskGroup() as later:
             for number in range(num_changes):
                 if number == num_changes // 10 and killed:
                     StackProcesses(settings.state_dir).kill(killed)
-                gone_ms.append(1_000 * await _hide(rest, doors, audience, number, seen, again))
-        finally:
-            await asyncio.gather(*again)
-            background.cancel()
-    found = {f"p{share}_ms": round(percentile(gone_ms, share / 100), 3) for share in (50, 99, 100)}
+                gone_ms.append(1_000 * await _hide(rest, doors, audience, number, seen, later))
+    found = percentiles(gone_ms, 50, 99, 100)
     about = {"num_changes": num_changes, **found, "num_shown_after_1s": seen.num_late}
     print(f"{num_changes} items hidden: gone after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; ", end="")
     print(f"{seen.num_late} of {seen.num_answers} answers show one after a second")
@@ -144,7 +137,7 @@ async def measure_hides(
 
 
 async def _hide(
-    rest: RestClient, doors: Sequence[Ask], audience: Audience, number: int, seen: Sightings, again: set[Task[None]]
+    rest: RestClient, doors: Sequence[Ask], audience: Audience, number: int, seen: Sightings, later: TaskGroup
 ) -> float:
     """Hide the first item of an answer; return the seconds until no door returns it. Shows it again later."""
     asks = audience.asks(TIERS[number % len(TIERS)]) or audience.asks("popular")
@@ -155,9 +148,7 @@ async def _hide(
     hidden = _Hidden(acknowledged_s)
     seen.hidden.setdefault(item_id, []).append(hidden)
     gone_s = max(await asyncio.gather(*(_gone_s(door, ask, item_id, acknowledged_s) for door in doors)))
-    task = asyncio.create_task(_show_again(rest, item_id, hidden))
-    again.add(task)
-    task.add_done_callback(again.discard)
+    later.create_task(_show_again(rest, item_id, hidden))
     return gone_s - acknowledged_s
 
 
@@ -204,8 +195,8 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
     await _put(rest, item_id, {})
 
 
-async def _background(doors: Sequence[Ask], audience: Audience, rate_rps: float) -> None:
-    """Call both doors and the standby for users of every tier at a fixed rate, until cancelled."""
+def _asks_of_all(doors: Sequence[Ask], audience: Audience) -> Send:
+    """Return a sender to both doors and the standby for users of every tier."""
     numbers = count()
 
     async def send(_number: int) -> RequestOutcome:
@@ -213,5 +204,4 @@ async def _background(doors: Sequence[Ask], audience: Audience, rate_rps: float)
         await doors[number // len(TIERS) % len(doors)]({**audience.mixed(number), "k": _K, "deadline_ms": _DEADLINE_MS})
         return RequestOutcome(is_ok=True, tier="", reason="")
 
-    while True:
-        await run_load(send, rate_rps, num_requests=1_000)
+    return send

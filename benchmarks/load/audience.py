@@ -7,10 +7,11 @@ popular       unknown users
 mixed         the four in turn
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.load.clients import RequestFields, RestClient
+from benchmarks.load.clients import Caller, LoadClient, RequestFields, RestClient
+from benchmarks.load.open_loop import RequestOutcome, Send
 
 TIERS = ("precomputed", "llm", "student", "popular")
 K = 10
@@ -51,6 +52,15 @@ class Audience:
         """Return request `number` of a mix that gives every tier work, taking the tiers in turn."""
         present = [asks for tier in TIERS if (asks := self.asks(tier)) is not None]
         return present[number % len(present)](number // len(present))
+
+
+def sender(caller: Caller | LoadClient, asks: Callable[[int], RequestFields], deadline_ms: int) -> Send:
+    """Return a function that sends the n-th of these requests with this deadline."""
+
+    def send(number: int) -> Awaitable[RequestOutcome]:
+        return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
+
+    return send
 
 
 async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS) -> Audience:

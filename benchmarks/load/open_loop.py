@@ -121,6 +121,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def percentiles(times_ms: Sequence[float], *percents: int) -> dict[str, float]:
+    """Return these percentiles of times, such as p99_ms."""
+    return {f"p{percent}_ms": round(percentile(times_ms, percent / 100), 3) for percent in percents}
+
+
 def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
     """Return the reported numbers of a run."""
     latencies_ms = [shot.latency_ms for shot in load.shots]
@@ -130,7 +135,7 @@ def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
         "rate_rps": rate_rps,
         "num_requests": len(load.shots),
         "deadline_ms": deadline_ms,
-        **{f"p{share}_ms": round(percentile(latencies_ms, share / 100), 3) for share in (50, 95, 99, 100)},
+        **percentiles(latencies_ms, 50, 95, 99, 100),
         "deadline_met": round(num_met / len(load.shots), 5),
         "goodput_rps": round(num_met / load.wall_s, 2),
         "tiers": dict(Counter(shot.outcome.tier for shot in load.shots)),

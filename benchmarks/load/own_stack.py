@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
+from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import host_and_port
 from services.settings.settings import Settings
@@ -16,6 +17,12 @@ def add_stack_options(parser: argparse.ArgumentParser, settings: Settings) -> No
     parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
     parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
+
+
+def parse_for_stack(parser: argparse.ArgumentParser, settings: Settings) -> argparse.Namespace:
+    """Return the parsed options of a benchmark that calls a stack."""
+    add_stack_options(parser, settings)
+    return parser.parse_args()
 
 
 @contextmanager
@@ -32,6 +39,14 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
         yield
     finally:
         stop_stack(settings)
+
+
+@asynccontextmanager
+async def ready_stack(address: tuple[str, int]) -> AsyncIterator[tuple[RestClient, Audience]]:
+    """Yield a caller of the ready stack at this address, and its users and items. Exits with the fix if not ready."""
+    async with RestClient(*address) as rest:
+        await require_ready(rest)
+        yield rest, await find_audience(rest)
 
 
 async def require_ready(rest: RestClient) -> None:

@@ -12,19 +12,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.load.audience import TIERS, find_audience
-from benchmarks.load.clients import RequestFields, RestClient
+from benchmarks.load.audience import TIERS, sender
+from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.footprint import Usage, find_groups, log_bytes_per_event, memory_mb, store_bytes, used_by
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load
-from benchmarks.load.own_stack import require_ready
+from benchmarks.load.own_stack import ready_stack
 from models.decoder.config import read_config
 from models.registry.store import BundleStore
 from services.settings.settings import Settings, load_settings
@@ -48,9 +47,7 @@ def main() -> None:
 
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    async with RestClient(settings.http_host, settings.http_port) as rest:
-        await require_ready(rest)
-        audience = await find_audience(rest)
+    async with ready_stack((settings.http_host, settings.http_port)) as (rest, audience):
         state_dir = settings.state_dir.absolute()
         with used_by(find_groups(state_dir)) as idle:
             await asyncio.sleep(options.seconds)
@@ -59,10 +56,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
             asks = audience.asks(tier)
             if asks is None:
                 sys.exit(f"error: no request is answered by {tier}; the stack must have been trained on ml-100k")
-
-            def send(number: int, asks: Callable[[int], RequestFields] = asks) -> Awaitable[RequestOutcome]:
-                return rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
-
+            send = sender(rest, asks, _PATIENT_MS)
             per_request = await _cost(state_dir, send, options, idle)
             requests[tier] = per_request
             print(f"{tier:12} {_shown(per_request)}")

@@ -10,21 +10,21 @@ requests and time.
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable
 from typing import Any
 
-from benchmarks.load.audience import TIERS, Audience, find_audience
-from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
+from benchmarks.load.audience import TIERS, Audience, sender
+from benchmarks.load.clients import DoorClient, GrpcClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
-from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import Send, run_load, summary
+from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
 from benchmarks.load.table import show
 from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"
 WARM_UP_REQUESTS = 20
 IDLE_S = 5.0
+_SHOWN = ("door", "tier", "deadline_ms", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share", "tiers")
 
 
 def main() -> None:
@@ -41,14 +41,11 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
     parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, nargs="+", default=[50, 200], help="one case for each")
-    add_stack_options(parser, settings)
-    return parser.parse_args()
+    return parse_for_stack(parser, settings)
 
 
 async def _measure(options: argparse.Namespace, groups: Groups) -> dict[str, Any]:
-    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
-        await require_ready(rest)
-        audience = await find_audience(rest)
+    async with ready_stack(options.url) as (rest, audience), GrpcClient(options.grpc) as rpc:
         with used_by(groups) as idle:
             await asyncio.sleep(IDLE_S)
         cases = []
@@ -69,11 +66,7 @@ async def _measure_door(
             print(f"{door:5} {tier:12} no user for this tier", file=sys.stderr)
             continue
         for deadline_ms in options.deadline_ms:
-
-            def send(number: int, asks: Any = asks, deadline_ms: int = deadline_ms) -> Awaitable[RequestOutcome]:
-                return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
-
-            case = await _case(send, door, tier, deadline_ms, options, meter)
+            case = await _case(sender(caller, asks, deadline_ms), door, tier, deadline_ms, options, meter)
             cases.append(case | {"p50_over_noop": round(case["p50_ms"] / noop["p50_ms"], 2)})
     return cases
 
@@ -87,28 +80,9 @@ async def _case(
         load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
     case: dict[str, Any] = {"door": door, "tier": tier, **summary(load, options.rate, deadline_ms)}
     case |= meter.per_request(usage, len(load.shots))
-    show(
-        case,
-        "door",
-        "tier",
-        "deadline_ms",
-        "p50_ms",
-        "p99_ms",
-        "deadline_met",
-        "cpu_ms",
-        "generator_cpu_share",
-        "tiers",
-    )
+    show(case, *_SHOWN)
     return case
 
 
 if __name__ == "__main__":
-    run_named(
-        {
-            "idle": "benchmarks.serve.idle",
-            "overload": "benchmarks.serve.overload",
-            "machines": "benchmarks.serve.machines",
-            "lists": "benchmarks.serve.lists",
-        },
-        main,
-    )
+    run_named({name: f"benchmarks.serve.{name}" for name in ("idle", "overload", "machines", "lists")}, main)

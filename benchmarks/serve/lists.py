@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.load.clients import RestClient, path_of
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, Usage, find_groups, used_by
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from models.registry.store import BundleStore
 from pipelines.publication.precompute import ranker_of
@@ -161,5 +161,4 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--rounds", type=at_least_one, default=400, help="calls of each kind")
     parser.add_argument("--users", type=at_least_one, default=900, help="users 1, 2, ... of the data")
-    add_stack_options(parser, settings)
-    return parser.parse_args()
+    return parse_for_stack(parser, settings)

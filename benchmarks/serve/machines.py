@@ -13,18 +13,18 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.audience import Audience, find_audience
+from benchmarks.load.audience import Audience, sender
 from benchmarks.load.capacity import capacity_of
-from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
+from benchmarks.load.clients import LeanGrpcClient, LoadClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
-from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import run_load, summary
+from benchmarks.load.own_stack import parse_for_stack, ready_stack, stack_for
 from benchmarks.load.table import show
 from benchmarks.serve.overload import MULTIPLES, overload_rows
 from services.settings.settings import Settings, load_settings
@@ -53,14 +53,11 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per row; ten times as long for the deadline")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="of the overload")
-    add_stack_options(parser, settings)
-    return parser.parse_args()
+    return parse_for_stack(parser, settings)
 
 
 async def _measure(options: argparse.Namespace, groups: Groups) -> list[dict[str, Any]]:
-    async with RestClient(*options.url) as rest, LeanGrpcClient(options.grpc) as rpc:
-        await require_ready(rest)
-        audience = await find_audience(rest)
+    async with ready_stack(options.url) as (rest, audience), LeanGrpcClient(options.grpc) as rpc:
         with used_by(groups) as idle:
             await asyncio.sleep(IDLE_S)
         doors: tuple[tuple[str, LoadClient], ...] = (("rest", rest), ("grpc", rpc))
@@ -74,23 +71,17 @@ async def _measure(options: argparse.Namespace, groups: Groups) -> list[dict[str
 async def _measure_door(
     door: str, caller: LoadClient, audience: Audience, options: argparse.Namespace, meter: CpuMeter
 ) -> list[dict[str, Any]]:
-    num_requests, send_short = round(10 * options.rate * options.seconds), _sender(caller, audience, SHORT_DEADLINE_MS)
+    num_requests = round(10 * options.rate * options.seconds)
+    send_short = sender(caller, audience.mixed, SHORT_DEADLINE_MS)
     with used_by(meter.groups) as usage:
         load = await run_load(send_short, options.rate, num_requests)
     short: dict[str, Any] = {"door": door, "kind": "deadline", **summary(load, options.rate, SHORT_DEADLINE_MS)}
     short |= meter.per_request(usage, num_requests)
     show(short, "door", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share")
-    send = _sender(caller, audience, options.deadline_ms)
+    send = sender(caller, audience.mixed, options.deadline_ms)
     capacity_rps = await capacity_of([send], options.seconds, options.deadline_ms)
     case = {"door": door, "kind": "overload", "priority": "normal"}
     return [short, *await overload_rows(send, case, capacity_rps, options, meter.groups)]
-
-
-def _sender(caller: LoadClient, audience: Audience, deadline_ms: int) -> Send:
-    def send(number: int) -> Awaitable[RequestOutcome]:
-        return caller.recommend({**audience.mixed(number), "deadline_ms": deadline_ms})
-
-    return send
 
 
 @contextmanager

@@ -16,19 +16,19 @@ import argparse
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.audience import find_audience
+from benchmarks.load.audience import find_audience, sender
 from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, find_groups, used_by
 from benchmarks.load.keys import write_caller_keys
-from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.open_loop import Send, percentile, run_load, summary
+from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
 from benchmarks.load.table import show
 from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
@@ -61,8 +61,7 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--multiples", type=above_zero, nargs="+", default=MULTIPLES, help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
-    add_stack_options(parser, settings)
-    return parser.parse_args()
+    return parse_for_stack(parser, settings)
 
 
 async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], groups: Groups) -> dict[str, Any]:
@@ -74,19 +73,14 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], gr
         await require_ready(rest[Priority.NORMAL])
         audience = await find_audience(rest[Priority.NORMAL])
 
-        def sender(caller: LoadClient) -> Send:
-            def send(number: int) -> Awaitable[RequestOutcome]:
-                return caller.recommend({**audience.mixed(number), "deadline_ms": options.deadline_ms})
-
-            return send
-
         doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
         for door, callers in doors:
-            capacity_rps = await capacity_of([sender(callers[Priority.NORMAL])], options.seconds, options.deadline_ms)
+            sends = {one: sender(own, audience.mixed, options.deadline_ms) for one, own in callers.items()}
+            capacity_rps = await capacity_of([sends[Priority.NORMAL]], options.seconds, options.deadline_ms)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
                 case = {"door": door, "priority": priority.name.lower()}
-                rows += await overload_rows(sender(callers[priority]), case, capacity_rps, options, groups)
+                rows += await overload_rows(sends[priority], case, capacity_rps, options, groups)
     return {**about_run("serve overload"), "rows": rows}
 
 
