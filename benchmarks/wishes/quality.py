@@ -13,7 +13,7 @@ docs/benchmarks.md explains the file.
 import shutil
 import tomllib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,7 +134,6 @@ class MeasuredReaders:
     def _row(self, wish: Wish) -> dict[str, float]:
         """Return a wish's NDCG@10 by reader, and the share of excluded items among the first ten."""
         logs_V = self.logs(wish.case)
-        label, history = int(self.cases.targets[wish.case]), self.cases.histories[wish.case]
         parts = self.whole.parts(wish.text, wish.session)
         scores = {
             "unread": logs_V,
@@ -144,13 +143,28 @@ class MeasuredReaders:
             "mix": self.scores(logs_V, parts),
             "oracle": np.where(wish.meant_V, logs_V, -1e6),
         }
-        row = {
-            name: float(gains(np.array([mean_ranks(one, label, history)[1]]), 10)[0]) for name, one in scores.items()
-        }
-        if wish.excluded_V.any():
-            for name in ("unread", "keywords", "clauses", "mix"):
-                row[f"violations_{name}"] = float(wish.excluded_V[_first(scores[name], history)].mean())
-        return row
+        return self.figures(wish, scores, judged=("unread", "keywords", "clauses", "mix"))
+
+    def figures(self, wish: Wish, scores: Mapping[str, np.ndarray], judged: Iterable[str]) -> dict[str, float]:
+        """Return NDCG@10 by reader, and of the judged readers the share of excluded items among the first ten."""
+        row = {name: self.gain(scores_V, wish.case) for name, scores_V in scores.items()}
+        names = judged if wish.excluded_V.any() else ()
+        return row | {f"violations_{name}": self.violations(scores[name], wish) for name in names}
+
+    def gain(self, scores_V: np.ndarray, case: int) -> float:
+        """Return the NDCG@10 of a case's label."""
+        ranks = mean_ranks(scores_V, int(self.cases.targets[case]), self.cases.histories[case])
+        return float(gains(np.array([ranks[1]]), _TOP)[0])
+
+    def violations(self, scores_V: np.ndarray, wish: Wish) -> float:
+        """Return the share of excluded items among the first ten."""
+        return float(wish.excluded_V[self.first(scores_V, wish.case)].mean())
+
+    def first(self, scores_V: np.ndarray, case: int) -> np.ndarray:
+        """Return the ten best items that a case's user has not seen."""
+        unseen_V = scores_V.copy()
+        unseen_V[self.cases.histories[case]] = -np.inf
+        return np.argsort(-unseen_V, kind="stable")[:_TOP]
 
     def open_wishes(self) -> dict[str, Any]:
         """Return, by style and for all, the shares of avoided and fitting items among the first ten."""
@@ -169,7 +183,7 @@ class MeasuredReaders:
         by_words, by_whole = self.words.parts(wish["text"]), self.whole.parts(wish["text"])
         row: dict[str, list[float]] = defaultdict(list)
         for user in users:
-            logs_V, history = self.logs(user), self.cases.histories[user]
+            logs_V = self.logs(user)
             scores = {
                 "unread": logs_V,
                 "keywords": logs_V + named_V,
@@ -177,7 +191,7 @@ class MeasuredReaders:
                 "mix": self.scores(logs_V, by_whole),
             }
             for name, scores_V in scores.items():
-                first = _first(scores_V, history)
+                first = self.first(scores_V, user)
                 if wish["avoids"]:
                     row[f"violations_{name}"].append(float(avoided_V[first].mean()))
                 if wish["wants"]:
@@ -235,13 +249,6 @@ def named_values(vocabulary: Vocabulary, texts: Sequence[str], weights: Weights)
 def _only(parts: Parts, names: Sequence[str]) -> Parts:
     kept = {name: scores_V for name, scores_V in parts.scores.items() if name in names}
     return Parts(parts.understood, kept, None, ())
-
-
-def _first(scores_V: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Return the ten best items that the user has not seen."""
-    unseen_V = scores_V.copy()
-    unseen_V[history] = -np.inf
-    return np.argsort(-unseen_V, kind="stable")[:_TOP]
 
 
 def _summary(rows: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from models.wishes.meaning import text_of
 from models.wishes.reader import Parts
 from pipelines.data.examples import Cases, Split, cases_where, read_cases, read_sequences, sample_cases
 from pipelines.declaration import Option, parsed
-from pipelines.scoring.metrics import gains, interval, mean_ranks
+from pipelines.scoring.metrics import interval
 from pipelines.wishes.generate import Wish, Words, training_phrasings, write_wishes
 from pipelines.wishes.make_reader import common_words, moods_of
 from pipelines.wishes.minilm import MiniLM, fetch_minilm, read_minilm
@@ -46,7 +46,7 @@ from services.settings.settings import load_settings
 
 _HELD_OUT = 0.2
 _BATCH, _PAIRS_PER_WISH = 24, 4
-_TOP, _CUTOFF = 100, 10
+_TOP = 100
 _WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
 _LLMS = ("llm_shown", "llm_tuned")
 _NUM_TIMED, _OPEN_USERS = 10, 5
@@ -191,7 +191,7 @@ class _Compared:
             own = few[:: max(1, len(few) // 12)] if name == "cross" else few
             parts = [(wish, valid.logs(wish.case), *self._parts(name, wish, valid.logs(wish.case))) for wish in own]
             means = {
-                weight: np.mean([_gain(base_V + weight * own_V, wish, valid) for wish, _, base_V, own_V in parts])
+                weight: np.mean([valid.gain(base_V + weight * own_V, wish.case) for wish, _, base_V, own_V in parts])
                 for weight in _WEIGHTS
             }
             chosen[name] = max(means, key=means.__getitem__)
@@ -269,7 +269,7 @@ class _Compared:
                 names = [name for name in chosen if name != "cross" or (number % step == 0 and place == 0)]
                 open_wish = self._open_wish(style, wish, user)
                 scores = self._scores(open_wish, self._measured, {name: chosen[name] for name in names})
-                row = {name: _violations(scores_V, open_wish, self._measured) for name, scores_V in scores.items()}
+                row = {name: self._measured.violations(scores_V, open_wish) for name, scores_V in scores.items()}
                 rows[style] += [row] if wish["avoids"] else []
         rows["all"] = [row for of_style in list(rows.values()) for row in of_style]
         return {
@@ -294,10 +294,7 @@ class _Compared:
         """Return NDCG@10 by reader, and the share of excluded items among the first ten."""
         scores = self._scores(wish, kept, weights)
         scores["oracle"] = np.where(wish.meant_V, kept.logs(wish.case), -1e6)
-        row = {name: _gain(scores_V, wish, kept) for name, scores_V in scores.items()}
-        if wish.excluded_V.any():
-            row |= {f"violations_{name}": _violations(scores_V, wish, kept) for name, scores_V in scores.items()}
-        return row
+        return kept.figures(wish, scores, judged=scores)
 
 
 def _fit(model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> None:
@@ -322,17 +319,6 @@ def _fit(model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> None:
 
 def _whole(wish: Wish) -> str:
     return " ".join((*wish.session, wish.text))
-
-
-def _gain(scores_V: np.ndarray, wish: Wish, measured: MeasuredReaders) -> float:
-    label, history = int(measured.cases.targets[wish.case]), measured.cases.histories[wish.case]
-    return float(gains(np.array([mean_ranks(scores_V, label, history)[1]]), _CUTOFF)[0])
-
-
-def _violations(scores_V: np.ndarray, wish: Wish, measured: MeasuredReaders) -> float:
-    unseen_V = scores_V.copy()
-    unseen_V[measured.cases.histories[wish.case]] = -np.inf
-    return float(wish.excluded_V[np.argsort(-unseen_V, kind="stable")[:_CUTOFF]].mean())
 
 
 def _summary(name: str, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
