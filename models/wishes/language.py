@@ -57,33 +57,16 @@ def english() -> Language:
     about = tomllib.loads(files("models.wishes").joinpath("english.toml").read_text(encoding="utf-8"))
     groups = [(_phrases(one["same"].split(",")), _phrases(one["near"].split(","))) for one in about["synonyms"]]
     cues = {tuple(phrase.split()): kind for kind, phrases in about["cues"].items() for phrase in phrases}
-    words = {name: frozenset(about[name].split()) for name in about if isinstance(about[name], str)}
+    sets = {name: frozenset(words.split()) for name, words in about.items() if isinstance(words, str)}
+    del sets["suffixes"], sets["fillers"]
     return Language(
-        stop=words["stop"],
+        **sets,
         suffixes=tuple(about["suffixes"].split()),
-        articles=words["articles"],
-        nameless=words["nameless"],
-        softeners=words["softeners"],
-        prefixes=words["prefixes"],
-        contrast=words["contrast"],
-        restarts=words["restarts"],
-        conjunctions=words["conjunctions"],
-        disjunctions=words["disjunctions"],
-        pronouns=words["pronouns"],
         replacing=_phrases(about["replacing"]),
         around=tuple(map(tuple, about["around"])),
         behind=_by_first_word(about["behind"]),
-        labels=words["labels"],
         undoing=_by_first_word(about["undoing"]),
-        displeasing=words["displeasing"],
-        displeased=words["displeased"],
-        linking=words["linking"],
-        weakness=words["weakness"],
-        faults=words["faults"],
-        appeal=words["appeal"],
         answers=frozenset(_phrases(about["answers"])),
-        comparing=words["comparing"],
-        capitals=words["capitals"],
         synonyms=tuple(groups),
         fillers=tuple(about["fillers"].strip().replace("\n", "|").split("|")),
         contractions=about["contractions"],

@@ -41,7 +41,7 @@ class HashedTextEncoder:
         """Return the texts' vectors (N, T) float32, of length 1."""
         if not texts:  # scikit-learn fails with StopIteration
             return np.zeros((0, self.text_WT.shape[1]), dtype=np.float32)
-        return _unit(_weighted(_counts(texts), self.rarity_W) @ self.text_WT)
+        return unit(_weighted(_counts(texts), self.rarity_W) @ self.text_WT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +54,14 @@ class ItemEncoder:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of items that nobody has used."""
         text_NT = self.text.encode(texts)
-        return np.hstack([text_NT, _unit(text_NT @ self.use_TU)])
+        return np.hstack([text_NT, unit(text_NT @ self.use_TU)])
 
     def encode_used(self, texts: Sequence[str], use_NU: np.ndarray, num_events: np.ndarray) -> np.ndarray:
         """Return the embeddings of items with their own use."""
         text_NT, weight_N1 = self.text.encode(texts), (num_events / (num_events + PRIOR_EVENTS))[:, None]
-        predicted_NU = _unit(text_NT @ self.use_TU)
+        predicted_NU = unit(text_NT @ self.use_TU)
         use = weight_N1 * use_NU + (1 - weight_N1) * predicted_NU
-        return np.hstack([text_NT, _unit(use)]).astype(np.float32)
+        return np.hstack([text_NT, unit(use)]).astype(np.float32)
 
 
 def texts_of(items: pl.DataFrame) -> list[str]:
@@ -140,7 +140,13 @@ def item_use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: i
     used.data = np.minimum(used.data, 1)
     scaled = sparse.diags_array(_root(used.sum(axis=1))) @ used @ sparse.diags_array(_root(used.sum(axis=0)))
     _, strengths, right = _svd(scaled.tocsr(), size, seed)
-    return np.bincount(items, minlength=num_items).astype(np.float32), _unit(right.T * strengths)
+    return np.bincount(items, minlength=num_items).astype(np.float32), unit(right.T * strengths)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Return the rows normalised to length 1; zero rows stay."""
+    unit: np.ndarray = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)).astype(np.float32)
+    return unit
 
 
 def _counts(texts: Sequence[str]) -> sparse.csr_matrix:
@@ -173,8 +179,3 @@ def _weighted(counts_NW: sparse.csr_matrix, rarity_W: np.ndarray) -> sparse.csr_
     norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
     scaled: sparse.csr_matrix = sparse.diags_array((1 / np.maximum(norms, 1e-9)).astype(np.float32)) @ matrix
     return scaled
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    unit: np.ndarray = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)).astype(np.float32)
-    return unit

@@ -30,7 +30,7 @@ from models.registry.trainings import lineage_of_addition
 from models.similar import SIMILAR, num_neighbours
 from models.student import StudentModel, read_student, save_student
 from models.wishes.mixing import WISHES
-from pipelines.codes.embedding import fit_text, texts_in, texts_of
+from pipelines.codes.embedding import fit_text, texts_in, texts_of, unit
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.foreign.index import read_index
 from pipelines.foreign.tokens import SIDS, codes_of_new
@@ -39,7 +39,7 @@ from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
 from pipelines.similarity.extended import extended
 from pipelines.similarity.sources import TEXT, TEXT_SIZE
-from pipelines.similarity.vectors import nearest_of, unit
+from pipelines.similarity.vectors import nearest_of
 from pipelines.tables.reader import ItemTable
 from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
 from pipelines.training.start.text_rows import load_item_text

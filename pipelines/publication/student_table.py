@@ -10,7 +10,6 @@ Shape suffixes: V items, S a sample of them, D hidden, C cells, G groups of cell
 """
 
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from threadpoolctl import threadpool_limits
 from models.student import MAX_SCORED_WHOLE, START, StudentModel
 from pipelines.publication.student_graph import state_graph, student_graph
 from pipelines.scoring.dense import right_padded
+from pipelines.similarity.vectors import distances, k_means
 from services.student.ranker import StudentRanker
 from services.student.table import TABLE, ItemEmbeddings, load_table, quantized
 
@@ -34,7 +34,6 @@ _CELLS_PER_ROOT, _LEAST_IN_CELL = 48, 10
 """Number of cells as a multiple of the square root of the number of items, and the minimum mean number of items per
 cell."""
 _SAMPLES_PER_CELL = 20
-_ITERATIONS = 8
 _GROUPS_SEARCHED = 4
 """Number of groups searched for an item's nearest cell: finds the nearest of all in 98 of 100 cases."""
 _LEAST_VARIANCE = 1e-3
@@ -116,23 +115,11 @@ def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemEm
 def _cells_of(near_SD: np.ndarray, num_cells: int) -> np.ndarray:
     """Return the cell (S,) of each of these rows, about `num_cells` in all: each group of rows gets its proportion."""
     cells_S, num_made = np.empty(len(near_SD), dtype=np.int64), 0
-    for group in _members(_clustered(near_SD, round(num_cells**0.5))):
+    for group in _members(k_means(near_SD, round(num_cells**0.5)).labels_):
         share = max(1, round(num_cells * len(group) / len(near_SD)))
-        cells_S[group] = num_made + _clustered(near_SD[group], share)
+        cells_S[group] = num_made + k_means(near_SD[group], share).labels_
         num_made += share
     return cells_S
-
-
-def _clustered(near_SD: np.ndarray, num_clusters: int) -> np.ndarray:
-    """Return the cluster (S,) of each row by k-means, at most `num_clusters` clusters."""
-    from sklearn.cluster import KMeans  # slow to import
-    from sklearn.exceptions import ConvergenceWarning
-
-    means = KMeans(min(num_clusters, len(near_SD)), init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        clusters_S: np.ndarray = means.fit_predict(near_SD)
-    return clusters_S
 
 
 def _members(clusters_S: np.ndarray) -> list[np.ndarray]:
@@ -175,31 +162,25 @@ def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarra
 
 def _nearest_cells(near_VD: np.ndarray, near_CD: np.ndarray) -> np.ndarray:
     """Return the cell (V,) with the nearest centroid to each row, searched in the nearest groups of cells."""
-    groups_C = _clustered(near_CD, round(len(near_CD) ** 0.5))
+    groups_C = k_means(near_CD, round(len(near_CD) ** 0.5)).labels_
     groups_VN = _nearest_groups(near_VD, _means(near_CD, groups_C))
     cells_V, least_V = np.zeros(len(near_VD), dtype=np.int64), np.full(len(near_VD), np.inf, dtype=np.float32)
     for number, group in enumerate(_members(groups_C)):
         rows = np.flatnonzero((groups_VN == number).any(axis=1))
-        distances = _distances(near_VD[rows], near_CD[group])
-        nearest = distances.argmin(axis=1)
-        distances = distances[np.arange(len(rows)), nearest]
-        is_nearer = distances < least_V[rows]
+        apart = distances(near_VD[rows], near_CD[group])
+        nearest = apart.argmin(axis=1)
+        least = apart[np.arange(len(rows)), nearest]
+        is_nearer = least < least_V[rows]
         cells_V[rows[is_nearer]] = group[nearest[is_nearer]]
-        least_V[rows[is_nearer]] = distances[is_nearer]
+        least_V[rows[is_nearer]] = least[is_nearer]
     return cells_V
 
 
 def _nearest_groups(near_VD: np.ndarray, means_GD: np.ndarray) -> np.ndarray:
     """Return the groups (V, N) with the nearest means."""
     num = min(_GROUPS_SEARCHED, len(means_GD))
-    chunks = (_distances(near_VD[first : first + _CHUNK], means_GD) for first in range(0, len(near_VD), _CHUNK))
+    chunks = (distances(near_VD[first : first + _CHUNK], means_GD) for first in range(0, len(near_VD), _CHUNK))
     return np.concatenate([chunk.argpartition(num - 1, axis=1)[:, :num].astype(np.int32) for chunk in chunks])
-
-
-def _distances(near_VD: np.ndarray, others_CD: np.ndarray) -> np.ndarray:
-    """Return the squared distances (V, C) minus each row's squared norm, which is constant per row."""
-    distances_VC: np.ndarray = (others_CD**2).sum(axis=1) - 2 * near_VD @ others_CD.T
-    return distances_VC
 
 
 def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:

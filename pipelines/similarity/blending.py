@@ -124,10 +124,10 @@ def choose(candidates: Candidates, names: Sequence[str], *, has_model: bool) -> 
     columns, halves = [MODEL, *names], _Halves(candidates)
     places = range(1, len(columns))
     start = 0 if has_model else max(places, key=lambda place: _ndcg(candidates, _unit(len(columns), place)))
-    joined, weights = [start], halves.same(_unit(len(columns), start))
+    joined, weights = [start], np.tile(_unit(len(columns), start), (3, 1))
     earned: list[dict[str, Any]] = []
     while offers := {place: halves.along(weights, place) for place in places if place not in joined}:
-        best = max(offers, key=lambda place: _ndcg(candidates, offers[place].whole))
+        best = max(offers, key=lambda place: _ndcg(candidates, offers[place][0]))
         gain = halves.gain(weights, offers[best])
         if not gain["low"] > 0:
             break
@@ -135,11 +135,11 @@ def choose(candidates: Candidates, names: Sequence[str], *, has_model: bool) -> 
         earned.append({"source": columns[best], **gain})
         weights = halves.tuned(offers[best], joined)
     if has_model and len(joined) > 1:
-        without = halves.tuned(weights.without(0), joined[1:])
+        without = halves.tuned(weights * (np.arange(len(columns)) > 0), joined[1:])
         gain = halves.gain(without, weights)
         earned.insert(0, {"source": MODEL, **gain})
         weights = weights if gain["low"] > 0 else without
-    return Chosen(weights=_named(columns, weights.whole), earned=earned)
+    return Chosen(weights=_named(columns, weights[0]), earned=earned)
 
 
 def choose_in_slice(candidates: Candidates, names: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
@@ -147,58 +147,39 @@ def choose_in_slice(candidates: Candidates, names: Sequence[str], weights: Mappi
     if len(candidates.label_N) < _MIN_CASES:
         return dict(weights)
     columns, halves = [MODEL, *names], _Halves(candidates)
-    start = halves.same(np.array([weights.get(name, 0.0) for name in columns]))
-    tuned = halves.tuned(start, np.flatnonzero(start.whole).tolist())
-    return _named(columns, tuned.whole) if halves.gain(start, tuned)["low"] > 0 else dict(weights)
+    start = np.tile([weights.get(name, 0.0) for name in columns], (3, 1))
+    tuned = halves.tuned(start, np.flatnonzero(start[0]).tolist())
+    return _named(columns, tuned[0]) if halves.gain(start, tuned)["low"] > 0 else dict(weights)
 
 
 def _named(columns: Sequence[str], weights_S: np.ndarray) -> dict[str, float]:
     return {name: float(weight) for name, weight in zip(columns, weights_S, strict=True) if weight}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Weights:
-    """Weights (S,) chosen on all cases, and on each half of them."""
-
-    whole: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-
-    def without(self, place: int) -> "_Weights":
-        """Return the weights with that of one source set to 0."""
-        kept_S = np.arange(len(self.whole)) != place
-        return _Weights(self.whole * kept_S, self.first * kept_S, self.second * kept_S)
-
-
 class _Halves:
-    """Chooses weights on all cases and on each half, and measures gains of each half's weights on the other half."""
+    """Chooses weights on all cases and on each half, and measures gains of each half's weights on the other half.
+
+    Weights (3, S) are those of all cases and of each half.
+    """
 
     def __init__(self, candidates: Candidates) -> None:
         is_even_N = np.arange(len(candidates.label_N)) % 2 == 0
         self._parts = (candidates, candidates.of(is_even_N), candidates.of(~is_even_N))
 
-    def same(self, weights_S: np.ndarray) -> _Weights:
-        return _Weights(weights_S, weights_S, weights_S)
-
-    def along(self, weights: _Weights, place: int) -> _Weights:
+    def along(self, weights_3S: np.ndarray, place: int) -> np.ndarray:
         """Return the best weights that differ only in one source."""
-        own = zip(self._parts, (weights.whole, weights.first, weights.second), strict=True)
-        return _Weights(*(_along(part, weights_S, place, _STEPS) for part, weights_S in own))
+        own = zip(self._parts, weights_3S, strict=True)
+        return np.stack([_along(part, weights_S, place, _STEPS) for part, weights_S in own])
 
-    def tuned(self, weights: _Weights, joined: Sequence[int]) -> _Weights:
+    def tuned(self, weights_3S: np.ndarray, joined: Sequence[int]) -> np.ndarray:
         """Return the weights after rounds over the joined sources; the first keeps its weight."""
-        own = zip(self._parts, (weights.whole, weights.first, weights.second), strict=True)
-        return _Weights(*(_tuned(part, weights_S, joined) for part, weights_S in own))
+        own = zip(self._parts, weights_3S, strict=True)
+        return np.stack([_tuned(part, weights_S, joined) for part, weights_S in own])
 
-    def gain(self, before: _Weights, after: _Weights) -> dict[str, float]:
+    def gain(self, before_3S: np.ndarray, after_3S: np.ndarray) -> dict[str, float]:
         """Return the mean gain of each half's weights on the other half, with its paired 95 % interval."""
-        _, first, second = self._parts
-        gains_N = np.concatenate(
-            [
-                first.gains(after.second) - first.gains(before.second),
-                second.gains(after.first) - second.gains(before.first),
-            ]
-        )
+        crossed = zip(self._parts[1:], before_3S[:0:-1], after_3S[:0:-1], strict=True)
+        gains_N = np.concatenate([part.gains(after_S) - part.gains(before_S) for part, before_S, after_S in crossed])
         low, high = interval(gains_N, seed=0)
         return {"gain": float(gains_N.mean()), "low": low, "high": high}
 

@@ -21,12 +21,12 @@ import numpy as np
 from models.catalogue import load_catalogue
 from models.similar import NONE, SimilarTable, num_neighbours
 from models.student import read_student
-from pipelines.codes.embedding import fit_text, read_texts
+from pipelines.codes.embedding import fit_text, read_texts, unit
 from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval
 from pipelines.similarity.co_visits import Neighbours, count_co_visits
-from pipelines.similarity.vectors import nearest, nearest_of, unit
+from pipelines.similarity.vectors import nearest, nearest_of
 
 ABOUT = "similar.json"
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -4,25 +4,23 @@ Shape suffixes: V items, D size of a vector, C candidates of an item, Q queried 
 """
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from models.similar import NONE
+from pipelines.codes.embedding import unit
 from pipelines.runner.stage import Progress, silent
 from pipelines.similarity.co_visits import Neighbours
+
+if TYPE_CHECKING:
+    from sklearn.cluster import KMeans
 
 _MOST_COMPARED_WHOLE = 20_000
 _IN_CLUSTER, _SAMPLED_IN_CLUSTER, _CLUSTERS_SEARCHED = 128, 20, 24
 _ITERATIONS = 8
 _CHUNK, _COSINES_AT_ONCE = 512, 1 << 24
-
-
-def unit(vectors_VD: np.ndarray) -> np.ndarray:
-    """Return the vectors normalised to length 1; zero vectors stay."""
-    lengths = np.linalg.norm(vectors_VD, axis=1, keepdims=True)
-    scaled: np.ndarray = (vectors_VD / np.maximum(lengths, 1e-9)).astype(np.float32)
-    return scaled
 
 
 def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = silent) -> Neighbours:
@@ -49,21 +47,12 @@ def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) ->
 
 
 def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Progress) -> Neighbours:
-    from sklearn.cluster import KMeans  # slow to import
-    from sklearn.exceptions import ConvergenceWarning
-
     num_items = len(unit_VD)
     num_clusters = num_items // _IN_CLUSTER
     sample = np.random.default_rng(0).choice(num_items, min(num_items, num_clusters * _SAMPLED_IN_CLUSTER), False)
-    means = KMeans(num_clusters, init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        means.fit(unit_VD[sample])
-    centroids_GD = means.cluster_centers_.astype(np.float32)
+    centroids_GD = k_means(unit_VD[sample], num_clusters).cluster_centers_.astype(np.float32)
     chunks = range(0, num_items, _CHUNK)
-    cluster_V = np.concatenate(
-        [_distances(unit_VD[first : first + _CHUNK], centroids_GD).argmin(1) for first in chunks]
-    )
+    cluster_V = np.concatenate([distances(unit_VD[first : first + _CHUNK], centroids_GD).argmin(1) for first in chunks])
     order = np.argsort(cluster_V, kind="stable")
     starts_G = np.searchsorted(cluster_V[order], np.arange(num_clusters + 1))
     items_VC = np.full((num_items, num_candidates), NONE, dtype=np.int32)
@@ -72,7 +61,7 @@ def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Pro
         members = order[starts_G[cluster] : starts_G[cluster + 1]]
         if not len(members):
             continue
-        near_G = np.argsort(_distances(centroids_GD[cluster : cluster + 1], centroids_GD)[0])[:_CLUSTERS_SEARCHED]
+        near_G = np.argsort(distances(centroids_GD[cluster : cluster + 1], centroids_GD)[0])[:_CLUSTERS_SEARCHED]
         compared = np.sort(np.concatenate([order[starts_G[one] : starts_G[one + 1]] for one in near_G]))
         for first in range(0, len(members), _CHUNK):
             asked = members[first : first + _CHUNK]
@@ -98,7 +87,18 @@ def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_ca
     return Neighbours(items_QC, figures_QC)
 
 
-def _distances(rows_QD: np.ndarray, centroids_GD: np.ndarray) -> np.ndarray:
-    """Return squared distances minus each row's squared norm, which is constant per row."""
-    distances: np.ndarray = (centroids_GD**2).sum(axis=1) - 2 * rows_QD @ centroids_GD.T
-    return distances
+def k_means(rows_SD: np.ndarray, num_clusters: int) -> "KMeans":
+    """Return at most `num_clusters` clusters of these rows, fitted from random ones in a few iterations."""
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
+    means = KMeans(min(num_clusters, len(rows_SD)), init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return means.fit(rows_SD)
+
+
+def distances(rows_QD: np.ndarray, centroids_GD: np.ndarray) -> np.ndarray:
+    """Return squared distances (Q, G) minus each row's squared norm, which is constant per row."""
+    found_QG: np.ndarray = (centroids_GD**2).sum(axis=1) - 2 * rows_QD @ centroids_GD.T
+    return found_QG

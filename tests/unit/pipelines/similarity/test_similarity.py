@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from models.errors import BundleCorrupt
 from models.similar import NONE, SimilarTable, load_similar
+from pipelines.codes.embedding import unit
 from pipelines.data.examples import Cases
 from pipelines.similarity import co_visits, vectors
 from pipelines.similarity.co_visits import Neighbours, count_co_visits, count_transitions
 from pipelines.similarity.mix import Mix, Sources, choose, table_of, with_texts
-from pipelines.similarity.vectors import nearest, unit
+from pipelines.similarity.vectors import nearest
 
 NUM_ITEMS = 12
 SEQUENCES = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), min_size=1, max_size=30), min_size=1, max_size=8)
