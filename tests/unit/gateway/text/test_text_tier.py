@@ -128,6 +128,7 @@ class LateWriter(Parrot):
     """A writer that goes on after the deadline."""
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Write two pieces with a pause in between."""
         yield TextPiece(index=0, text="a", num_tokens=1)
         await asyncio.sleep(0.1)
         yield TextPiece(index=0, text="b", num_tokens=1, finish_reason=FinishReason.LENGTH)
