@@ -62,7 +62,7 @@ def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Do
 
 def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[str, Any]]:
     plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
-    return schema.model_validate_json(content), plain
+    return schema.model_validate_json(content, strict=True), plain
 
 
 _read_again = lru_cache(_NUM_KEPT)(_read)

@@ -93,6 +93,10 @@ GRPC_SERVICERS = (
 _IMPRESSIONS_GATHER_S = 0.2
 """Impressions are sent in batches: sending each immediately would cost a gateway a quarter of its time."""
 
+_ACK_TIMEOUT_S = 2.0
+_EVENTS_MAX_IN_FLIGHT = 256
+"""Calls with events that await the broker in one gateway; further calls are refused."""
+_FIRST_LLM_PREDICTION_S = 0.05
 _ABSENT_RETRY_AFTER_S = 5.0
 _LOOK_S = 0.2
 _MIN_PAGE_KEY_BYTES = 16
@@ -401,7 +405,7 @@ def build_plane(
         load_reader=partial(Bundle.wish_reader, load_encoder=load_encoder),
         features=features,
         llms=llms,
-        events=_producer(settings, settings.interactions_topic, settings.events_max_in_flight),
+        events=_producer(settings, settings.interactions_topic, _EVENTS_MAX_IN_FLIGHT),
         impressions=_producer(
             settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S
         ),
@@ -416,7 +420,7 @@ def build_plane(
         ),
         live_items=live_items,
         item_reader=follow_items(settings, live_items),
-        item_log=_producer(settings, settings.items_topic, settings.events_max_in_flight),
+        item_log=_producer(settings, settings.items_topic, _EVENTS_MAX_IN_FLIGHT),
         registry=REGISTRY,
         text_writer=writer,
     )
@@ -464,7 +468,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         llm_rule=LlmRule(min_history=settings.min_history_for_llm, needs_gain=settings.llm_routing == "gain"),
         max_llm_in_flight=settings.max_llm_in_flight,
-        first_llm_prediction_s=settings.llm_first_guess_s,
+        first_llm_prediction_s=_FIRST_LLM_PREDICTION_S,
         breaker_failures=settings.breaker_failures,
         breaker_open_s=settings.breaker_open_s,
         bundle_poll_s=settings.bundle_poll_s,
@@ -512,7 +516,7 @@ def _producer(settings: Settings, topic: str, max_in_flight: int, gather_s: floa
     return TopicProducer(
         settings.kafka_address,
         topic,
-        settings.events_ack_timeout_s,
+        _ACK_TIMEOUT_S,
         max_in_flight,
         gather_s,
         None if gather_s else settings.arrivals_dir,

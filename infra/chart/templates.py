@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-import yaml
-
 from infra.chart.values import Thing, Value, ValuePath, path_of
+from infra.generated import plain_yaml
 
 _GROUPS = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs"
 _LLM = f"{_GROUPS}/1"
@@ -161,8 +160,7 @@ class _Writer:
     def text(self, path: str, content: Any) -> str:
         """Return the content at a path as lines."""
         marked = self._marked(path, content)
-        written: str = yaml.dump(marked, Dumper=_Plain, sort_keys=False, width=100_000, allow_unicode=True)
-        lines = written.replace("{{", '{{ "{{" }}').splitlines()
+        lines = plain_yaml(marked).replace("{{", '{{ "{{" }}').splitlines()
         return "".join(f"{self._expanded(line)}\n" for line in lines)
 
     def _mark(self, expression: str) -> str:
@@ -238,18 +236,3 @@ class _Writer:
             first, *others = expression.replace("INDENT", str(len(indent) + 2)).splitlines()
             return "\n".join([f"{field[1]}{field[2]} {first}", *(indent + one for one in others)])
         return re.sub(r"MARK(\d+)X", lambda found: self._expressions[int(found[1])], line)
-
-
-class _Plain(yaml.SafeDumper):  # type: ignore[misc]  # yaml comes without types
-    """A YAML dumper without aliases, with longer texts as blocks."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Return True: write repeated values in full."""
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Plain.add_representer(str, _text)

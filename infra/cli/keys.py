@@ -22,6 +22,7 @@ keys_app = typer.Typer(no_args_is_help=True, help=__doc__)
 _MAX_DAYS = 36_500
 
 _OPTIONS = {
+    "share": "--share",
     "id": "--id",
     "rate_per_s": "--rate",
     "burst": "--burst",
@@ -29,7 +30,7 @@ _OPTIONS = {
     "max_k": "--max-k",
     "tenant": "--tenant",
 }
-"""The option of each field of a key."""
+"""The option of each field of a key or a tenant."""
 
 KeyId = Annotated[str, typer.Argument(help="Id of the key.", show_default=False)]
 
@@ -57,15 +58,13 @@ def new(
     tenant: Annotated[str | None, typer.Option(help="The tenant that owns the key.", show_default=False)] = None,
 ) -> None:
     """Make a key, print it once, and store its hash in the keys file."""
-    from pydantic import ValidationError
-
     from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
 
-    state_dir, path = _key_files()
+    state_dir, path = changed_file("api_keys_file")
     key = make_key()
     with audited(state_dir, "keys new", key_id=key_id), locked(path):
         expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
-        try:
+        with refused_by_option():
             stored = StoredKey(
                 id=key_id,
                 tenant=_checked_tenant(tenant),
@@ -77,10 +76,6 @@ def new(
                 daily_quota=daily_quota,
                 max_k=max_k,
             )
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = next((str(part) for part in first["loc"]), "rate_per_s")
-            raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None
         write_keys(path, (read_keys(path) if path.exists() else KeysFile()).with_new(stored))
     _show_once(key)
 
@@ -101,7 +96,7 @@ def list_() -> None:
         ends = ("" if one.expires_at is None else f" until {one.expires_at:%Y-%m-%d %H:%M}Z" for one in key.hashes)
         return ", ".join(f"{one.sha256[:8]}{end}" for one, end in zip(key.hashes, ends, strict=True))
 
-    _, path = _key_files()
+    _, path = changed_file("api_keys_file")
     names = ("scopes", "priority", "rate/s", "burst", "a day", "max k", "tenant", "hashes")
     table = Table(Column("id", no_wrap=True), *names, box=None)
     for key in read_keys(path).keys:
@@ -124,7 +119,7 @@ def rotate(
     """Replace a key. The new key is printed once; the old key remains valid for a while."""
     from services.gateway.access.keys import hash_of, make_key, read_keys, write_keys
 
-    state_dir, path = _key_files()
+    state_dir, path = changed_file("api_keys_file")
     key = make_key()
     with audited(state_dir, "keys rotate", key_id=key_id), locked(path):
         now, overlap = datetime.now(UTC), timedelta(hours=overlap_hours)
@@ -138,7 +133,7 @@ def revoke(key_id: KeyId) -> None:
     """Remove a key. Gateways refuse it within two seconds."""
     from services.gateway.access.keys import read_keys, write_keys
 
-    state_dir, path = _key_files()
+    state_dir, path = changed_file("api_keys_file")
     with audited(state_dir, "keys revoke", key_id=key_id), locked(path):
         write_keys(path, read_keys(path).without(key_id))
     typer.echo(f"{key_id} is revoked")
@@ -157,14 +152,28 @@ def _checked_tenant(tenant: str | None) -> str:
     return read_tenants(path).existing(tenant).id
 
 
-def _key_files() -> tuple[Path, Path]:
-    """Return the state folder and the keys file. Raises ConfigError if it is not set."""
-    from services.settings.settings import load_settings
+def changed_file(setting: str) -> tuple[Path, Path]:
+    """Return the state folder and the file that a setting names. Raises ConfigError if it is not set."""
+    from services.settings.settings import load_settings, variable_of
 
     settings = load_settings()
-    if settings.api_keys_file is None:
-        raise ConfigError("TAILRACE_API_KEYS_FILE: not set; set it to the path of the keys file, which may be new")
-    return settings.state_dir, settings.api_keys_file
+    path: Path | None = getattr(settings, setting)
+    if path is None:
+        raise ConfigError(f"{variable_of(setting)}: not set; set it to the path of the file, which may be new")
+    return settings.state_dir, path
+
+
+@contextmanager
+def refused_by_option() -> Iterator[None]:
+    """Raise ConfigError with the option for a wrong field of a key or a tenant."""
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = next((str(part) for part in first["loc"]), "rate_per_s")
+        raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 @contextmanager

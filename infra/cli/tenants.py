@@ -5,12 +5,11 @@ Gateways reload the file within two seconds, without a restart. A tenant's keys 
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.keys import locked
+from infra.cli.keys import changed_file, locked, refused_by_option
 from infra.cli.session import audited, out
 from services.errors import ConfigError, EnvironmentFault, TailraceError
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from services.gateway.access.tenants import TenantsFile
 
 tenants_app = typer.Typer(no_args_is_help=True, help=__doc__)
-
-_OPTIONS = {"share": "--share", "rate_per_s": "--rate", "burst": "--burst", "daily_quota": "--daily-quota"}
 
 TenantArgument = Annotated[str, typer.Argument(help="Id of the tenant.", show_default=False)]
 Share = Annotated[float | None, typer.Option(help="Weight of the tenant when capacity is scarce. Default: 1.")]
@@ -53,7 +50,7 @@ def list_() -> None:
 
     from services.gateway.access.tenants import read_tenants
 
-    _, path = _tenant_files()
+    _, path = changed_file("tenants_file")
     table = Table(Column("id", no_wrap=True), "state", "share", "rate/s", "burst", "a day", "max k", box=None)
     for one in read_tenants(path).tenants:
         limits = (one.rate_per_s, one.burst, one.daily_quota, one.max_k)
@@ -109,7 +106,7 @@ def delete(
     from services.observability.log_lines import configure_logging
 
     configure_logging("warning", "tenants")
-    _, path = _tenant_files()
+    _, path = changed_file("tenants_file")
     found = read_tenants(path).find(tenant)
     if found is None or found.state is not TenantState.DELETED:
         if found is not None and not yes:
@@ -145,27 +142,10 @@ def _given(**fields: float | None) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tenant_files() -> tuple[Path, Path]:
-    """Return the state folder and the tenants file. Raises ConfigError if it is not set."""
-    from services.settings.settings import load_settings
-
-    settings = load_settings()
-    if settings.tenants_file is None:
-        raise ConfigError("TAILRACE_TENANTS_FILE: not set; set it to the path of the tenants file, which may be new")
-    return settings.state_dir, settings.tenants_file
-
-
 def _change(act: str, tenant: str, change: "Callable[[TenantsFile], TenantsFile]", **details: str) -> None:
     """Write the changed file, with an audit line. Raises ConfigError."""
-    from pydantic import ValidationError
-
     from services.gateway.access.tenants import TenantsFile, read_tenants, write_tenants
 
-    state_dir, path = _tenant_files()
-    with audited(state_dir, act, tenant=tenant, **details), locked(path):
-        try:
-            write_tenants(path, change(read_tenants(path) if path.exists() else TenantsFile()))
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = next((str(part) for part in first["loc"]), "rate_per_s")
-            raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None
+    state_dir, path = changed_file("tenants_file")
+    with audited(state_dir, act, tenant=tenant, **details), locked(path), refused_by_option():
+        write_tenants(path, change(read_tenants(path) if path.exists() else TenantsFile()))

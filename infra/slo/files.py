@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from infra.generated import plain_yaml
 from infra.slo import alert_tests, rules
 from infra.slo.dashboard import objectives_dashboard
 from services.observability.objectives import Bounded, Objective, Objectives, Onset
@@ -26,11 +27,11 @@ def generated(objectives: Objectives, root: Path) -> dict[str, str]:
     slo, operations = rules.groups(objectives), (root / OPERATIONS).read_text()
     operations = re.sub(r"(?<=runbook_url: ).*/", f"{objectives.runbooks}/", operations)
     return {
-        f"{RULES}/objectives.yaml": _yaml({"groups": slo}),
+        f"{RULES}/objectives.yaml": _MADE + plain_yaml({"groups": slo}),
         OPERATIONS: operations,
-        PROMETHEUS_RULE: _yaml(_prometheus_rule([*slo, *yaml.safe_load(operations)["groups"]]), width=150),
+        PROMETHEUS_RULE: _MADE + plain_yaml(_prometheus_rule([*slo, *yaml.safe_load(operations)["groups"]]), width=150),
         **{
-            f"infra/prometheus/tests/objectives-{step}.yaml": _yaml(tests)
+            f"infra/prometheus/tests/objectives-{step}.yaml": _MADE + plain_yaml(tests)
             for step, tests in alert_tests.files(objectives, "../rules/objectives.yaml").items()
         },
         DASHBOARD: json.dumps(objectives_dashboard(objectives), indent=2) + "\n",
@@ -45,19 +46,6 @@ def _prometheus_rule(groups: list[dict[str, Any]]) -> dict[str, Any]:
         "metadata": {"name": "tailrace", "labels": {"app.kubernetes.io/name": "tailrace"}},
         "spec": {"groups": groups},
     }
-
-
-def _yaml(content: dict[str, Any], width: int = 100_000) -> str:
-    text: str = yaml.dump(content, Dumper=_Plain, sort_keys=False, width=width, allow_unicode=True)
-    return _MADE + text
-
-
-class _Plain(yaml.SafeDumper):  # type: ignore[misc]  # yaml comes without types
-    """A YAML dumper without aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Return True: write repeated values in full."""
-        return True
 
 
 BEGIN, END = "<!-- made by `make slo`: begin -->", "<!-- made by `make slo`: end -->"

@@ -21,8 +21,8 @@ MAX_HOLD_S = 366 * 86_400.0
 class CanaryStage:
     """A traffic fraction (above 0, at most 1), held for at least `hold_s` before the next stage."""
 
-    share: float
-    hold_s: float
+    share: Finite
+    hold_s: Finite
 
 
 def check_stages(stages: Sequence[CanaryStage]) -> tuple[CanaryStage, ...]:
@@ -122,17 +122,12 @@ class Canary:
             raise InvalidRequest("stage", f"{stage} is out of range", f"give 0 to {len(self.stages) - 1}")
 
 
-class _StoredStage(Schema):
-    share: Finite
-    hold_s: Finite
-
-
 class StoredCanary(Schema):
     """Schema of a canary in a name's record."""
 
     version: Version
     salt: str
-    stages: list[_StoredStage]
+    stages: list[CanaryStage]
     by: str
     at: str
     stage: Count
@@ -144,7 +139,6 @@ class StoredCanary(Schema):
 
     def canary(self) -> Canary:
         """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""
-        stages = check_stages([CanaryStage(one.share, one.hold_s) for one in self.stages])
-        canary = Canary(**{**dict(self), "stages": stages})
+        canary = Canary(**{**dict(self), "stages": check_stages(self.stages)})
         canary.check_stage(self.stage)
         return canary

@@ -31,7 +31,7 @@ class ReferenceVersion:
     until a person changes it. `by` and `at` are None for a default reference.
     """
 
-    version: str
+    version: Version
     by: str | None = None
     at: str | None = None
 
@@ -50,7 +50,7 @@ class Move:
     """
 
     act: str
-    version: str | None
+    version: Version | None
     by: str
     at: str
     note: str = ""
@@ -284,28 +284,14 @@ class NameRecord:
         return (*self.history, move)[-_MAX_HISTORY:]
 
 
-class _StoredReference(Schema):
-    version: Version
-    by: str | None = None
-    at: str | None = None
-
-
-class _StoredMove(Schema):
-    act: str
-    version: Version | None
-    by: str
-    at: str
-    note: str = ""
-
-
 class _StoredRecord(Schema):
     live: Version | None
     previous: Version | None
     owner: str | None
-    reference: _StoredReference | None
+    reference: ReferenceVersion | None
     canary: StoredCanary | None = None
     withdrawn: dict[Version, StoredWithdrawal]
-    history: list[_StoredMove]
+    history: list[Move]
 
 
 def decode_record(content: bytes, where: str) -> NameRecord:
@@ -316,10 +302,10 @@ def decode_record(content: bytes, where: str) -> NameRecord:
             live=stored.live,
             previous=stored.previous,
             owner=stored.owner,
-            reference=None if stored.reference is None else ReferenceVersion(**dict(stored.reference)),
+            reference=stored.reference,
             canary=None if stored.canary is None else stored.canary.canary(),
             withdrawn={version: Withdrawal(version=version, **dict(one)) for version, one in stored.withdrawn.items()},
-            history=tuple(Move(**dict(one)) for one in stored.history),
+            history=tuple(stored.history),
         )
     except InvalidRequest as error:
         raise BundleCorrupt(f"{where}: canary.{error}") from error

@@ -212,16 +212,10 @@ class Settings(BaseSettings):
     """Seconds between two polls for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
     """Seconds between two reads of the popular items."""
-    events_ack_timeout_s: float = Field(2.0, gt=0)
-    """Timeout of the broker's acknowledgement of events."""
-    events_max_in_flight: int = Field(256, ge=1)
-    """Maximum number of requests with events that await the broker in one gateway; further requests are refused."""
     gateway_max_ongoing: int = Field(256, ge=1)
     """Maximum number of concurrent requests that a gateway answers in full; others are answered from memory."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
     """Maximum number of impressions that await the broker in a gateway; further impressions are dropped and counted."""
-    llm_first_guess_s: float = Field(0.05, gt=0)
-    """The router's estimate of the LLM's latency before the first observation."""
 
     # the engine
     llm_device: str = "cpu"
