@@ -33,6 +33,7 @@ from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.preview import PreviewSurface
 from services.gateway.recommend import Recommend
+from services.gateway.records.batches import BATCH_EVERY_S, AnswerBatches
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
@@ -120,7 +121,7 @@ class PlaneConfig:
     or None. `text_num_places`: completions that may be written at once. `num_llm_models`: models that the
     replicas together hold at all times, for a metric. `shadow_share`, `teacher_share`: fractions of answers that are
     ranked again. `llm_load_per_home`: see Placement; None where every replica holds every model.
-    `residency`: None loads the bundles of all names at the start.
+    `residency`: None loads the bundles of all names at the start. `record_every_s`: see AnswerBatches.
     """
 
     deadlines: DeadlineLimits
@@ -135,6 +136,7 @@ class PlaneConfig:
     popular_refresh_s: float
     max_events_per_request: int
     broker_keeps: BrokerKeeps
+    record_every_s: float = BATCH_EVERY_S
     shadow_share: float = 0.0
     teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
@@ -217,18 +219,12 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     )
     shadow = Shadow(rankers, load, metrics.shadow_samples, ports.clock)
     impressions = Impressions(ports.impressions, metrics.impressions, lambda name: names.of(name).canary is not None)
+    batches = AnswerBatches((impressions.answered, answer_metrics.answered, log_answer), config.record_every_s)
     recommend = make_recommend(
         names=names,
         surfaces=experiments,
         failure_sinks=(impressions.failed,),
-        sinks=(
-            impressions.answered,
-            answer_metrics.answered,
-            log_answer,
-            set_span_attributes,
-            explanations.answered,
-            *shadow.sinks,
-        ),
+        sinks=(batches.answered, set_span_attributes, explanations.answered, *shadow.sinks),
     )
     preview = PreviewSurface(
         surfaces, lambda finder, sink: make_recommend(names=names, surfaces=finder, sinks=(sink,)), ports.clock
@@ -248,6 +244,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         Tiers(popular=popular, similar=similar, text=text),
         Records(
             metrics=answer_metrics,
+            batches=batches,
             explanations=explanations,
             refusal_sinks=(answer_metrics.refused, log_refusal, explanations.refused),
             text_report=text_report,

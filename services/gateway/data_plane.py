@@ -21,6 +21,7 @@ from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.preview import PreviewSurface
 from services.gateway.recommend import Recommend
 from services.gateway.records.answer import RefusalRecord, RefusalSink
+from services.gateway.records.batches import AnswerBatches
 from services.gateway.records.explanations import Explanations
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.request.names import Names
@@ -80,6 +81,7 @@ class Records:
     """The receivers of records of answers and refusals, and the second rankings."""
 
     metrics: AnswerMetrics
+    batches: AnswerBatches
     explanations: Explanations
     refusal_sinks: Sequence[RefusalSink]
     text_report: TextReport
@@ -115,12 +117,13 @@ class DataPlane:
         self.wishes = bundles.wishes
         self.popular, self.similar, self.text = tiers.popular, tiers.similar, tiers.text
         self.explanations, self.text_report = records.explanations, records.text_report
-        self._metrics, self._refusal_sinks = records.metrics, records.refusal_sinks
+        self._metrics, self._batches, self._refusal_sinks = records.metrics, records.batches, records.refusal_sinks
         self.load, self._wall_clock = load, clocks.wall
         self.reading, self.edge = LongWork("body"), EdgeWatch(load, clocks.monotonic, clocks.wall)
         self._lifecycle = Lifecycle(
             (
                 BackgroundPart.threads("producers", producers),
+                BackgroundPart("records", self._batches.stop, self._batches.start),
                 BackgroundPart("users", self.users.stop),
                 BackgroundPart("names", self.names.stop, self.names.start),
                 BackgroundPart("items", self.items.stop, self.items.start),
@@ -159,6 +162,7 @@ class DataPlane:
         events, known = once_each(sent), [live.items for live in self.names.all_loaded_for(tenant)]
         item_ids = [event.item_id for event in events]
         unknown = [one for one in item_ids if known and not any(items.has(one) for items in known)]
+        self._batches.flush()  # an event may name an answer whose record waits
         self._metrics.recorded(
             door, [event.request_id and scoped(tenant, event.request_id) for event in events], len(unknown)
         )

@@ -39,7 +39,7 @@ def configure_logging(level: str, part: str, log_file: Path | None = None) -> No
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.MaybeTimeStamper(fmt="iso", utc=True),
             name,
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),

@@ -85,6 +85,7 @@ def _refuse_other_names(headers: Mapping[str, str], names: frozenset[str]) -> No
 
 @lru_cache(_MAX_HOSTS)
 def _is_own(host: str, names: frozenset[str]) -> bool:
+    """Return whether a `Host` header names this server."""
     name = _name_of(host)
     return _is_address(name) or name == _LOOPBACK_NAME or name.endswith(f".{_LOOPBACK_NAME}") or name in names
 

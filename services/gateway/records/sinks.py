@@ -1,8 +1,8 @@
 """The small sinks: the log line, the span attributes (listed in docs/traces.md), and the impression for Kafka."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Protocol
 
@@ -42,7 +42,12 @@ def log_answer(record: AnswerRecord) -> None:
         is_late=record.is_late,
         feature_age_ms=answer.feature_age_ms,
         stages_ms=answer.stages_ms,
+        timestamp=_iso(record.now_ms),
     )
+
+
+def _iso(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def log_refusal(record: RefusalRecord) -> None:
@@ -106,13 +111,13 @@ class Impressions:
         self._dropped = outcomes.labels("dropped")
 
     def answered(self, record: AnswerRecord) -> None:
-        """Send the impression after the answer is sent.
+        """Send the impression of an answer.
 
         An answer from memory has no impression: it would cost as much as the answer, and all callers get the same
         items. During a release it is recorded as a request without a list of its version.
         """
         if record.routing is not None:
-            asyncio.get_running_loop().call_soon(self._offer, record, record.routing)
+            self._send(impression_of(record, record.routing))
         else:
             self.failed(
                 FailureRecord(
@@ -129,9 +134,6 @@ class Impressions:
         """Send a record of a known user's request without a list; only during a release, for canary analysis."""
         if record.request.user_id is not None and self._is_releasing(record.name):
             self._send(failure_of(record))
-
-    def _offer(self, record: AnswerRecord, routing: RoutingRecord) -> None:
-        self._send(impression_of(record, routing))
 
     def _send(self, impression: Impression) -> None:
         if not self._sink.offer((impression.key, impression.encode()), self._settled):

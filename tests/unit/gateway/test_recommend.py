@@ -252,17 +252,13 @@ async def test_without_features_there_are_answers(world: World, error: Exception
     assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
 
 
-async def test_the_impression_is_sent_after_the_answer_and_never_blocks(world: World) -> None:
+async def test_the_impression_says_what_was_shown_and_never_blocks(world: World) -> None:
     """The impression has the items, the tier and the history length; if the log is full, it is dropped and counted."""
     answer = await world.recommend()
-    num_before = len(world.impressions.records)
-    await asyncio.sleep(0)
     impression = json.loads(world.impressions.records[0][1])
     world.impressions.is_full = True
     await world.recommend()
-    await asyncio.sleep(0)
 
-    assert num_before == 0
     assert impression["item_ids"] == [item.item_id for item in answer.items]
     assert (impression["tier"], impression["history_len"]) == ("llm", 4)
     assert impression["scores"] == [item.score for item in answer.items]

@@ -149,6 +149,7 @@ CONFIG = PlaneConfig(
     popular_refresh_s=60.0,
     max_events_per_request=50,
     broker_keeps=BrokerKeeps(events_ms=7 * 86_400_000, dead_letters_ms=30 * 86_400_000),
+    record_every_s=0.0,
 )
 
 
