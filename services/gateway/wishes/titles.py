@@ -2,11 +2,12 @@
 
 A word counts by its rarity in titles. A word that no title has is compared with all words of titles by RapidFuzz (one
 typing error from four letters on, two from eight on); swapped letters are one error. Words are split by Arrow outside
-the interpreter's lock.
+the interpreter's lock. A word that a sign excludes ("-comedy") finds nothing.
 
 Shape suffixes: V items, W distinct words, P pairs of word and item.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 from rapidfuzz.distance import OSA
 from rapidfuzz.process import cdist
 
+_REFUSED = re.compile(r'(?<!\S)[-!](?:"[^"]*"|\S+)')
+"""A word or quotation that a sign excludes."""
 _NOT_WORDS, _MARKS = r"[^\p{L}\p{N}]+", r"\p{M}"
 _MAX_WORDS = 16
 _LEAST_MATCH = 0.6
@@ -46,7 +49,7 @@ class TitleIndex:
 
     def matches(self, query: str) -> np.ndarray:
         """Return how well each title matches (V,) float32: 0, or from 0.6 up to 1 for a title of just these words."""
-        words = list(dict.fromkeys(_words_of([query])[0].to_pylist()))[:_MAX_WORDS]
+        words = list(dict.fromkeys(_words_of([_REFUSED.sub(" ", query)])[0].to_pylist()))[:_MAX_WORDS]
         sums_V, total = np.zeros(len(self._num_words_V)), 0.0
         for word in words:
             places, matches = self._near(word)
