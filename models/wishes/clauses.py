@@ -40,8 +40,8 @@ _CONDITIONS = frozenset(["if", "when", "whenever", "once"])
 _ALSO = frozenset(["only", "just", "merely", "simply"])
 """After "not", and before "but": "not only old films but new films"."""
 _NOUNS = frozenset(["love"])
-_ENGLISH_NOUNS = frozenset(["sin", "salvo", "bar"])
-"""Nouns that exclude in another language, or before another word."""
+_ENGLISH_NOUNS = frozenset(["sin", "salvo", "pas"])
+"""Nouns that exclude in another language."""
 _BEFORE_NOUNS = frozenset(["about", "of", "the", "in", "with", "by", "against", "deadly", "original", "my", "our"])
 _BEFORE_VERBS = frozenset(["do", "does", "did", "to", "and", "also", "really", "just", "always", "still", "absolutely"])
 

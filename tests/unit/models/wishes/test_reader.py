@@ -123,6 +123,9 @@ def best(text: str, session: tuple[str, ...] = (), reader: Reader = READER) -> l
         ("geen horror", set(), {"Horror"}),
         ("без horror", set(), {"Horror"}),
         ("horror films about sin", {"Horror"}, set()),
+        ("no horror, men or drama", set(), {"Horror", "Drama"}),
+        ("all bar the westerns", set(), {"Western"}),
+        ("a faux pas in a comedy", {"Comedy"}, set()),
         ("a drama of sin and horror", {"Drama", "Horror"}, set()),
     ],
 )
