@@ -30,6 +30,7 @@ E2E_TIMEOUT_S = 1_800
 EMBEDDED_ONLY = {
     "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",
     "test_chaos.py": "puts proxies between the parts of the embedded stack",
+    "test_kubernetes_pods.py": "takes the bundle from the state folder, which in compose is a volume",
     "test_nodes.py": "starts a cluster of its own with the embedded stack's state",
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_cold_start.py": "starts an embedded stack of its own",

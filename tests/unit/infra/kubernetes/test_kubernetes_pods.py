@@ -24,6 +24,15 @@ def test_every_pod_is_confined(things: Things) -> None:
         assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in pod.containers()), pod.name
 
 
+def test_no_runtime_makes_a_folder_within_a_volume(things: Things) -> None:
+    """A mount below another is its direct child: a runtime makes missing folders between them as root, closed to us."""
+    for pod in pods(things):
+        for container in pod.containers():
+            paths = {Path(one["mountPath"]) for one in container.get("volumeMounts", ())}
+            between = {path.parent for path in paths if paths.intersection(path.parents)} - paths
+            assert not between, (pod.name, container["name"], between)
+
+
 def test_every_reference_resolves(overlay: str, things: Things) -> None:
     """All referenced names are rendered by the overlay or created by docs/kubernetes.md."""
     assert unresolved(things) == []
