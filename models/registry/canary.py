@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from models.documents import Count, Finite, Schema, TimeMs, Version
+from models.documents import Count, Finite, TimeMs, Version
 from models.errors import InvalidRequest
 
 MAX_STAGES = 20
@@ -78,17 +78,17 @@ class Canary:
         looked_ms: Time of the last analysis (Unix ms).
     """
 
-    version: str
+    version: Version
     salt: str
     stages: tuple[CanaryStage, ...]
     by: str
     at: str
-    stage: int = 0
-    since_ms: int = 0
+    stage: Count = 0
+    since_ms: TimeMs = 0
     by_hand: bool = False
-    budgets: Mapping[str, float] = field(default_factory=dict)
+    budgets: Mapping[str, Finite] = field(default_factory=dict)
     report: str = ""
-    looked_ms: int | None = None
+    looked_ms: TimeMs | None = None
 
     def share_at(self, now_ms: float) -> float:
         """Return the fraction of users who get the candidate at this time (Unix ms)."""
@@ -116,29 +116,13 @@ class Canary:
         self.check_stage(stage)
         return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
 
+    def checked(self) -> Self:
+        """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""
+        check_stages(self.stages)
+        self.check_stage(self.stage)
+        return self
+
     def check_stage(self, stage: int) -> None:
         """Raise InvalidRequest if the stage does not exist."""
         if not 0 <= stage < len(self.stages):
             raise InvalidRequest("stage", f"{stage} is out of range", f"give 0 to {len(self.stages) - 1}")
-
-
-class StoredCanary(Schema):
-    """Schema of a canary in a name's record."""
-
-    version: Version
-    salt: str
-    stages: list[CanaryStage]
-    by: str
-    at: str
-    stage: Count
-    since_ms: TimeMs
-    by_hand: bool
-    budgets: dict[str, Finite]
-    report: str
-    looked_ms: TimeMs | None
-
-    def canary(self) -> Canary:
-        """Return the canary. Raises InvalidRequest for invalid stages or an unknown stage."""
-        canary = Canary(**{**dict(self), "stages": check_stages(self.stages)})
-        canary.check_stage(self.stage)
-        return canary

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from models.documents import Schema, Version, decode
 from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, CanaryError, InvalidRequest
-from models.registry.canary import Canary, StoredCanary
+from models.registry.canary import Canary
 from models.registry.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
 
 DEFAULT_NAME = "default"
@@ -289,7 +289,7 @@ class _StoredRecord(Schema):
     previous: Version | None
     owner: str | None
     reference: ReferenceVersion | None
-    canary: StoredCanary | None = None
+    canary: Canary | None = None
     withdrawn: dict[Version, StoredWithdrawal]
     history: list[Move]
 
@@ -303,7 +303,7 @@ def decode_record(content: bytes, where: str) -> NameRecord:
             previous=stored.previous,
             owner=stored.owner,
             reference=stored.reference,
-            canary=None if stored.canary is None else stored.canary.canary(),
+            canary=None if stored.canary is None else stored.canary.checked(),
             withdrawn={version: Withdrawal(version=version, **dict(one)) for version, one in stored.withdrawn.items()},
             history=tuple(stored.history),
         )
