@@ -1,7 +1,8 @@
 """Reads a framework's own test rows as prompts of text pieces, and their answers.
 
 Rows are a CSV with `history_item_sid` and `item_sid` (MiniOneRec), objects with `instruction`, `input` and `output`
-(MIMIGenRec, LLaMA-Factory), `messages` (OpenOneRec), `prompt` with an answer, or `prompt_token_ids`.
+(MIMIGenRec, LLaMA-Factory), `messages` (OpenOneRec), `prompt` with an answer (text, or a chat with the answer in
+`reward_model` as verl and MIMIGenRec's RL have it), or `prompt_token_ids`.
 """
 
 import ast
@@ -87,6 +88,8 @@ def _example(path: Path, number: int, row: Mapping[str, Any], template: ChatTemp
 
 def _read(number: int, row: Mapping[str, Any], template: ChatTemplate | None) -> Example:
     answer = next((row[name] for name in _ANSWERS if row.get(name) is not None), "")
+    reward = row.get("reward_model")
+    answer = answer or (reward.get("ground_truth", "") if isinstance(reward, Mapping) else "")
     text = str(answer[0] if isinstance(answer, list) and answer else answer)
     if row.get("history_item_sid") is not None:
         sids = _listed(row["history_item_sid"])

@@ -99,6 +99,14 @@ def test_a_file_is_refused_by_name_and_row(
     assert caught.value.fix
 
 
+def test_an_answer_is_read_where_reinforcement_learning_has_it(tmp_path: Path) -> None:
+    """Rows of verl name the answer `ground_truth` of the reward model."""
+    row = {"prompt": "history: <a_1>", "reward_model": {"style": "rule", "ground_truth": "<a_2>"}}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+
+    assert [one.answer for one in read_examples(tmp_path / "test.jsonl", None)] == ["<a_2>"]
+
+
 @pytest.mark.parametrize("read", [read_index, read_rows, read_prompt])
 def test_a_missing_file_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
     """The error names the path that was given."""
