@@ -13,20 +13,26 @@ from joserfc.jwk import KeySet, RSAKey
 
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
-from services.contracts.tenant import scoped
+from services.contracts.tenant import TenantState, scoped
 from services.errors import InvalidToken
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.oidc import Issuer, IssuerKeys, TokenVerifier
 from services.gateway.access.shared_rates import SharedRates
-from services.gateway.access.tenants import FollowedTenants, StoredTenant, TenantsFile, write_tenants
+from services.gateway.access.tenants import (
+    FollowedTenants,
+    StoredTenant,
+    TenantsFile,
+    read_tenants,
+    write_tenants,
+)
 from services.gateway.console.releases import add_releases
 from services.gateway.rest.door import create_rest_app
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.gateway.oidc_provider import AUDIENCE, Provider
-from tests.support.wait import until
+from tests.support.wait import until, until_answer
 from tests.unit.gateway.clients import Door, in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, add_version, catalogue_of, make_world, publish, user
 
@@ -117,6 +123,22 @@ async def test_the_operator_s_token_opens_the_console_and_a_tenant_s_does_not(
         }
 
     assert found == {"/metrics": [200, 403, 401], "/console/names": [200, 403, 401]}
+
+
+async def test_a_valid_token_follows_the_state_of_its_tenant(provider: Provider, door: Door, tmp_path: Path) -> None:
+    """While a token is valid, its tenant is suspended, resumed and deleted: each holds within seconds."""
+    headers, path = bearer(provider.token("shop")), tmp_path / "tenants.json"
+
+    async def code() -> str | None:
+        return (await door.recommend(ASKED, headers)).code
+
+    for state, expected in (
+        (TenantState.SUSPENDED, "not_allowed"),
+        (TenantState.ACTIVE, "ok"),
+        (TenantState.DELETED, "unauthenticated"),
+    ):
+        write_tenants(path, read_tenants(path).with_changed("acme", state=state))
+        await until_answer(code, expected.__eq__, 10.0)
 
 
 @pytest.mark.parametrize(
