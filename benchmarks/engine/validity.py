@@ -98,9 +98,9 @@ class Served:
         return len(items)
 
 
-def judged(num_beams: int, count: Count, seed: int = 0) -> Iterator[int]:
+def judged(num_beams: int, count: Count) -> Iterator[int]:
     """Load catalogue after catalogue and check every outcome, yielding the beams of each, up to `num_beams`."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     leaving: Served | None = None
     while count.beams < num_beams:
         coming = _load(rng, count)

@@ -24,6 +24,7 @@ from services.stream.log.offline_log import OfflineLog
 
 _ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("ingress", "haproxy"))
 _MAX_KEYS = 2_000
+_NUM_LOGGED = 10_000
 _KINDS = ((BUNDLE_VERSION.name.encode(), "list"), (USER_ID.name.encode(), "history"))
 """Parts of a key's name by kind, more specific kinds first: a list's key also contains its user."""
 
@@ -103,7 +104,7 @@ def store_bytes(address: RedisAddress) -> dict[str, Any]:
     return {"used_bytes": used, "by_kind": rows}
 
 
-def log_bytes_per_event(num_events: int = 10_000) -> float:
+def log_bytes_per_event() -> float:
     """Return the bytes of an event in one merged file of the offline log, with random ids and users."""
     draw = random.Random(0)
     events = [
@@ -117,11 +118,11 @@ def log_bytes_per_event(num_events: int = 10_000) -> float:
             ),
             LogPosition("01a1fcb0-c6a8-7871-8401-8cc9650bb424", 0, number),
         )
-        for number in range(num_events)
+        for number in range(_NUM_LOGGED)
     ]
     with tempfile.TemporaryDirectory() as folder:
         OfflineLog(Path(folder)).append(events)
-        return sum(path.stat().st_size for path in Path(folder).rglob("*.parquet")) / num_events
+        return sum(path.stat().st_size for path in Path(folder).rglob("*.parquet")) / _NUM_LOGGED
 
 
 def _role(process: psutil.Process) -> str:

@@ -20,6 +20,8 @@ GUARDS = (
 )
 """Without budgets: guards without tolerance have the most false alarms."""
 _DEADLINE_MS = 200.0
+_CLICKS = 0.1
+"""Clicks per list of the control."""
 _MOST_VALUE = 200.0
 """Values are clipped here: the test of a mean needs bounded values."""
 _MEANS = ("latency_ms", "clicks", "value", "variety")
@@ -37,7 +39,6 @@ class SimulatedTraffic:
         minutes: Duration; the analysis looks at the counts after each minute.
         share: The candidate's traffic fraction.
         num_users: Number of users; each request is drawn from them by activity.
-        clicks: Clicks per list of the control.
         click_factor: The candidate's clicks over the control's.
         latency_factor: The candidate's latency over the control's.
         added_errors: Additional fraction of the candidate's calls that fail.
@@ -47,7 +48,6 @@ class SimulatedTraffic:
     minutes: int
     share: float = 0.5
     num_users: int = 10_000
-    clicks: float = 0.1
     click_factor: float = 1.0
     latency_factor: float = 1.0
     added_errors: float = 0.0
@@ -63,7 +63,7 @@ def looks(traffic: SimulatedTraffic, seed: int) -> Iterator[Counts]:
     user, minute = (column[np.argsort(user, kind="stable")] for column in (user, minute))  # by user, then time
     is_candidate = (draw.random(users) < traffic.share)[user]
     taste, speed = (draw.lognormal(-(sigma**2) / 2, sigma, users)[user] for sigma in (0.5, 0.3))
-    wanted = np.minimum(0.9, traffic.clicks * taste * np.where(is_candidate, traffic.click_factor, 1.0))
+    wanted = np.minimum(0.9, _CLICKS * taste * np.where(is_candidate, traffic.click_factor, 1.0))
     clicks = (draw.random(num) < wanted).astype(float)
     bought = clicks * (draw.random(num) < 0.2)
     latency = 20 * speed * draw.lognormal(0, 0.5, num) * np.where(draw.random(num) < 0.01, 6.0, 1.0)

@@ -43,7 +43,7 @@ class Difference:
 _UNKNOWN = Difference(estimate=None, low=None, high=None, p_value=1.0)
 
 
-def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, alpha: float = ALPHA) -> Difference:
+def difference(candidate: UserSums, control: UserSums, effect: float) -> Difference:
     """Comparison of two variants.
 
     `effect` is the relative effect, as a fraction of the control's mean, that the test targets.
@@ -53,7 +53,7 @@ def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, a
     if min(candidate.num_users, control.num_users) < MIN_USERS or not 0 < variance < math.inf or not scale:
         return _UNKNOWN
     estimate = candidate.mean - control.mean
-    low, high = interval(estimate, variance, scale, alpha)
+    low, high = interval(estimate, variance, scale, ALPHA)
     return Difference(estimate=estimate, low=low, high=high, p_value=p_value(estimate, variance, scale))
 
 

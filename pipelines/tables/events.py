@@ -13,7 +13,7 @@ A row whose item is a list, such as a basket, is an event for each item. Events 
 duplicates are dropped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -179,13 +179,13 @@ def note_times(about: EventSurvey, findings: Findings) -> None:
     )
 
 
-def distinct(events: pl.DataFrame, findings: Findings, columns: Sequence[str] = SAME_EVENT) -> pl.DataFrame:
+def distinct(events: pl.DataFrame, findings: Findings) -> pl.DataFrame:
     """Return events without exact duplicates, keeping the first; note duplicates and rows that differ only in value."""
-    is_first = events.select(pl.struct(columns).is_first_distinct()).to_series()
+    is_first = events.select(pl.struct(SAME_EVENT).is_first_distinct()).to_series()
     dropped, kept = events.filter(~is_first), events.filter(is_first)
     findings.num_duplicates += dropped.height
     findings.note(SAME_NOTE, dropped.height, _example(dropped))
-    by_value = kept.filter(~pl.struct([name for name in columns if name != "value"]).is_first_distinct())
+    by_value = kept.filter(~pl.struct([name for name in SAME_EVENT if name != "value"]).is_first_distinct())
     findings.note("{n} that differ from another row only in the value are kept", by_value.height, _example(by_value))
     return kept
 

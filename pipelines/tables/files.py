@@ -45,10 +45,8 @@ class Table:
         has_header: Whether the names come from the file.
     """
 
-    def __init__(
-        self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool], name: str = ""
-    ) -> None:
-        self.name = name or path.name
+    def __init__(self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]) -> None:
+        self.name = path.name
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
         self.sequences: frozenset[str] = frozenset()

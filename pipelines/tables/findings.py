@@ -60,11 +60,11 @@ class Findings:
             before, first = self._notes.get(what, (0, example))
             self._notes[what] = before + count, first or example
 
-    def unread(self, column: str, count: int, example: str, effect: str = "are dropped") -> None:
+    def unread(self, column: str, count: int, example: str) -> None:
         """Count unreadable cells."""
         if count:
             self.num_unread[column] = self.num_unread.get(column, 0) + count
-            self.note(f"{{n}} values of column {column} cannot be read and {effect}", count, example)
+            self.note(f"{{n}} values of column {column} cannot be read and are dropped", count, example)
 
     def reject(self, reason: str, rows: Sequence[int], samples: Iterable[Mapping[str, str | None]] = ()) -> None:
         """Count rows set aside."""

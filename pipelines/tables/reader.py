@@ -29,9 +29,9 @@ Keeps = Callable[[pl.DataFrame], pl.Series]
 _ASIDE: dict[str, pl.DataType] = {"row": pl.Int64(), "reason": pl.String()}
 
 
-def open_table(path: Path, kind: str, options: TableOptions, name: str = "") -> Table:
+def open_table(path: Path, kind: str, options: TableOptions) -> Table:
     """Open a file. Raises DataError for an unreadable file, ConfigError for a header of another length."""
-    return Table(path, options.headers.get(kind), is_known, name)
+    return Table(path, options.headers.get(kind), is_known)
 
 
 class EventTable:
