@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages.table import is_on_file, optional, percent, result, table
+from benchmarks.pages.table import optional, percent, result, table
 
 
 def many_gateway() -> Iterator[str]:
@@ -83,8 +83,6 @@ def _first_calls(row: dict[str, Any]) -> str:
 
 def tenants() -> Iterator[str]:
     """Tenant b at 0.8 of its share, beside tenant a: latency and goodput."""
-    if not is_on_file("tenants"):
-        return
     run, rows = result("tenants"), []
     for times in sorted({row["times_share"] for row in run["rows"]}):
         own = [row for row in run["rows"] if (row["tenant"], row["times_share"]) == ("b", times)]

@@ -1,9 +1,10 @@
 """Tables of the serving benchmarks: latency, events, rules, overload, size, faults, releases, soak."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from benchmarks.pages.table import is_on_file, middle_and_tail, optional, outcome, percent, result, table
+from benchmarks.pages.table import middle_and_tail, optional, outcome, percent, result, table
 
 _TIERS = ("noop", "student", "popular", "precomputed", "llm")
 _HIDES = {
@@ -140,9 +141,6 @@ def overload() -> Iterator[str]:
 
 def machines() -> Iterator[str]:
     """One row per setting and door."""
-    if not is_on_file("machines"):
-        yield "Not on file yet."
-        return
     doors: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result("machines")["rows"]:
         doors.setdefault((row["setting"], row["door"]), []).append(row)
@@ -168,9 +166,7 @@ def machines() -> Iterator[str]:
 
 
 def slower_machines() -> list[tuple[str, str]]:
-    """Return the README's row of the slower settings, if they were measured: the worse door of each."""
-    if not is_on_file("machines"):
-        return []
+    """Return the README's row of the slower settings: the worse door of each."""
     met: dict[str, float] = {}
     for row in result("machines")["rows"]:
         if row["kind"] == "deadline":
@@ -223,21 +219,6 @@ def pipeline() -> Iterator[str]:
     return table(("events", "items", *stages), lines)
 
 
-def faults() -> Iterator[str]:
-    """One row per fault of one machine."""
-    return _fault_rows("faults")
-
-
-def faults_slow() -> Iterator[str]:
-    """One row per fault of a machine of about a third of the speed."""
-    return _fault_rows("faults-slow")
-
-
-def faults_of_ranks() -> Iterator[str]:
-    """One row per fault of a ranking model whose layers two processes share."""
-    return _fault_rows("faults-ranks")
-
-
 def faults_of_peers() -> Iterator[str]:
     """One row per fault of another server that ranks and writes."""
     rows = []
@@ -251,8 +232,14 @@ def faults_of_peers() -> Iterator[str]:
 
 
 def _fault_rows(name: str) -> Iterator[str]:
+    """One row per fault: of one machine, of a machine of about a third of the speed, of a model on two processes."""
     rows = [(row["fault"], *outcome(row), optional(row["recovery_s"], ".1f")) for row in result(name)["rows"]]
     return table(("fault", "% answered", "% in time", "p99 ms", "recovered after s"), rows)
+
+
+faults = partial(_fault_rows, "faults")
+faults_slow = partial(_fault_rows, "faults-slow")
+faults_of_ranks = partial(_fault_rows, "faults-ranks")
 
 
 def idle() -> Iterator[str]:

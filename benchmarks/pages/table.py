@@ -17,10 +17,6 @@ def result(name: str) -> dict[str, Any]:
     return read
 
 
-def is_on_file(name: str) -> bool:
-    return (RESULTS / f"{name}.json").exists()
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(head)} |"
