@@ -43,5 +43,6 @@ _Dumper.add_representer(str, _text)
 
 
 def plain_yaml(content: Any, width: int = 100_000) -> str:
+    """Return the content as YAML, its keys in their order."""
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
     return text

@@ -1,5 +1,6 @@
 """The container stack: effects of restarts and kills, the log, text, keys, and the surfaces folder."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from services.contracts import recommend_pb2 as pb
 from services.contracts.experiments import read_experiments
 from tests.support.engine.checkpoints import write_checkpoint
+from tests.support.gateway.keys import bearer
 from tests.support.stacks.compose_stack import SERVICES, ComposeStack
-from tests.support.stacks.stack import Stack, admitted, new_user_id, rest_items, rpc_items
+from tests.support.stacks.stack import ROOT, Stack, admitted, new_user_id, rest_items, rpc_items
 from tests.support.wait import wait_for
 
 TEXT = {"model": "tiny", "messages": [{"role": "user", "content": "the river runs on"}], "max_tokens": 8}
@@ -220,3 +222,36 @@ def test_text_is_served_with_a_checkpoint(composed: ComposeStack, tmp_path: Path
     assert written.status_code == 200, written.text
     assert 0 < written.json()["usage"]["completion_tokens"] <= TEXT["max_tokens"]
     assert recommended["items"]
+
+
+def test_the_page_s_override_serves_names_and_tenants(composed: ComposeStack, tmp_path: Path) -> None:
+    """Each name answers, a tenant's events are its own, the pinned name is in memory, and a deletion leaves nothing."""
+    (text,) = re.findall(r"```yaml\n(# docker-compose.*?)---\n", (ROOT / "docs/many-models.md").read_text(), re.DOTALL)
+    (tmp_path / "many.yml").write_text(text)
+
+    def run(service: str, *words: str) -> str:
+        return composed.compose("run", "--rm", "-T", service, "tailrace", *words).strip()
+
+    def ask(key: str, **body: str) -> httpx.Response:
+        asked = {"user_id": user_id, "k": 3, "deadline_ms": 4_000, **body}
+        return admitted(lambda: composed.rest.post("/v1/recommendations", json=asked, headers=bearer(key)))
+
+    user_id, version = new_user_id(), composed.recommend("1")["bundle_version"]
+    with composed.overridden(tmp_path / "many.yml"):
+        for name in ("fr", "acme.default"):
+            run("pipeline", "bundles", "promote", version, "--name", name)
+        run("keys", "tenants", "new", "acme")
+        shop = run(
+            "keys", "keys", "new", "--id", "shop", "--tenant", "acme", "--scope", "recommend", "--scope", "events"
+        )
+
+        event = {"user_id": user_id, "item_id": "50"}
+        composed.rest.post("/v1/events", json=event, headers=bearer(shop)).raise_for_status()
+        wait_for(lambda: ask(shop).json().get("newest_event_time_ms"), what="the tenant's event")
+        assert ask(composed.api_key).json()["newest_event_time_ms"] is None
+        assert (ask(composed.api_key, surface="fr").status_code, ask(shop, surface="fr").status_code) == (200, 422)
+        resident = ("bundles", "list", "--resident")
+        wait_for(lambda: composed.command(*resident).stdout.count(" fr ") == 2, what="the pinned name in both parts")
+
+        wait_for(lambda: "is deleted" in run("pipeline", "tenants", "delete", "acme", "--yes"), 300.0, "the deletion")
+        wait_for(lambda: ask(shop).status_code == 401, what="the end of the tenant's key")

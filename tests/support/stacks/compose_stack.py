@@ -135,6 +135,17 @@ class ComposeStack(Stack):
             self._given = {}
             self._up()
 
+    @contextmanager
+    def overridden(self, file: Path) -> Iterator[None]:
+        """Run with one more compose file; affected containers are recreated at the beginning and the end."""
+        self._files.append(file)
+        self._up()
+        try:
+            yield
+        finally:
+            self._files.remove(file)
+            self._up()
+
     def write_surfaces(self, name: str, text: str) -> None:
         """Replace a file of the mounted folder as an editor does: by another file."""
         scratch = self._surfaces / f".{name}"
