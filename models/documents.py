@@ -1,16 +1,17 @@
 """JSON documents of a bundle store, decoded and validated in one step.
 
-Validation matters because any process with write access may have written them. A schema is a pydantic model that
-declares the fields read by code. Other fields are kept unchecked, since a newer version may have written them.
+Validation matters because any process with write access may have written them. A schema is a pydantic model or a
+dataclass that declares the fields read by code. Other fields are kept unchecked, since a newer version may have written
+them.
 """
 
 import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from models.errors import BundleCorrupt
 
@@ -38,7 +39,8 @@ class Schema(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-Document = TypeVar("Document", bound=Schema)
+Document = TypeVar("Document")
+_adapter: Any = cache(TypeAdapter)
 
 
 def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Document, dict[str, Any]]:
@@ -62,10 +64,11 @@ def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Do
 
 def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[str, Any]]:
     plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
-    return schema.model_validate_json(content, strict=True), plain
+    found: Document = _adapter(schema).validate_json(content, strict=True)
+    return found, plain
 
 
-_read_again = lru_cache(_NUM_KEPT)(_read)
+_read_again: Any = lru_cache(_NUM_KEPT)(_read)
 
 
 def is_version(text: str) -> bool:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.documents import Count, Finite, Schema, decode
+from models.documents import Count, Finite, decode
 from models.errors import BundleCorrupt
 
 _Size = Annotated[int, Field(ge=1, le=2**40)]
@@ -37,13 +37,13 @@ MAX_SCORED_WHOLE = 20_000
 class StudentConfig:
     """The shape of a student. `max_items` is the number of newest items that it reads."""
 
-    num_items: int
-    hidden_size: int
-    feed_forward: int
-    num_heads: int
-    num_hops: int
-    max_items: int
-    norm_eps: float = 1e-5
+    num_items: _Size
+    hidden_size: _Size
+    feed_forward: _Size
+    num_heads: _Size
+    num_hops: Count
+    max_items: _Size
+    norm_eps: Finite = 1e-5
 
     @property
     def head_dim(self) -> int:
@@ -125,23 +125,13 @@ def save_student(student: StudentModel, path: Path) -> None:
     save_file(tensors, path, metadata={"config": json.dumps(asdict(student.config))})
 
 
-class _StoredConfig(Schema):
-    num_items: _Size
-    hidden_size: _Size
-    feed_forward: _Size
-    num_heads: _Size
-    num_hops: Count
-    max_items: _Size
-    norm_eps: Finite = 1e-5
-
-
 def read_student(path: Path) -> StudentModel:
     """Read a student that `save_student` wrote, ready for inference. Raises BundleCorrupt."""
     try:
         with safe_open(path, framework="pt") as file:
-            stored, _ = decode((file.metadata() or {}).get("config", ""), _StoredConfig, f"{path}: config")
+            config, _ = decode((file.metadata() or {}).get("config", ""), StudentConfig, f"{path}: config")
             with torch.device("meta"):  # sizes claimed by the file allocate no memory
-                student = StudentModel(StudentConfig(**dict(stored)))
+                student = StudentModel(config)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         student.load_state_dict(tensors, assign=True)
     except (OSError, SafetensorError, RuntimeError) as error:
