@@ -14,6 +14,7 @@ async def capacity_of(
     seconds: float,
     deadline_ms: float,
     counts: Callable[[RequestOutcome], bool] = lambda outcome: outcome.is_ok,
+    num_callers: int = NUM_CALLERS,
 ) -> float:
     """Return the answers in time per second, of those that count, for callers divided among the senders."""
     started_s, num_counted = time.perf_counter(), 0
@@ -24,8 +25,8 @@ async def capacity_of(
             outcome = await send(first)
             is_in_time = 1_000 * (time.perf_counter() - departed_s) <= deadline_ms
             num_counted += counts(outcome) and is_in_time
-            first += NUM_CALLERS
+            first += num_callers
 
-    callers = (call_again_and_again(senders[number % len(senders)], number) for number in range(NUM_CALLERS))
+    callers = (call_again_and_again(senders[number % len(senders)], number) for number in range(num_callers))
     await asyncio.gather(*callers)
     return num_counted / (time.perf_counter() - started_s)

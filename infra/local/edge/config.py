@@ -125,27 +125,32 @@ _ABOVE_SHARE = " {{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(p
 limit, which is its weight by the number of active tenants and the mean weight.
 """
 _REFUSE_LARGEST = """
-    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
-{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.others),sub(proc.fair_{door}) ge 0 }} \
+    http-request set-var(txn.has_fair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
+{{ var(txn.tenants) -m int gt 1 }}
+    http-request set-var(txn.is_flood) bool(true) if {{ var(txn.has_fair) -m bool }} \
+{{ var(txn.refused),mul({part}),sub(txn.rate) ge 0 }} \
 {{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
-    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
-{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.others),mul(2),sub(proc.fair_{door}) ge 0 }} \
-{{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(proc.fair_{door}) gt 0 }} \
-{{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
-    http-request set-var(txn.is_unfair) bool(true) if {{ var(proc.fair_{door}) -m int gt 0 }} \
-{{ var(txn.tenants) -m int gt 1 }} {{ var(txn.own),sub(proc.fair_{door}) gt 0 }}
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.has_fair) -m bool }} \
+{{ var(txn.own),sub(proc.fair_{door}),sub(proc.fair_{door}) gt 0 }}
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.is_flood) -m bool }} \
+{{ var(txn.others),sub(proc.fair_{door}) ge 0 }}
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.is_flood) -m bool }} \
+{{ var(txn.others),mul(2),sub(proc.fair_{door}) ge 0 }} \
+{{ var(txn.own),mul(txn.tenants),mul(100),div(txn.weight),sub(proc.fair_{door}) gt 0 }}
     http-request set-var(txn.is_refused) bool(true) if {{ var(txn.is_unfair) -m bool }}
+    http-request sc-inc-gpc(0,{tenant}) if {{ var(txn.is_unfair) -m bool }}
     http-request track-sc{counter} int({fair}) table {table} if {{ var(txn.is_unfair) -m bool }}
     http-request sc-inc-gpc(0,{counter}) if {{ var(txn.is_unfair) -m bool }}"""
-"""Refuses tenants that send more than the mean, by weight, while more are in flight than the gateways answer without a
-wait, and from half of that on those with more than their part of it in flight, behind which others would wait; and any
-tenant that has as many in flight itself, since its rate is known only after a moment.
+"""Refuses a tenant that has twice as many requests in flight as the gateways answer without a wait. A tenant of whose
+requests a quarter is refused for this, and that sends more than the mean, by weight, sends a flood: it is refused
+beyond the fair limit, and from half of that on beyond its part of it. A burst of a tenant within its share is shorter.
 """
+_FLOOD_PART = 4
 _ALL_TENANTS = "*"
 _TENANT_TABLE = """
 backend tenants_{door}
     # each tenant's recommendations through this door, and all tenants'
-    stick-table type string len 40 size 4096 expire 10s store conn_cur,http_req_rate(200ms)
+    stick-table type string len 40 size 4096 expire 10s store conn_cur,http_req_rate(200ms),gpc(1),gpc_rate(1,200ms)
 """
 """The counts of a door, by tenant."""
 _LEARN_LIMIT = """# a gateway announces the limit in flight of each door; callers do not see it
@@ -304,7 +309,12 @@ class EdgePlan:
         if not self.has_tenants:
             return counted
         return counted + _REFUSE_LARGEST.format(
-            door=door, counter=_FAIR_COUNTER, fair=_FAIR_REFUSALS, table=IN_FLIGHT_TABLE
+            door=door,
+            part=_FLOOD_PART,
+            tenant=_ALL_COUNTER - 1,
+            counter=_FAIR_COUNTER,
+            fair=_FAIR_REFUSALS,
+            table=IN_FLIGHT_TABLE,
         )
 
     def _count(self, door: int, name: str) -> str:
@@ -457,6 +467,7 @@ def _tenant_rules(door: str) -> list[str]:
         f"http-request track-sc{_ALL_COUNTER} str({_ALL_TENANTS}) table tenants_{door} if is_ranked",
         f"http-request set-var(txn.own) sc_conn_cur({counter}) if is_ranked",
         f"http-request set-var(txn.rate) sc_http_req_rate({counter}) if is_ranked",
+        f"http-request set-var(txn.refused) sc_gpc_rate(0,{counter}) if is_ranked",
         f"http-request set-var(txn.rate_of_all) sc_http_req_rate({_ALL_COUNTER}) if is_ranked",
         f"http-request set-var(txn.tenants) table_cnt(tenants_{door}),sub(1)",
         f"http-request set-var(txn.weight) var(txn.tenant),map_str_int({TENANT_WEIGHTS},100)",

@@ -1,4 +1,4 @@
-"""Learns the recommendations in flight at the edge above which the tenants that send most are refused. Pure.
+"""Learns the recommendations in flight at the edge above which a tenant's flood is refused. Pure.
 
 `EdgeLimit` protects the deadline: it permits a queue of a third of it. This limit protects the latency of tenants from
 the queue of others: it falls while requests wait longer, on average, than a request takes processor time, and rises
