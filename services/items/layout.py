@@ -141,7 +141,8 @@ class ItemLayout:
             is_listed = np.zeros_like(mask)
             is_listed[listed] = True
             mask &= is_listed
-        mask[excluded] = False
+        if excluded:
+            mask[excluded] = False
         return mask
 
     def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.contracts.access import Priority, places_for
 from services.contracts.engine_load import EngineLoad
@@ -60,14 +61,15 @@ class LlmGate:
         """
         self._follow(names or _ANY)
         order = self._order(size.session, names or _ANY, now_s)
-        chosen, predicted_s = self._choose(order, size, budget_s, now_s)
+        standings = [_Standing.of(name, self._replicas[name], size, now_s) for name in order]
+        chosen = _choose(standings, budget_s)
         return LlmView(
-            trial=self._due_for_trial(order, size, budget_s, now_s) if self._replicas[chosen].answers(now_s) else None,
-            replicas=(chosen, *(name for name in order if name != chosen and self._replicas[name].answers(now_s))),
-            breaker_allows=self._replicas[chosen].allows(now_s),
+            trial=self._due_for_trial(order, size, budget_s, now_s) if chosen.answers else None,
+            replicas=(chosen.name, *(one.name for one in standings if one is not chosen and one.answers)),
+            breaker_allows=chosen.allows,
             num_in_flight=self._num_in_flight,
             max_in_flight=places_for(priority, self._max_in_flight),
-            predicted_s=predicted_s,
+            predicted_s=chosen.predicted_s,
         )
 
     def is_open(self, now_s: float) -> bool:
@@ -110,18 +112,6 @@ class LlmGate:
         answering = {name for name in names if self._replicas[name].answers(now_s)}
         return self._placement.order(session, names, answering, now_s)
 
-    def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
-        """Return the replica to try first, and its prediction.
-
-        In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent
-        replica that allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
-        """
-        predicted = [(name, self._replicas[name].predict_s(size, now_s)) for name in order]
-        able = [(name, predicted_s) for name, predicted_s in predicted if self._replicas[name].allows(now_s)]
-        in_time = [(name, predicted_s) for name, predicted_s in able if predicted_s <= budget_s]
-        answering = [(name, predicted_s) for name, predicted_s in in_time if self._replicas[name].answers(now_s)]
-        return next(replica for group in (answering, in_time, able, predicted) for replica in group)
-
     def _due_for_trial(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> str | None:
         """Return the first silent replica that may be tried and, if it answers again, is predicted to do so in time."""
         silent = (name for name in order if self._replicas[name].is_due_for_trial(now_s))
@@ -141,6 +131,31 @@ class LlmGate:
         }
         for name in names:
             self._replica(name)
+
+
+class _Standing(NamedTuple):
+    """A replica as one request finds it."""
+
+    name: str
+    predicted_s: float
+    allows: bool
+    answers: bool
+
+    @classmethod
+    def of(cls, name: str, replica: Replica, size: RankSize, now_s: float) -> "_Standing":
+        return cls(name, replica.predict_s(size, now_s), replica.allows(now_s), replica.answers(now_s))
+
+
+def _choose(standings: Sequence[_Standing], budget_s: float) -> _Standing:
+    """Return the replica to try first.
+
+    In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent replica
+    that allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
+    """
+    able = [one for one in standings if one.allows]
+    in_time = [one for one in able if one.predicted_s <= budget_s]
+    answering = [one for one in in_time if one.answers]
+    return next(one for group in (answering, in_time, able, standings) for one in group)
 
 
 def _order(session: str, names: Sequence[str]) -> list[str]:

@@ -162,8 +162,10 @@ class Replica:
 
     def _waited_in_vain_s(self, now_s: float) -> float:
         """The longest wait of requests without any answer, or before the next trial; 0 while the replica answers."""
-        overdue = (sent for sent in self._in_flight.values() if self._answered_at_s < sent.due_s < now_s)
         silent_s = 0.0 if self.silence.allows(now_s) else self._silent_s
+        if not self._in_flight:
+            return silent_s
+        overdue = (sent for sent in self._in_flight.values() if self._answered_at_s < sent.due_s < now_s)
         return max((now_s - sent.started_s for sent in overdue), default=0.0) or silent_s
 
     def _load(self, now_s: float) -> int:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +19,13 @@ from pyarrow.lib import ArrowInvalid
 
 from models.catalogue import Catalogue
 from models.mixer import Added, Mixer
+from models.prompt import Prompt, prompt_of
 from models.registry.bundle import CATALOGUE, Bundle, learned_repeats, lists_version, llm_pays
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
 from models.registry.popular import popular_catalogue
 from models.registry.store import BundleStore
+from models.search import OWN_SEARCH, Search, search_of
 from models.similar import SimilarTable, empty_table
 from models.wishes.reading import Reading
 from models.wishes.vocabulary import WishItem
@@ -98,6 +100,8 @@ class Live:
     mixer: Mixer | None = None
     reader: WishReader | None = None
     is_partial: bool = False
+    prompt: Prompt = field(default_factory=Prompt)
+    search: Search = OWN_SEARCH
 
     @property
     def tenant(self) -> str:
@@ -324,6 +328,8 @@ class LiveBundle:
             similar=similar,
             mixer=mixer,
             reader=self._load_reader(bundle, catalogue),
+            prompt=prompt_of(bundle.manifest),
+            search=search_of(bundle.manifest),
         )
         _warm(live)
         for prepare in self._prepare:

@@ -18,8 +18,6 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
 from models.mixer import DECODER
-from models.prompt import prompt_of
-from models.search import search_of
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters, Tier
 from services.errors import (
@@ -140,7 +138,7 @@ class LlmTier:
 
     async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         budget_s = context.deadline.budget_s(self._clock())
-        beam_width = search_of(context.live.manifest).beam_width or self._beam_width
+        beam_width = context.live.search.beam_width or self._beam_width
         request, llm = rank_request(context, budget_s, beam_width, replicas), self._by_name[context.live.name].llm
         outcome, reply = await _outcome(llm, request, budget_s)
         if reply is None:
@@ -172,7 +170,7 @@ class LlmTier:
 def rank_size(context: RequestContext) -> RankSize:
     """Return the size of a ranking. A user's requests share a session; each anonymous request has its own."""
     request, catalogue = context.request, context.live.catalogue
-    prompt, search = prompt_of(context.live.manifest), search_of(context.live.manifest)
+    prompt, search = context.live.prompt, context.live.search
     window_start, num_items = prompt.window(len(context.history))
     return RankSize(
         session=f"user {request.user_id}" if request.user_id is not None else f"request {request.request_id}",

@@ -15,6 +15,7 @@ from models.mixer import STUDENT
 from services.contracts.recommend import Reason, Tier
 from services.gateway.ranking import ItemRanking
 from services.gateway.request.context import RequestContext
+from services.gateway.request.masks import Masks
 from services.gateway.tiers.tier import TierResult
 
 log = structlog.get_logger()
@@ -34,11 +35,11 @@ class StudentTier:
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
         """Return whether the surface allows the student, and whether the bundle has one that knows an allowed item."""
-        known = context.masks.allowed[: context.live.items.num_known]
+        live = context.live
         return {
             "student_allowed": self.tier in context.surface.tiers,
-            "is_loading": context.live.is_partial,
-            "is_trained": context.live.student is not None and bool(known.any()),
+            "is_loading": live.is_partial,
+            "is_trained": live.student is not None and _allows_known(context.masks, live.items.num_known),
         }
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
@@ -60,6 +61,11 @@ class StudentTier:
         except TimeoutError:
             log.warning("student_late", request_id=context.request.request_id)
             return TierResult(failure=Reason.STUDENT_FAILED)
+
+
+def _allows_known(masks: Masks, num_known: int) -> bool:
+    """Return whether an item of the bundle is allowed; more allowed items than new items need no look."""
+    return masks.num_allowed > len(masks.allowed) - num_known or bool(masks.allowed[:num_known].any())
 
 
 def _rank(context: RequestContext) -> TierResult:
