@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 from prometheus_client import CollectorRegistry
@@ -103,7 +104,13 @@ class ReplicaScene:
     async def ask(self, name: str) -> Recommendation | None:
         """Request five items of a name; record a request that gets none in its deadline."""
         began_s = time.monotonic()
-        request = RecommendRequest(request_id="r", k=5, deadline_ms=DEADLINE_MS, surface=name, recent_item_ids=_HISTORY)
+        request = RecommendRequest(
+            request_id=uuid4().hex,  # the session of an anonymous request, which has one replica
+            k=5,
+            deadline_ms=DEADLINE_MS,
+            surface=name,
+            recent_item_ids=_HISTORY,
+        )
         try:
             answer = await self.plane.recommend(request, Arrival(began_s), "rest", ANYONE)
         except TailraceError as error:

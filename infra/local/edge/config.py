@@ -141,9 +141,9 @@ _REFUSE_LARGEST = """
     http-request sc-inc-gpc(0,{tenant}) if {{ var(txn.is_unfair) -m bool }}
     http-request track-sc{counter} int({fair}) table {table} if {{ var(txn.is_unfair) -m bool }}
     http-request sc-inc-gpc(0,{counter}) if {{ var(txn.is_unfair) -m bool }}"""
-"""Refuses a tenant that has twice as many requests in flight as the gateways answer without a wait. A tenant of whose
-requests a quarter is refused for this, and that sends more than the mean, by weight, sends a flood: it is refused
-beyond the fair limit, and from half of that on beyond its part of it. A burst of a tenant within its share is shorter.
+"""Refuses a tenant that has twice as many requests in flight as the gateways answer without a wait. If a quarter of its
+requests are refused for this, and it sends more than the mean, by weight, it sends a flood: it is refused beyond the
+fair limit, and from half of that on beyond its part of it. A burst of a tenant within its share is shorter.
 """
 _FLOOD_PART = 4
 _ALL_TENANTS = "*"

@@ -178,7 +178,7 @@ def test_a_flood_costs_no_more_where_edge_and_gateways_share_the_cores() -> None
 
 @pytest.mark.parametrize("load", [0.4, 0.6])
 def test_bursts_of_tenants_within_their_shares_are_answered(load: float) -> None:
-    """Requests that come independently of each other meet in bursts, which are no flood."""
+    """Requests that come independently of each other meet in bursts; the edge refuses floods only."""
     simulation = SharedCores({"b": 0.5 * load * 350.0, "a": 0.5 * load * 350.0}, is_even=False)
     simulation.run()
 
