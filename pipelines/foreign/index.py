@@ -42,6 +42,8 @@ _SIDS: Mapping[str, Kind] = {
     "codes": "codes",
     "codebook": "codes",
 }
+_AROUND = frozenset(["<|sid_begin|>", "<|sid_end|>"])
+"""Tokens around every SID in OpenOneRec's texts. They belong to the prompt, not to the code."""
 _LAYOUT = 'give {"item_id": ..., "tokens": [...]} a line, or the index of your framework'
 
 
@@ -83,7 +85,10 @@ def read_index(path: Path) -> ItemIndex:
 def _checked(index: ItemIndex) -> ItemIndex:
     if not index.sids:
         raise Refused(index.file, "", "no items", _LAYOUT)
-    index = replace(index, sids=_by_table_ids(index))
+    bare: Mapping[str, Any] = {
+        item_id: tuple(one for one in sid if one not in _AROUND) for item_id, sid in index.sids.items()
+    }
+    index = replace(index, sids=_by_table_ids(replace(index, sids=bare)))
     depths = {item_id: len(sid) for item_id, sid in index.sids.items()}
     usual = max(set(depths.values()), key=list(depths.values()).count)
     odd = next((item_id for item_id, depth in depths.items() if depth != usual or not depth), None)

@@ -82,6 +82,15 @@ def test_a_layout_gives_the_codes_of_its_items(layout: str, tmp_path: Path) -> N
     assert index.kind == "codes"
 
 
+def test_tokens_around_a_code_are_none_of_its_levels(tmp_path: Path) -> None:
+    """The prompt ends with the first of them, which a beam would otherwise repeat."""
+    whole = "<|sid_begin|><s_a_1><s_b_2><|sid_end|>"
+
+    index = read_index(text("sids.csv", f"item_id,sid\n11,{whole}\n")(tmp_path))
+
+    assert index.sids == {"11": ("<s_a_1>", "<s_b_2>")}
+
+
 @pytest.mark.parametrize(("num_tokens", "second"), [(12, 4), (15, 5)])
 def test_numbered_tokens_are_counted_in_the_checkpoint(num_tokens: int, second: int, tmp_path: Path) -> None:
     """Items that use few codes of a level do not shift the tokens of the next level."""
