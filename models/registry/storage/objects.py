@@ -27,6 +27,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,6 +62,8 @@ _LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
 _CHUNK_BYTES = 8 * 2**20
 _TIMEOUT = "20s"
 _MAX_LINKS, _MAX_OPENINGS = 10, 3
+_NUM_DOWNLOADS = 8
+"""Files of a version at a time: a read takes a second in a slow store."""
 
 
 class ObjectStorage:
@@ -287,6 +290,11 @@ class ObjectStorage:
         """Link the files of the manifest that a folder lacks; return the SHA-256 of all, by name."""
         content = (folder / MANIFEST).read_bytes()
         files: Mapping[str, str] = decode_manifest(content, version, f"{self._url}/versions/{version}.json")["files"]
+        missing = {digest for name, digest in files.items() if not (folder / name).exists()}
+        absent = [digest for digest in missing if not (self._cache / "files" / digest).exists()]
+        if len(absent) > 1:
+            with ThreadPoolExecutor(_NUM_DOWNLOADS, "download") as pool:
+                list(pool.map(self._file, absent))
         for name, digest in files.items():
             target = folder / name
             if not target.exists():
