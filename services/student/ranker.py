@@ -113,7 +113,7 @@ class StudentRanker:
         """Return the logits (num_items,) float32 of all items, by item index."""
         if self._table is not None:
             return self._table.score(self.state(history))
-        rows = np.concatenate(([START_ROW], self._newest(history) + 1))
+        rows = np.array([START_ROW, *(item + 1 for item in history[-self._max_items :])], dtype=np.int64)
         scores_V: np.ndarray = self._session.run(None, {"rows": rows})[0]
         return scores_V
 

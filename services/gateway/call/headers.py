@@ -1,7 +1,7 @@
 """Headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id`, `x-deadline-ms`, and the edge's headers."""
 
 import math
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -142,4 +142,4 @@ def _is_count(text: str) -> bool:
 
 
 def new_request_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

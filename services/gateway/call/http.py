@@ -282,9 +282,13 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise RequestTooLarge(max_bytes)
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
+    body, has_more = bytearray(), True
+    while has_more:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
         if len(body) > max_bytes:
             raise RequestTooLarge(max_bytes)
     return bytes(body)
@@ -297,7 +301,7 @@ async def read_message(http: Request, kind: type[M], max_bytes: int) -> M:
 
 def refuse_query(http: Request) -> None:
     """Reject query parameters of calls that read only the body. Raises InvalidRequest naming the first."""
-    for name in http.query_params:
+    for name in http.query_params if http.scope["query_string"] else ():
         raise InvalidRequest(
             name, "a query parameter, which this call does not take", "send it as a field of the JSON body"
         )
