@@ -1,18 +1,20 @@
-"""The deletion of a tenant's data: erases its users, drops its catalogue, and looks in every store for what is left.
+"""The deletion of a tenant's data: erases its users, drops its catalogue, and looks in every store for the rest.
 
     state of the tenants file, keys ─▶ erasures of its users, in the interactions log ─▶ the worker, store by store
                                    ├─▶ deletions of its items, in the items topic
                                    └─▶ explanations of its anonymous visitors
 
-Each run continues where the last ended, and reports. Erasures that are not done are in a file of the state folder,
-which goes when nothing is left.
+Each run continues where the last ended, and reports. Open erasures are in a file of the state folder,
+which is removed at the end. A gateway may accept events until it has reloaded the tenants file, and the worker may
+be behind: an erasure in each partition, sent after the reload, shows that it has applied all of them.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.2
+_RELOADED_S = 3.0
+"""After this time every gateway has reloaded a changed tenants file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a scan found of a tenant: user ids, and entries by store."""
+    """A tenant's remains in a scan: user ids, and entries by store."""
 
     users: set[str] = field(default_factory=set)
     entries: dict[str, int] = field(default_factory=dict)
@@ -45,9 +49,12 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
 
     Raises DependencyUnavailable or OSError.
     """
+    _await_reload(settings)
     path, found = pending_file(settings, tenant), scan(settings, tenant)
     accepted = read_accepted(path)
-    if new := sorted(found.users - accepted.keys()):
+    ends = _user_of_each_partition(tenant, settings.topic_partitions)
+    known = accepted.keys() if _num_open(settings, accepted) else accepted.keys() & ends  # the others came back
+    if new := sorted((found.users | ends) - known):
         accepted |= erase_users(settings, new, path)
     _drop_items(settings, tenant, is_counted=bool(found.entries["popularity"]))
     _drop_explanations(settings, tenant)
@@ -57,6 +64,32 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
     files = [] if _rewrite_file(settings) else ["Redis' own files until it writes them again"]
     path.unlink(missing_ok=True)
     return ["records in the broker's topics until their retention ends", *files, "bundles", "your own backups"]
+
+
+def _await_reload(settings: "Settings") -> None:
+    if settings.tenants_file is not None:
+        changed_s = settings.tenants_file.stat().st_mtime
+        time.sleep(min(max(0.0, changed_s + _RELOADED_S - time.time()), _RELOADED_S))
+
+
+def _user_of_each_partition(tenant: str, num_partitions: int) -> set[str]:
+    """Return an unused user id of the tenant for each partition of the log."""
+    from services.contracts.tenant import scoped
+    from services.features.ownership import partition_of
+
+    found: dict[int, str] = {}
+    for number in count():
+        user_id = scoped(tenant, f"end of log {number}")
+        found.setdefault(partition_of(user_id, num_partitions), user_id)
+        if len(found) == num_partitions:
+            break
+    return {*found.values()}
+
+
+def _num_open(settings: "Settings", accepted: Mapping[str, str]) -> int:
+    """Return the number of erasures that are not done."""
+    _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
+    return len(accepted) - num_done
 
 
 def scan(settings: "Settings", tenant: str) -> Found:

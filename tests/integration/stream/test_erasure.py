@@ -109,6 +109,25 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     assert traces_of(rig.settings, OTHER)
 
 
+def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> None:
+    """Events that a worker has not read yet are found before the deletion is done, and a returning user is erased."""
+    settings = rig.settings
+    settings.stages_dir.mkdir(parents=True, exist_ok=True)
+    rig.send(*(click(number, scoped("acme", f"u{number}")) for number in range(4)))
+
+    while_waiting = delete_data(settings, "acme")
+    rig.start_worker()
+    wait_for(lambda: scan(settings, "acme").entries["offline logs"], what="the applied events")
+    wait_for(lambda: not scan(settings, "acme").users or delete_data(settings, "acme"), 120.0, "the erasures")
+    rig.send(click(9, scoped("acme", "u1")))
+    wait_for(lambda: scan(settings, "acme").users, what="the returning user")
+    wait_for(lambda: delete_data(settings, "acme"), 120.0, "the deletion")
+    rig.stop_worker()
+
+    assert not while_waiting
+    assert traces_of(settings, "acme\x1f") == []
+
+
 def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
     """After a completed receipt, Redis and all files contain no form of the ID."""
     rig.start_worker()
