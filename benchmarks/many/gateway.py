@@ -38,6 +38,8 @@ _NUM_AT_ONCE = 2
 _RATE_RPS, _MIN_STAY_S = 100.0, 10.0
 _WAITED_SHARE = 0.2
 """Of the deadline: a request that took longer waited for the load of its name."""
+_SETTLED_S = FORGET_S + _POLL_S
+"""Without requests, no name waits to be loaded, and so displaces another, after this time."""
 _NUM_FIRST_CALLS = 100
 _NUM_FAULT_CALLS, _NUM_RESTARTED_CALLS = 100, 20
 _MAX_LOOKS, _LOOK_S = 1_000, 0.1
@@ -196,7 +198,7 @@ async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], nu
     loads, cpu_s = many.total("tailrace_model_loads_total"), _loading_cpu_s()
     mixed = await many.ask_at(drawn(names, num_requests, seed=2), _RATE_RPS)
     loads, cpu_s = many.total("tailrace_model_loads_total") - loads, _loading_cpu_s() - cpu_s
-    await asyncio.sleep(FORGET_S + _POLL_S)  # until no name waits to be loaded
+    await asyncio.sleep(_SETTLED_S)
     alone += await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)
     known = latency([answer for answer in mixed if answer.is_warm and answer.ms < _WAITED_SHARE * DEADLINE_MS])
     of_one = latency(alone)
@@ -253,6 +255,7 @@ async def under(
 
     After the fault, wait until the first-called name is loaded.
     """
+    await asyncio.sleep(_SETTLED_S)
     loaded = many.loads()
     unused = [name for name in reversed(names) if not loaded[name]]
     cold, first = unused[:_NUM_FAULT_CALLS], unused[_NUM_FAULT_CALLS]
