@@ -58,8 +58,7 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
         accepted |= erase_users(settings, new, path)
     _drop_items(settings, tenant, is_counted=bool(found.entries["popularity"]))
     _drop_explanations(settings, tenant)
-    _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
-    if num_done < len(accepted) or any(scan(settings, tenant).entries.values()):
+    if _num_open(settings, accepted) or any(scan(settings, tenant).entries.values()):
         return None
     files = [] if _rewrite_file(settings) else ["Redis' own files until it writes them again"]
     path.unlink(missing_ok=True)
