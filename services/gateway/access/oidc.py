@@ -22,7 +22,7 @@ from joserfc.jwk import KeySet
 
 from services.contracts.access import Allowance, Caller, Scope
 from services.contracts.tenant import DEFAULT_TENANT, OPERATOR, check_tenant
-from services.errors import InvalidRequest, InvalidToken
+from services.errors import DependencyUnavailable, InvalidRequest, InvalidToken
 from services.gateway.access.keyring import Holder
 from services.gateway.periodic_task import PeriodicTask
 
@@ -111,7 +111,10 @@ class TokenVerifier:
         self.is_outdated = False
 
     async def holder_of(self, token: str, now_unix_s: float) -> Holder:
-        """Return the holder of a token. Raises InvalidToken, which names the claim and the fix."""
+        """Return the holder of a token.
+
+        Raises InvalidToken, which names the claim and the fix, or DependencyUnavailable until the keys were read once.
+        """
         if len(token) > _MAX_CHARS:
             raise InvalidToken("token", f"longer than {_MAX_CHARS} characters", "request fewer claims")
         claims = await self._verified(token)
@@ -135,7 +138,7 @@ class TokenVerifier:
             await self._read_again()
             claims = self._claims_of(token)
         if claims is None and self._keys is None:
-            raise InvalidToken("token", "the issuer's keys could not be read yet", "try again in a few seconds")
+            raise DependencyUnavailable("the issuer of tokens", _UNKNOWN_KEY_S)
         if claims is None:
             raise InvalidToken("token", "not signed by a key of the issuer", "send a new token, as the issuer gave it")
         return claims

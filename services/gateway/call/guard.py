@@ -26,9 +26,9 @@ class Access(Protocol):
     """Decides whether a call is admitted; every door calls it first."""
 
     async def authorize(self, call: Call, headers: Mapping[str, str], operation: Operation) -> None:
-        """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
+        """Set the call's caller, and count the call. Waits for a few milliseconds at most.
 
-        Waits for a few milliseconds at most.
+        Raises Unauthenticated, NotAllowed, QuotaExceeded or DependencyUnavailable.
         """
         ...
 
