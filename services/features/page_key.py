@@ -1,7 +1,6 @@
 """The key that signs page tokens, in Redis: created by the first gateway that asks, and shared by all."""
 
 import secrets
-from hashlib import blake2b
 from typing import Any
 
 from services.features.redis_calls import redis_as_dependency, within
@@ -38,8 +37,7 @@ class FilePageKey:
     """A key from the operator, for example for several stacks behind one host name."""
 
     def __init__(self, key: bytes) -> None:
-        """`key` may have any length; of a long key its digest signs."""
-        self._key = key if len(key) <= blake2b.MAX_KEY_SIZE else blake2b(key).digest()
+        self._key = key
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
         return self._key
