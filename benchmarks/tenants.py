@@ -47,8 +47,8 @@ SHARE, OTHERS_PART = 0.5, 0.4
 TIMES_SHARE = (0.0, 1.0, 5.0)
 LOWEST_PRIORITY = 19
 PAUSE_S = 5.0
-NUM_CALLERS = (2, 4, 8, 16)
-"""Of each tenant, to find the capacity."""
+NUM_CALLERS = (4, 8, 16, 32)
+"""Of both tenants, to find the capacity."""
 _PARTS = ("goodput", "full")
 _MEMORY_GIB, _START_S = 2.0, 120.0
 
@@ -109,12 +109,15 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
     host, port = options.url
     async with RestClient(host, port, keys[FLOODING]) as flooding, RestClient(host, port, keys[OTHER]) as other:
         await require_ready(other)
-        for client in (flooding, other):
-            await _sender(client, options)
+        senders = [await _sender(client, options) for client in (flooding, other)]
+        tried = [
+            await capacity_of(senders, options.seconds, options.deadline_ms, _is_full, number) for number in NUM_CALLERS
+        ]
+        capacity_rps = max(tried)
+        print(f"capacity {capacity_rps:.0f}/s, of {tried}", flush=True)
     rows = []
     with _generator(0) as other_process, _generator(LOWEST_PRIORITY) as flooding_process:
         processes = {OTHER: other_process, FLOODING: flooding_process}
-        capacity_rps = max([await _capacity(processes, number, keys, options) for number in NUM_CALLERS])
         for number in range(options.rounds):
             for times_share in (*TIMES_SHARE[:-1], options.flood):
                 await asyncio.sleep(PAUSE_S)
@@ -123,32 +126,6 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
                     rows.append({"round": number, "times_share": times_share, **row})
                     show(rows[-1], "round", "times_share", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
     return {**about_run("tenants"), "capacity_rps": round(capacity_rps, 1), "summary": _summary(rows), "rows": rows}
-
-
-async def _capacity(
-    processes: Mapping[str, ProcessPoolExecutor], num_callers: int, keys: dict[str, str], options: argparse.Namespace
-) -> float:
-    """Return the rate of answers in full for this many callers of each tenant."""
-    loop = asyncio.get_running_loop()
-    calls = [
-        loop.run_in_executor(process, _run_callers, num_callers, keys[one], options)
-        for one, process in processes.items()
-    ]
-    rate_rps = sum(await asyncio.gather(*calls))
-    print(f"{num_callers} callers of each tenant: {rate_rps:.0f}/s", flush=True)
-    return rate_rps
-
-
-def _run_callers(num_callers: int, key: str, options: argparse.Namespace) -> float:
-    """Return the rate of one tenant's answers in full."""
-
-    async def run() -> float:
-        host, port = options.url
-        async with RestClient(host, port, key) as client:
-            send = await _sender(client, options)
-            return await capacity_of([send], options.seconds, options.deadline_ms, _is_full, num_callers)
-
-    return asyncio.run(run())
 
 
 @contextmanager
