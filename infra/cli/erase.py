@@ -16,6 +16,7 @@ from infra.kafka.sender import topic_sender
 from services.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from services.contracts.erasure import ErasureStore
     from services.settings.settings import Settings
 
 BATCH_USERS = 1_000
@@ -116,8 +117,10 @@ def erase_users(settings: "Settings", user_ids: Sequence[str], path: Path) -> di
     return erased
 
 
-async def count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[int, int]:
-    """Return the number of erasures done in the stores that requests read, and in all stores.
+async def count_done(
+    settings: "Settings", erasure_ids: Sequence[str], except_for: frozenset["ErasureStore"] = frozenset()
+) -> tuple[int, int]:
+    """Return the number of erasures done in the stores that requests read, and in all stores but these.
 
     Raises DependencyUnavailable.
     """
@@ -131,7 +134,7 @@ async def count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[
             reading = (receipts.get(one, _READ_TIMEOUT_S) for one in erasure_ids[at : at + _READS_AT_ONCE])
             found = [one for one in await asyncio.gather(*reading) if one is not None]
             num_online += sum(one.is_done_online for one in found)
-            num_done += sum(one.is_done for one in found)
+            num_done += sum(all(one.stores[store] for store in one.stores.keys() - except_for) for one in found)
     finally:
         await receipts.close()
     return num_online, num_done

@@ -86,8 +86,10 @@ def _user_of_each_partition(tenant: str, num_partitions: int) -> set[str]:
 
 
 def _num_open(settings: "Settings", accepted: Mapping[str, str]) -> int:
-    """Return the number of erasures that are not done."""
-    _, num_done = asyncio.run(count_done(settings, list(accepted.values())))
+    """Return the number of erasures that are not done; Redis' file is rewritten once, at the end of the deletion."""
+    from services.contracts.erasure import ErasureStore
+
+    _, num_done = asyncio.run(count_done(settings, list(accepted.values()), frozenset({ErasureStore.STORE_FILES})))
     return len(accepted) - num_done
 
 
