@@ -1,6 +1,6 @@
 """Tables of many model names and of tenants."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.pages.table import optional, percent, result, table
@@ -82,14 +82,18 @@ def _first_calls(row: dict[str, Any]) -> str:
 
 
 def tenants() -> Iterator[str]:
-    """Tenant b at 0.8 of its share, beside tenant a: latency and goodput."""
+    """Tenant b at 0.8 of its share, beside tenant a: latency, and answers in time and in full."""
     run, rows = result("tenants"), []
     for times in sorted({row["times_share"] for row in run["rows"]}):
-        own = [row for row in run["rows"] if (row["tenant"], row["times_share"]) == ("b", times)]
-        p50s, p99s = (sorted(row[name] for row in own) for name in ("p50_ms", "p99_ms"))
-        total = sum(row["num_requests"] for row in own)
-        parts = (sum(row[name] * row["num_requests"] for row in own) / total for name in ("goodput", "full"))
-        middle = len(own) // 2
-        beside = "alone" if not times else f"a at {times:g} x its share"
-        rows.append((beside, f"{p50s[middle]:.1f} / {p99s[middle]:.1f}", *map(percent, parts)))
-    yield from table(("b beside", "p50 / p99 ms", "% in time", "% in time and ranked in full"), rows)
+        case = [row for row in run["rows"] if row["times_share"] == times]
+        b, a = ([row for row in case if row["tenant"] == tenant] for tenant in "ba")
+        p50, p99 = (sorted(row[name] for row in b)[len(b) // 2] for name in ("p50_ms", "p99_ms"))
+        beside = f"a at {times:g} x its share" if a else "alone"
+        rows.append((beside, f"{p50:.1f} / {p99:.1f}", _in_full(b), _in_full(a) if a else "-"))
+    yield from table(("b beside", "p50 / p99 ms", "% in full", "% of a"), rows)
+
+
+def _in_full(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the requests of several rows that were answered in time and ranked in full, in per cent."""
+    total = sum(row["num_requests"] for row in rows)
+    return percent(sum(row["full"] * row["num_requests"] for row in rows) / total)
