@@ -112,7 +112,8 @@ class HttpApp(Starlette):
         self._operations.append(operation)
         endpoint = _Endpoint(self, operation, handler, on_error)
         self.router.routes.append(SentRoute(operation.path, endpoint, operation.method))
-        self._endpoints[operation.method, operation.path.encode()] = endpoint  # with parameters: no path as sent
+        if "{" not in operation.path:
+            self._endpoints[operation.method, operation.path.encode()] = endpoint
 
     def describe_missing(self, paths: re.Pattern[str], errors: ErrorFormat, fix: str) -> None:
         """Answer unknown paths of this pattern in the format of their door, with this fix."""

@@ -225,8 +225,9 @@ class OfflineLog(Generic[Logged]):
 
         def parse(file: pq.ParquetFile) -> list[Logged]:
             table = file.read() if user_id is None else _rows_of(file, user_id)
-            left = None if table is None else self._kind.without_erased(table, erased)
-            return [] if left is None else [self._kind.from_row(row) for row in left.to_pylist()]
+            if table is None:
+                return []
+            return [self._kind.from_row(row) for row in self._kind.without_erased(table, erased).to_pylist()]
 
         while left:
             span = left.pop(0)

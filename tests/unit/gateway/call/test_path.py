@@ -57,12 +57,12 @@ def app(world: World, tmp_path: Path) -> HttpApp:
     return create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access, echoes_request_id=True)
 
 
-async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
-    """Post to a raw path, which HTTP clients would normalise; return status, error and headers."""
+async def post(app: HttpApp, path: str, method: str = "POST") -> tuple[int, Any, dict[bytes, bytes]]:
+    """Send to a raw path, which HTTP clients would normalise; return status, error and headers."""
     sent: list[Message] = []
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "scheme": "http",
         "path": unquote(path),
         "raw_path": path.encode(),
@@ -100,6 +100,15 @@ async def test_another_path_is_a_404_and_no_redirect(app: HttpApp, path: str) ->
 
     assert status == 404
     assert error["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/items/{item_id}", "/v1/explanations/{request_id}"])
+async def test_a_template_sent_as_a_path_is_a_parameter(world: World, path: str) -> None:
+    """Braces that a caller sends are part of an id, as any other characters."""
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
+    status, error, _ = await post(app, path, "GET")
+
+    assert (status, error["code"]) == (404, "not_found")
 
 
 segments = st.sampled_from(["", ".", "..", "%2e", "a", "%61", "%2F", "%25", "v1", "events", ".a", "%", "é"])
