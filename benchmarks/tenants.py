@@ -22,18 +22,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.audience import Audience
+from benchmarks.load.audience import Audience, sender
 from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import Load, RequestOutcome, Send, percentile, run_load
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
 from benchmarks.load.table import show
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
@@ -71,8 +71,7 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
     parser.add_argument("--flood", type=above_zero, default=TIMES_SHARE[-1], help="times its share that tenant a sends")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
-    add_stack_options(parser, settings)
-    return parser.parse_args()
+    return parse_for_stack(parser, settings)
 
 
 def _with_tenants(settings: Settings, folder: Path, keys: dict[str, str]) -> Settings:
@@ -168,12 +167,7 @@ async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
         if time.monotonic() > give_up_s:
             sys.exit(f"error: a tenant is not answered ({found.reason}); start the stack with --up")
         await asyncio.sleep(0.5)
-    audience = Audience((), (), found.item_ids)
-
-    def send(number: int) -> Awaitable[RequestOutcome]:
-        return client.recommend({**audience.mixed(number), "deadline_ms": options.deadline_ms})
-
-    return send
+    return sender(client, Audience((), (), found.item_ids).mixed, options.deadline_ms)
 
 
 def _is_full(outcome: RequestOutcome) -> bool:
