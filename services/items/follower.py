@@ -239,9 +239,10 @@ class ItemFollower:
             self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
             marks = {place.partition: mark for place, mark in reader.marks.items()}
             self._positions = Positions(reader.topic_ids[self._topic], marks)
-            self._end_awaiting(awaited, consumer, is_empty=not fetched)
-            if current.done() and (self._deferred or self._items.knowledge is not Knowledge.CURRENT):
-                self._catch_up_done()
+            reached = self._reached(awaited, consumer, is_empty=not fetched)
+            if current.done() or any(one.done is current for one in reached):
+                self._end_catch_up()
+                self._release(reached)
             now_s = time.monotonic()
             if pace.is_vain or now_s - checked_s >= _CHECK_EVERY_S:
                 checked_s = now_s
@@ -252,11 +253,12 @@ class ItemFollower:
                 self._write()
         self._write()
 
-    def _catch_up_done(self) -> None:
-        """Apply the deferred states: the end of the topic is reached."""
-        self._apply(list(self._deferred.items()))
-        self._deferred.clear()
-        self._knows(Knowledge.CURRENT)
+    def _end_catch_up(self) -> None:
+        """Apply the deferred states, if this was not done yet: the end of the topic is reached."""
+        if self._deferred or self._items.knowledge is not Knowledge.CURRENT:
+            self._apply(list(self._deferred.items()))
+            self._deferred.clear()
+            self._knows(Knowledge.CURRENT)
 
     def _take(self, records: Iterable[Any], *, is_behind: bool) -> None:
         """Apply records.
@@ -299,22 +301,29 @@ class ItemFollower:
                 one.ends = one.ends or ends
         return awaited
 
-    def _end_awaiting(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> None:
-        """Release the callers whose ends are reached.
+    def _reached(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> list[_Awaited]:
+        """Return the callers whose ends are reached.
 
         The embedded broker reports its last batch's first record as the end: an end counts as reached beyond it, or
         after a fetch without records.
         """
+        reached = []
         for one in awaited:
             at = {place: int(consumer.position(place)) for place in one.ends or ()}
             if all(
                 at[place] >= max(end, consumer.highwater(place) or 0) and (is_empty or at[place] > end)
                 for place, end in (one.ends or {}).items()
             ):
-                with self._awaited_lock, suppress(ValueError):
-                    self._awaited.remove(one)
-                if one.done.set_running_or_notify_cancel():
-                    one.done.set_result(None)
+                reached.append(one)
+        return reached
+
+    def _release(self, reached: list[_Awaited]) -> None:
+        """Let these callers go on. All they wait for must be applied."""
+        for one in reached:
+            with self._awaited_lock, suppress(ValueError):
+                self._awaited.remove(one)
+            if one.done.set_running_or_notify_cancel():
+                one.done.set_result(None)
 
     def _write(self) -> None:
         """Write the snapshot if this process writes it and it is due."""

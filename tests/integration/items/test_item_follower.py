@@ -147,10 +147,10 @@ def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
 
 
 def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
-    broker: Server, tmp_path: Path, worker: Process
+    broker: Server, tmp_path: Path, worker: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the log returns shorter and grows past the snapshot's positions, its hides are read and the snapshot's are
-    kept.
+    kept. The start returns after the last change is applied, however long that takes.
     """
     send(broker, (b"i01", b'{"available":true}'), (b"i02", b'{"available":false}'), (b"i03", b'{"available":true}'))
     send(broker, *((f"i0{number}".encode(), b'{"available":false}') for number in (4, 5, 6)))
@@ -165,6 +165,8 @@ def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
         number: replace(mark, last=mark.last and (mark.last[0], "other")) for number, mark in written.marks.items()
     }
     write_snapshot(path, other.items, Positions(written.topic_id, marks))
+    apply = late.items.apply
+    monkeypatch.setattr(late.items, "apply", lambda changes: (time.sleep(0.2), apply(changes))[1])
 
     late.follower.start(30.0)
     try:
