@@ -328,6 +328,7 @@ _KINDS = {
     "object": "an object",
     "str": "a string",
 }
+_JSON_TYPES: Mapping[Any, str] = {tuple: "array", list: "array", dict: "object", str: "str", int: "int", float: "float"}
 
 
 def _refusal(error: msgspec.ValidationError, kind: type[Message], whole: str, sent: Callable[[], Any]) -> InvalidField:
@@ -371,7 +372,9 @@ def _parts(text: str) -> tuple[str, list[str]]:
 def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, str]:
     """Return the problem and the fix of a value outside the declared bounds."""
     names = ("min_length", "max_length") if bound[2] else ("ge", "le", "gt", "lt")
-    limits = {name: limit for one in _metas(hint) for name in names if (limit := getattr(one, name)) is not None}
+    limits = {
+        name: limit for one in _metas(hint, bound[1]) for name in names if (limit := getattr(one, name)) is not None
+    }
     wanted = _range_of(limits)
     if not bound[2]:
         shown = f"{value!r:.{_SHOWN_CHARS}}" if isinstance(value, int | float) else "the value"
@@ -394,14 +397,15 @@ def _range_of(limits: Mapping[str, Any]) -> str:
     return " and ".join(words)
 
 
-def _metas(hint: Any) -> Iterator[Meta]:
-    """Yield the bounds of a type and of its alternatives."""
+def _metas(hint: Any, wanted: str) -> Iterator[Meta]:
+    """Yield the bounds of a type, and of its alternatives that are of this JSON type."""
     if get_origin(hint) is Annotated:
-        yield from (one for one in hint.__metadata__ if isinstance(one, Meta))
-        yield from _metas(hint.__origin__)
+        of = _JSON_TYPES.get(get_origin(hint.__origin__) or hint.__origin__, wanted)
+        yield from (one for one in hint.__metadata__ if isinstance(one, Meta) and of == wanted)
+        yield from _metas(hint.__origin__, wanted)
     elif get_origin(hint) in (Union, types.UnionType):
         for one in get_args(hint):
-            yield from _metas(one)
+            yield from _metas(one, wanted)
 
 
 def _value_at(plain: Any, steps: Sequence[str]) -> Any:

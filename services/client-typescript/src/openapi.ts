@@ -386,591 +386,6 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
-         * ChatAnswerBody
-         * @description With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`.
-         */
-        ChatAnswerBody: {
-            /** Id */
-            id: string;
-            /** Object */
-            object: string;
-            /**
-             * Created
-             * Format: int64
-             */
-            created: number;
-            /** Model */
-            model: string;
-            usage: components["schemas"]["UsageBody"];
-            /** Choices */
-            choices: components["schemas"]["ChatChoiceBody"][];
-        };
-        /**
-         * ChatBody
-         * @description Generate the assistant's next message, with the checkpoint's chat template.
-         */
-        ChatBody: {
-            /**
-             * Model
-             * @description As /v1/models lists it
-             * @example SmolLM2-135M-Instruct
-             */
-            model: string;
-            /**
-             * N
-             * @description Choices per prompt
-             * @default 1
-             */
-            n?: number;
-            /**
-             * Max Tokens
-             * Format: int64
-             * @description Per choice
-             */
-            max_tokens?: number | null;
-            /**
-             * Temperature
-             * Format: double
-             * @default 1
-             */
-            temperature?: number;
-            /**
-             * Top P
-             * Format: double
-             * @default 1
-             */
-            top_p?: number;
-            /**
-             * Top K
-             * @description vLLM's; 0 and -1: all
-             * @default 0
-             */
-            top_k?: number;
-            /**
-             * Min P
-             * Format: double
-             * @description vLLM's
-             * @default 0
-             */
-            min_p?: number;
-            /**
-             * Presence Penalty
-             * Format: double
-             * @default 0
-             */
-            presence_penalty?: number;
-            /**
-             * Frequency Penalty
-             * Format: double
-             * @default 0
-             */
-            frequency_penalty?: number;
-            /**
-             * Repetition Penalty
-             * Format: double
-             * @description vLLM's
-             * @default 1
-             */
-            repetition_penalty?: number;
-            /**
-             * Logit Bias
-             * @description By token id, at most 1024
-             */
-            logit_bias?: {
-                [key: string]: number;
-            };
-            /**
-             * Seed
-             * Format: int64
-             */
-            seed?: number | null;
-            /**
-             * Stop
-             * @description At most 4
-             */
-            stop?: string | components["schemas"]["StopStringList"];
-            /**
-             * Stop Token Ids
-             * @description vLLM's
-             */
-            stop_token_ids?: number[];
-            /**
-             * Ignore Eos
-             * @description vLLM's
-             * @default false
-             */
-            ignore_eos?: boolean;
-            /**
-             * Stream
-             * @default false
-             */
-            stream?: boolean;
-            stream_options?: components["schemas"]["StreamOptionsBody"];
-            response_format?: components["schemas"]["ResponseFormatBody"];
-            /**
-             * Cache Salt
-             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
-             * @default
-             */
-            cache_salt?: string;
-            /** Messages */
-            messages: components["schemas"]["MessageBody"][];
-            /**
-             * Chat Template Kwargs
-             * @description vLLM's: variables of the chat template, by name
-             * @example {
-             *       "enable_thinking": false
-             *     }
-             */
-            chat_template_kwargs?: {
-                [key: string]: unknown;
-            };
-            /**
-             * Max Completion Tokens
-             * Format: int64
-             * @description Replaces max_tokens
-             */
-            max_completion_tokens?: number | null;
-            /**
-             * Logprobs
-             * @default false
-             */
-            logprobs?: boolean;
-            /**
-             * Top Logprobs
-             * @description Needs logprobs
-             */
-            top_logprobs?: number | null;
-        };
-        /**
-         * ChatChoiceBody
-         * @description One reply.
-         */
-        ChatChoiceBody: {
-            /**
-             * Index
-             * Format: int64
-             */
-            index: number;
-            /**
-             * Finish Reason
-             * @description stop or length
-             */
-            finish_reason: string | null;
-            /**
-             * Stop Reason
-             * @description deadline, if the deadline ended the choice
-             */
-            stop_reason?: string | null;
-            message: components["schemas"]["ReplyBody"];
-            /**
-             * Logprobs
-             * @description `content`: one object per token
-             */
-            logprobs?: {
-                [key: string]: unknown;
-            } | null;
-        };
-        /**
-         * CompletionAnswerBody
-         * @description With `stream`, the same in chunks: `data: {...}` events with `usage` on request, then `data: [DONE]`.
-         */
-        CompletionAnswerBody: {
-            /** Id */
-            id: string;
-            /** Object */
-            object: string;
-            /**
-             * Created
-             * Format: int64
-             */
-            created: number;
-            /** Model */
-            model: string;
-            usage: components["schemas"]["UsageBody"];
-            /** Choices */
-            choices: components["schemas"]["CompletionChoiceBody"][];
-        };
-        /**
-         * CompletionBody
-         * @description Complete each prompt.
-         */
-        CompletionBody: {
-            /**
-             * Model
-             * @description As /v1/models lists it
-             * @example SmolLM2-135M-Instruct
-             */
-            model: string;
-            /**
-             * N
-             * @description Choices per prompt
-             * @default 1
-             */
-            n?: number;
-            /**
-             * Max Tokens
-             * Format: int64
-             * @description Per choice
-             */
-            max_tokens?: number | null;
-            /**
-             * Temperature
-             * Format: double
-             * @default 1
-             */
-            temperature?: number;
-            /**
-             * Top P
-             * Format: double
-             * @default 1
-             */
-            top_p?: number;
-            /**
-             * Top K
-             * @description vLLM's; 0 and -1: all
-             * @default 0
-             */
-            top_k?: number;
-            /**
-             * Min P
-             * Format: double
-             * @description vLLM's
-             * @default 0
-             */
-            min_p?: number;
-            /**
-             * Presence Penalty
-             * Format: double
-             * @default 0
-             */
-            presence_penalty?: number;
-            /**
-             * Frequency Penalty
-             * Format: double
-             * @default 0
-             */
-            frequency_penalty?: number;
-            /**
-             * Repetition Penalty
-             * Format: double
-             * @description vLLM's
-             * @default 1
-             */
-            repetition_penalty?: number;
-            /**
-             * Logit Bias
-             * @description By token id, at most 1024
-             */
-            logit_bias?: {
-                [key: string]: number;
-            };
-            /**
-             * Seed
-             * Format: int64
-             */
-            seed?: number | null;
-            /**
-             * Stop
-             * @description At most 4
-             */
-            stop?: string | components["schemas"]["StopStringList"];
-            /**
-             * Stop Token Ids
-             * @description vLLM's
-             */
-            stop_token_ids?: number[];
-            /**
-             * Ignore Eos
-             * @description vLLM's
-             * @default false
-             */
-            ignore_eos?: boolean;
-            /**
-             * Stream
-             * @default false
-             */
-            stream?: boolean;
-            stream_options?: components["schemas"]["StreamOptionsBody"];
-            response_format?: components["schemas"]["ResponseFormatBody"];
-            /**
-             * Cache Salt
-             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
-             * @default
-             */
-            cache_salt?: string;
-            /**
-             * Prompt
-             * @description Text or token ids, one prompt or several
-             */
-            prompt: string | components["schemas"]["PromptStringList"] | components["schemas"]["PromptIntegerList"] | components["schemas"]["PromptIntegerListList"];
-            /**
-             * Logprobs
-             * @description How many of the most probable tokens to return
-             */
-            logprobs?: number | null;
-            /**
-             * Echo
-             * @description Repeat the prompt before each choice
-             * @default false
-             */
-            echo?: boolean;
-        };
-        /**
-         * CompletionChoiceBody
-         * @description One continuation.
-         */
-        CompletionChoiceBody: {
-            /**
-             * Index
-             * Format: int64
-             */
-            index: number;
-            /**
-             * Finish Reason
-             * @description stop or length
-             */
-            finish_reason: string | null;
-            /**
-             * Stop Reason
-             * @description deadline, if the deadline ended the choice
-             */
-            stop_reason?: string | null;
-            /** Text */
-            text: string;
-            /**
-             * Logprobs
-             * @description OpenAI's four lists
-             */
-            logprobs?: {
-                [key: string]: unknown;
-            } | null;
-        };
-        /**
-         * JsonSchemaBody
-         * @description A schema that the text must satisfy.
-         */
-        JsonSchemaBody: {
-            /**
-             * Name
-             * @default
-             */
-            name?: string;
-            /**
-             * Description
-             * @default
-             */
-            description?: string;
-            /**
-             * Schema
-             * @description A JSON schema of at most 65536 bytes, 2000 keys and 64 levels
-             */
-            schema?: {
-                [key: string]: unknown;
-            };
-            /**
-             * Strict
-             * @description Sent on to another server; here schemas are always enforced
-             */
-            strict?: boolean | null;
-        };
-        /**
-         * MessageBody
-         * @description One message.
-         */
-        MessageBody: {
-            /**
-             * Role
-             * @description developer is the same as system
-             * @example user
-             * @enum {string}
-             */
-            role: "system" | "developer" | "user" | "assistant";
-            /** Content */
-            content?: string | components["schemas"]["ContentTextPartBodyList"];
-            /**
-             * Name
-             * @description Accepted, without effect
-             * @default
-             */
-            name?: string;
-        };
-        /**
-         * ModelBody
-         * @description One model.
-         */
-        ModelBody: {
-            /**
-             * Id
-             * @example SmolLM2-135M-Instruct
-             */
-            id: string;
-            /**
-             * Object
-             * @default model
-             */
-            object?: string;
-            /**
-             * Created
-             * Format: int64
-             * @description Unix seconds
-             */
-            created: number;
-            /**
-             * Owned By
-             * @default tailrace
-             */
-            owned_by?: string;
-            /**
-             * Max Model Len
-             * Format: int64
-             * @description Tokens of prompt and text together
-             */
-            max_model_len?: number | null;
-        };
-        /**
-         * ModelsBody
-         * @description All models.
-         */
-        ModelsBody: {
-            /**
-             * Object
-             * @default list
-             */
-            object?: string;
-            /** Data */
-            data: components["schemas"]["ModelBody"][];
-        };
-        /**
-         * OpenAiErrorBody
-         * @description OpenAI's envelope; a stream that fails sends it as its last event.
-         */
-        OpenAiErrorBody: {
-            error: components["schemas"]["OpenAiErrorDetail"];
-        };
-        /**
-         * OpenAiErrorDetail
-         * @description The error with its fix, type, field and code.
-         */
-        OpenAiErrorDetail: {
-            /** Message */
-            message: string;
-            /**
-             * Type
-             * @example invalid_request_error
-             */
-            type: string;
-            /**
-             * Param
-             * @description The field
-             */
-            param: string | null;
-            /**
-             * Code
-             * @example invalid_value
-             */
-            code: string;
-        };
-        /**
-         * PromptDetailsBody
-         * @description Details of the prompt's tokens.
-         */
-        PromptDetailsBody: {
-            /**
-             * Cached Tokens
-             * Format: int64
-             * @description Tokens that earlier prompts of this key left in the prefix cache
-             */
-            cached_tokens: number;
-        };
-        /**
-         * ReplyBody
-         * @description The assistant's message.
-         */
-        ReplyBody: {
-            /**
-             * Role
-             * @default assistant
-             */
-            role?: string;
-            /** Content */
-            content: string;
-        };
-        /**
-         * ResponseFormatBody
-         * @description The form that the text must have.
-         */
-        ResponseFormatBody: {
-            /**
-             * Type
-             * @default text
-             * @enum {string}
-             */
-            type?: "text" | "json_object" | "json_schema";
-            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
-        };
-        /**
-         * StreamOptionsBody
-         * @description Contents of a stream in addition to the text.
-         */
-        StreamOptionsBody: {
-            /**
-             * Include Usage
-             * @description A last chunk with the tokens used, and no choice
-             * @default false
-             */
-            include_usage?: boolean;
-            /**
-             * Continuous Usage Stats
-             * @description The tokens used so far in every chunk (vLLM's)
-             * @default false
-             */
-            continuous_usage_stats?: boolean;
-            /**
-             * Include Obfuscation
-             * @description Accepted, without effect
-             * @default false
-             */
-            include_obfuscation?: boolean;
-        };
-        /**
-         * TextPartBody
-         * @description One part of a message; `text` is the only supported type.
-         */
-        TextPartBody: {
-            /**
-             * Type
-             * @enum {string}
-             */
-            type: "text";
-            /** Text */
-            text?: string | null;
-        } & {
-            [key: string]: unknown;
-        };
-        /**
-         * UsageBody
-         * @description Tokens used.
-         */
-        UsageBody: {
-            /**
-             * Prompt Tokens
-             * Format: int64
-             */
-            prompt_tokens: number;
-            /**
-             * Completion Tokens
-             * Format: int64
-             */
-            completion_tokens: number;
-            /**
-             * Total Tokens
-             * Format: int64
-             */
-            total_tokens: number;
-            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
-        };
-        /**
          * RecommendBody
          * @description The user, the number of items and the deadline.
          */
@@ -2117,6 +1532,592 @@ export interface components {
             fix: string;
         };
         /**
+         * ModelsBody
+         * @description All models.
+         */
+        ModelsBody: {
+            /** Object */
+            object: string;
+            /** Data */
+            data: components["schemas"]["ModelBody"][];
+        };
+        /**
+         * ModelBody
+         * @description One model.
+         */
+        ModelBody: {
+            /**
+             * Id
+             * @example SmolLM2-135M-Instruct
+             */
+            id: string;
+            /** Object */
+            object: string;
+            /**
+             * Created
+             * Format: int64
+             * @description Unix seconds
+             */
+            created: number;
+            /** Owned By */
+            owned_by: string;
+            /**
+             * Max Model Len
+             * Format: int64
+             * @description Tokens of prompt and text together
+             */
+            max_model_len: number | null;
+        };
+        /**
+         * OpenAiErrorBody
+         * @description OpenAI's envelope; a stream that fails sends it as its last event.
+         */
+        OpenAiErrorBody: {
+            error: components["schemas"]["OpenAiErrorDetail"];
+        };
+        /**
+         * OpenAiErrorDetail
+         * @description The error with its fix, type, field and code.
+         */
+        OpenAiErrorDetail: {
+            /** Message */
+            message: string;
+            /**
+             * Type
+             * @example invalid_request_error
+             */
+            type: string;
+            /**
+             * Param
+             * @description The field
+             */
+            param: string | null;
+            /**
+             * Code
+             * @example invalid_value
+             */
+            code: string;
+        };
+        /**
+         * CompletionBody
+         * @description Complete each prompt.
+         */
+        CompletionBody: {
+            /**
+             * Model
+             * @description As /v1/models lists it
+             * @example SmolLM2-135M-Instruct
+             */
+            model: string;
+            /**
+             * N
+             * @description Choices per prompt
+             * @default 1
+             */
+            n?: number;
+            /**
+             * Max Tokens
+             * Format: int64
+             * @description Per choice
+             */
+            max_tokens?: number | null;
+            /**
+             * Temperature
+             * Format: double
+             * @default 1
+             */
+            temperature?: number;
+            /**
+             * Top P
+             * Format: double
+             * @default 1
+             */
+            top_p?: number;
+            /**
+             * Top K
+             * @description vLLM's; 0 and -1: all
+             * @default 0
+             */
+            top_k?: number;
+            /**
+             * Min P
+             * Format: double
+             * @description vLLM's
+             * @default 0
+             */
+            min_p?: number;
+            /**
+             * Presence Penalty
+             * Format: double
+             * @default 0
+             */
+            presence_penalty?: number;
+            /**
+             * Frequency Penalty
+             * Format: double
+             * @default 0
+             */
+            frequency_penalty?: number;
+            /**
+             * Repetition Penalty
+             * Format: double
+             * @description vLLM's
+             * @default 1
+             */
+            repetition_penalty?: number;
+            /**
+             * Logit Bias
+             * @description By token id, at most 1024
+             */
+            logit_bias?: {
+                [key: string]: number;
+            };
+            /**
+             * Seed
+             * Format: int64
+             */
+            seed?: number | null;
+            /**
+             * Stop
+             * @description At most 4
+             */
+            stop?: string | components["schemas"]["StopStringList"];
+            /**
+             * Stop Token Ids
+             * @description vLLM's
+             */
+            stop_token_ids?: number[];
+            /**
+             * Ignore Eos
+             * @description vLLM's
+             * @default false
+             */
+            ignore_eos?: boolean;
+            /**
+             * Stream
+             * @default false
+             */
+            stream?: boolean;
+            stream_options?: components["schemas"]["StreamOptionsBody"];
+            response_format?: components["schemas"]["ResponseFormatBody"];
+            /**
+             * Cache Salt
+             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
+             * @default
+             */
+            cache_salt?: string;
+            /**
+             * Prompt
+             * @description Text or token ids, one prompt or several
+             */
+            prompt: string | components["schemas"]["PromptStringList"] | components["schemas"]["PromptIntegerList"] | components["schemas"]["PromptIntegerListList"];
+            /**
+             * Logprobs
+             * @description How many of the most probable tokens to return
+             */
+            logprobs?: number | null;
+            /**
+             * Echo
+             * @description Repeat the prompt before each choice
+             * @default false
+             */
+            echo?: boolean;
+        };
+        /**
+         * StreamOptionsBody
+         * @description Contents of a stream in addition to the text.
+         */
+        StreamOptionsBody: {
+            /**
+             * Include Usage
+             * @description A last chunk with the tokens used, and no choice
+             * @default false
+             */
+            include_usage?: boolean;
+            /**
+             * Continuous Usage Stats
+             * @description The tokens used so far in every chunk (vLLM's)
+             * @default false
+             */
+            continuous_usage_stats?: boolean;
+            /**
+             * Include Obfuscation
+             * @description Accepted, without effect
+             * @default false
+             */
+            include_obfuscation?: boolean;
+        };
+        /**
+         * ResponseFormatBody
+         * @description The form that the text must have.
+         */
+        ResponseFormatBody: {
+            /**
+             * Type
+             * @default text
+             * @enum {string}
+             */
+            type?: "json_object" | "json_schema" | "text";
+            json_schema?: components["schemas"]["JsonSchemaBody"] | null;
+        };
+        /**
+         * JsonSchemaBody
+         * @description A schema that the text must satisfy.
+         */
+        JsonSchemaBody: {
+            /**
+             * Name
+             * @default
+             */
+            name?: string;
+            /**
+             * Description
+             * @default
+             */
+            description?: string;
+            /**
+             * Schema
+             * @description A JSON schema of at most 65536 bytes, 2000 keys and 64 levels
+             */
+            schema?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Strict
+             * @description Sent on to another server; here schemas are always enforced
+             */
+            strict?: boolean | null;
+        };
+        /**
+         * CompletionAnswerBody
+         * @description With `stream`, the same in chunks: `data: {...}` events with `usage` on request, then `data: [DONE]`.
+         */
+        CompletionAnswerBody: {
+            /** Id */
+            id: string;
+            /** Object */
+            object: string;
+            /**
+             * Created
+             * Format: int64
+             */
+            created: number;
+            /** Model */
+            model: string;
+            /**
+             * System Fingerprint
+             * @description Null: this server has none
+             */
+            system_fingerprint: string | null;
+            usage: components["schemas"]["UsageBody"];
+            /** Choices */
+            choices: components["schemas"]["CompletionChoiceBody"][];
+        };
+        /**
+         * UsageBody
+         * @description Tokens used.
+         */
+        UsageBody: {
+            /**
+             * Prompt Tokens
+             * Format: int64
+             */
+            prompt_tokens: number;
+            /**
+             * Completion Tokens
+             * Format: int64
+             */
+            completion_tokens: number;
+            /**
+             * Total Tokens
+             * Format: int64
+             */
+            total_tokens: number;
+            prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
+        };
+        /**
+         * PromptDetailsBody
+         * @description Details of the prompt's tokens.
+         */
+        PromptDetailsBody: {
+            /**
+             * Cached Tokens
+             * Format: int64
+             * @description Tokens that earlier prompts of this key left in the prefix cache
+             */
+            cached_tokens: number;
+        };
+        /**
+         * CompletionChoiceBody
+         * @description One continuation.
+         */
+        CompletionChoiceBody: {
+            /**
+             * Index
+             * Format: int64
+             */
+            index: number;
+            /**
+             * Finish Reason
+             * @description stop or length
+             */
+            finish_reason: string | null;
+            /**
+             * Stop Reason
+             * @description deadline, if the deadline ended the choice
+             */
+            stop_reason?: string | null;
+            /** Text */
+            text: string;
+            /**
+             * Logprobs
+             * @description OpenAI's four lists
+             */
+            logprobs: {
+                [key: string]: unknown;
+            } | null;
+        };
+        /**
+         * ChatBody
+         * @description Generate the assistant's next message, with the checkpoint's chat template.
+         */
+        ChatBody: {
+            /**
+             * Model
+             * @description As /v1/models lists it
+             * @example SmolLM2-135M-Instruct
+             */
+            model: string;
+            /**
+             * N
+             * @description Choices per prompt
+             * @default 1
+             */
+            n?: number;
+            /**
+             * Max Tokens
+             * Format: int64
+             * @description Per choice
+             */
+            max_tokens?: number | null;
+            /**
+             * Temperature
+             * Format: double
+             * @default 1
+             */
+            temperature?: number;
+            /**
+             * Top P
+             * Format: double
+             * @default 1
+             */
+            top_p?: number;
+            /**
+             * Top K
+             * @description vLLM's; 0 and -1: all
+             * @default 0
+             */
+            top_k?: number;
+            /**
+             * Min P
+             * Format: double
+             * @description vLLM's
+             * @default 0
+             */
+            min_p?: number;
+            /**
+             * Presence Penalty
+             * Format: double
+             * @default 0
+             */
+            presence_penalty?: number;
+            /**
+             * Frequency Penalty
+             * Format: double
+             * @default 0
+             */
+            frequency_penalty?: number;
+            /**
+             * Repetition Penalty
+             * Format: double
+             * @description vLLM's
+             * @default 1
+             */
+            repetition_penalty?: number;
+            /**
+             * Logit Bias
+             * @description By token id, at most 1024
+             */
+            logit_bias?: {
+                [key: string]: number;
+            };
+            /**
+             * Seed
+             * Format: int64
+             */
+            seed?: number | null;
+            /**
+             * Stop
+             * @description At most 4
+             */
+            stop?: string | components["schemas"]["StopStringList"];
+            /**
+             * Stop Token Ids
+             * @description vLLM's
+             */
+            stop_token_ids?: number[];
+            /**
+             * Ignore Eos
+             * @description vLLM's
+             * @default false
+             */
+            ignore_eos?: boolean;
+            /**
+             * Stream
+             * @default false
+             */
+            stream?: boolean;
+            stream_options?: components["schemas"]["StreamOptionsBody"];
+            response_format?: components["schemas"]["ResponseFormatBody"];
+            /**
+             * Cache Salt
+             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
+             * @default
+             */
+            cache_salt?: string;
+            /** Messages */
+            messages: components["schemas"]["MessageBody"][];
+            /**
+             * Chat Template Kwargs
+             * @description vLLM's: variables of the chat template, by name
+             * @example {
+             *       "enable_thinking": false
+             *     }
+             */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            };
+            /**
+             * Max Completion Tokens
+             * Format: int64
+             * @description Replaces max_tokens
+             */
+            max_completion_tokens?: number | null;
+            /**
+             * Logprobs
+             * @default false
+             */
+            logprobs?: boolean;
+            /**
+             * Top Logprobs
+             * @description Needs logprobs
+             */
+            top_logprobs?: number | null;
+        };
+        /**
+         * MessageBody
+         * @description One message.
+         */
+        MessageBody: {
+            /**
+             * Role
+             * @description developer is the same as system
+             * @example user
+             * @enum {string}
+             */
+            role: "assistant" | "developer" | "system" | "user";
+            /** Content */
+            content?: string | components["schemas"]["ContentTextPartBodyList"];
+            /**
+             * Name
+             * @description Accepted, without effect
+             * @default
+             */
+            name?: string;
+        };
+        /**
+         * TextPartBody
+         * @description One part of a message; `text` is the only supported type.
+         */
+        TextPartBody: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text";
+            /** Text */
+            text?: string | null;
+        };
+        /**
+         * ChatAnswerBody
+         * @description With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`.
+         */
+        ChatAnswerBody: {
+            /** Id */
+            id: string;
+            /** Object */
+            object: string;
+            /**
+             * Created
+             * Format: int64
+             */
+            created: number;
+            /** Model */
+            model: string;
+            /**
+             * System Fingerprint
+             * @description Null: this server has none
+             */
+            system_fingerprint: string | null;
+            usage: components["schemas"]["UsageBody"];
+            /** Choices */
+            choices: components["schemas"]["ChatChoiceBody"][];
+        };
+        /**
+         * ChatChoiceBody
+         * @description One reply.
+         */
+        ChatChoiceBody: {
+            /**
+             * Index
+             * Format: int64
+             */
+            index: number;
+            /**
+             * Finish Reason
+             * @description stop or length
+             */
+            finish_reason: string | null;
+            /**
+             * Stop Reason
+             * @description deadline, if the deadline ended the choice
+             */
+            stop_reason?: string | null;
+            message: components["schemas"]["ReplyBody"];
+            /**
+             * Logprobs
+             * @description `content`: one object per token
+             */
+            logprobs: {
+                [key: string]: unknown;
+            } | null;
+        };
+        /**
+         * ReplyBody
+         * @description The assistant's message.
+         */
+        ReplyBody: {
+            /** Role */
+            role: string;
+            /** Content */
+            content: string;
+            /**
+             * Refusal
+             * @description Null: this server does not refuse
+             */
+            refusal: string | null;
+        };
+        /**
          * FiltersBody
          * @description Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of the expression.
          *
@@ -2335,12 +2336,12 @@ export interface components {
          * @description Many events as a list.
          */
         EventListBody: components["schemas"]["EventBody"][];
+        AttributesStringList: string[];
         StopStringList: string[];
         PromptStringList: string[];
         PromptIntegerList: number[];
         PromptIntegerListList: number[][];
         ContentTextPartBodyList: components["schemas"]["TextPartBody"][];
-        AttributesStringList: string[];
     };
     responses: never;
     parameters: never;

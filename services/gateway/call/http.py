@@ -8,7 +8,7 @@ import difflib
 import json
 import posixpath
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -306,12 +306,6 @@ def refuse_query(http: Request) -> None:
         raise InvalidRequest(
             name, "a query parameter, which this call does not take", "send it as a field of the JSON body"
         )
-
-
-def field_path(location: Iterable[int | str]) -> str:
-    """Return the path to a field of a JSON body: `messages[0].content`."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return path.removeprefix(".")
 
 
 def _request_id(http: Request) -> str:

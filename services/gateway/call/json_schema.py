@@ -1,12 +1,10 @@
-"""JSON schemas of messages and of pydantic models, as components of the OpenAPI document. Pure."""
+"""JSON schemas of messages, as components of the OpenAPI document. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from services.contracts.message import Answer, Custom, Message
 from services.gateway.call.operation import ListOf, Model, Parameter, component_of
@@ -26,11 +24,7 @@ def reference(model: Model) -> dict[str, str]:
 def schemas_of(models: Iterable[Model]) -> Schema:
     """Return the components of these models and of all models that they contain."""
     listed = [*models]
-    schemas: Schema = models_json_schema(
-        [(model, "validation") for model in listed if _is_pydantic(model)], ref_template=_REF + "{model}"
-    )[1].get("$defs", {})
-    messages = [one.item if isinstance(one, ListOf) else one for one in listed if not _is_pydantic(one)]
-    schemas |= _message_schemas(messages)
+    schemas = _message_schemas(one.item if isinstance(one, ListOf) else one for one in listed)
     for one in listed:
         if isinstance(one, ListOf):
             schemas[one.name] = {
@@ -54,10 +48,6 @@ def _parameter(name: str, schema: Schema, is_required: bool) -> Parameter:
     forms = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
     text = {key: value for key, value in forms[0].items() if key not in ("title", "description", "examples")}
     return Parameter(name=name, where="query", schema=text, description=schema["description"], is_required=is_required)
-
-
-def _is_pydantic(model: Model) -> bool:
-    return isinstance(model, type) and issubclass(model, BaseModel)
 
 
 def _message_schemas(messages: Iterable[type[Message]]) -> Schema:
@@ -122,6 +112,8 @@ def _inline(schema: Any, names: Mapping[str, str]) -> Any:
     schema = {
         name: value if name in ("examples", "default") else _inline(value, names) for name, value in schema.items()
     }
+    if forms := schema.pop("x-forms", None):
+        schema["anyOf"] = forms
     if schema.pop("x-not-null", False):
         schema.pop("default", None)
         forms = [one for one in schema.pop("anyOf") if one != {"type": "null"}]

@@ -22,17 +22,14 @@ class ListOf:
     description: str
 
 
-Model = Any
-"""A Message, a pydantic model or a ListOf."""
+Model = type[Message] | ListOf
 
 
 def component_of(model: Model) -> str:
     """Return the name of a model in the document."""
     if isinstance(model, ListOf):
         return model.name
-    name: str = model.__name__
-    if not issubclass(model, Message):
-        return name
+    name = model.__name__
     return model.component or (name if name.endswith("Body") else f"{name}Body")
 
 

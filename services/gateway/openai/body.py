@@ -1,21 +1,20 @@
-"""Parses a body into a validated model. Fields without meaning here are dropped or rejected by name.
+"""Parses a body into a validated message. Fields without meaning here are dropped or rejected by name.
 
 without effect        bookkeeping of OpenAI's service: dropped
 not supported         would change the answer: rejected with a fix, unless its value switches the feature off
 unknown               rejected, since a mistyped setting would otherwise be ignored silently
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ValidationError
 
+from services.contracts.message import convert
 from services.errors import InvalidRequest
-from services.gateway.call.http import field_path
+from services.gateway.openai.schema import GenerationBody
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=GenerationBody)
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -64,14 +63,10 @@ _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
 """Fields whose values that match the door's behaviour are others. `{}` asks for a search of the web."""
 _KEPT_NULLS = frozenset({"schema", "chat_template_kwargs"})
 """Objects whose nulls are values."""
-_MAX_NUM_FAULTS = 2_000
-"""Pydantic formats every error to return one, which took 0.3 s of the event loop for a body object full of unknown
-fields."""
-_TYPE_NAME = re.compile(r"^(str|int|float|bool|dict|constrained-str|list\[.*|.*\[.*\].*)$")
 
 
-def parse_body(kind: type[B], body: bytes) -> B:
-    """Parse and validate a body. Raises InvalidRequest naming the field."""
+def parse_body(kind: type[B], body: bytes) -> tuple[B, frozenset[str]]:
+    """Return a validated body, and the names of the settings that were sent. Raises InvalidRequest naming the field."""
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
@@ -80,23 +75,19 @@ def parse_body(kind: type[B], body: bytes) -> B:
         raise InvalidRequest("body", problem, "send one JSON object" + " of fewer levels" * is_deep) from error
     if not isinstance(sent, dict):
         raise InvalidRequest("body", "not a JSON object", "send one JSON object")
-    try:
-        return kind.model_validate(_effective(kind, sent))
-    except ValidationError as error:
-        raise _invalid(error) from error
+    fields = _effective(kind, sent)
+    return convert(kind, fields), frozenset(fields)
 
 
-def _effective(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with an effect, without nulls. Raises InvalidRequest for unsupported and unknown fields."""
+def _effective(kind: type[GenerationBody], sent: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with an effect, without nulls. Raises InvalidRequest for unsupported fields."""
     for name, fix in NOT_SUPPORTED.items():
         value = sent.get(name)
         if value is not None and value not in _OFF_VALUES.get(name, _OFF):
             raise InvalidRequest(name, "not supported here", fix)
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
     fields: dict[str, Any] = _without_nulls({name: value for name, value in sent.items() if name not in dropped})
-    if unknown := next((name for name in fields if name not in kind.model_fields), None):
-        raise InvalidRequest(unknown, "unknown", f"the fields are {', '.join(sorted(kind.model_fields))}")
-    if "messages" in kind.model_fields and isinstance(fields.get("messages"), list):
+    if "messages" in kind.__struct_fields__ and isinstance(fields.get("messages"), list):
         fields["messages"] = [_message(place, message) for place, message in enumerate(fields["messages"])]
     return fields
 
@@ -118,28 +109,3 @@ def _message(place: int, message: Any) -> Any:
             raise InvalidRequest(f"messages[{place}].{name}", "not supported here", "send messages of text only")
     dropped = {"tool_calls", "refusal"}
     return {name: value for name, value in message.items() if value is not None and name not in dropped}
-
-
-def _invalid(error: ValidationError) -> InvalidRequest:
-    """Return the error of the deepest wrong field; for a union, of the best matching alternative.
-
-    A bound is the better match than a type.
-    """
-    if error.error_count() > _MAX_NUM_FAULTS:
-        return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", "send the fields of /docs")
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    fault = max(faults, key=lambda each: (len(_places(each["loc"])), not each["type"].endswith("_type")))
-    field, message = field_path(_places(fault["loc"])), fault["msg"]
-    if fault["type"] == "extra_forbidden":
-        return InvalidRequest(field, "unknown", "leave it out")
-    if fault["type"] == "missing":
-        return InvalidRequest(field, "missing", f"send {field}")
-    problem, has_fix, fix = message.partition("; ")  # the format of the errors in schema.py
-    if has_fix:
-        return InvalidRequest(field, problem, fix)
-    return InvalidRequest(field, "wrong type or value", message.replace("Input should", "it should"))
-
-
-def _places(location: tuple[Any, ...]) -> list[Any]:
-    """Drop the type names that pydantic adds for the alternatives of a union."""
-    return [part for part in location if isinstance(part, int) or not _TYPE_NAME.match(part)]

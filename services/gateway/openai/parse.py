@@ -10,22 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.access import Caller
-from services.contracts.text import TEMPLATE_NAMES, ChatMessage, SamplingOptions, TextRequest
+from services.contracts.text import ChatMessage, SamplingOptions, TextRequest
 from services.errors import InvalidRequest
 from services.gateway.openai.body import parse_body
 from services.gateway.openai.schema import (
-    MAX_PROMPTS,
-    ROLES,
     ChatBody,
     CompletionBody,
     ResponseFormatBody,
-    TextPartBody,
 )
 from services.gateway.text.tier import TextLimits
 from services.observability.tracing import trace_headers
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema of the `json_object` response format."""
+_ROLES = {"developer": "system"}
+"""Roles with another name in chat templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +71,22 @@ class CompletionCall:
 
 def parse_completion(content: bytes, context: CallContext) -> CompletionCall:
     """Parse a body of /v1/completions. Raises InvalidRequest naming the field."""
-    body = parse_body(CompletionBody, content)
+    body, sent = parse_body(CompletionBody, content)
     prompts = _prompts(body)
     if body.echo and (body.logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
         raise InvalidRequest("echo", "not supported with logprobs or token ids", "leave one of them out")
-    requests = tuple(_text_request(body, context, body.logprobs, prompt=prompt) for prompt in prompts)
+    requests = tuple(_text_request(body, sent, context, body.logprobs, prompt=prompt) for prompt in prompts)
     return _completion_call(body, requests, echoes=tuple(str(prompt) for prompt in prompts) if body.echo else ())
 
 
 def parse_chat(content: bytes, context: CallContext) -> CompletionCall:
     """Parse a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
-    body = parse_body(ChatBody, content)
+    body, sent = parse_body(ChatBody, content)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true too")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    variables = _template_variables(body)
-    request = _text_request(body, context, num_logprobs, messages=_messages(body), variables=variables)
+    messages = tuple(ChatMessage(role=_ROLES.get(one.role, one.role), content=one.text) for one in body.messages)
+    request = _text_request(body, sent, context, num_logprobs, messages=messages, variables=body.chat_template_kwargs)
     return _completion_call(body, (request,))
 
 
@@ -105,6 +104,7 @@ def _completion_call(
 
 def _text_request(
     body: CompletionBody | ChatBody,
+    sent: frozenset[str],
     context: CallContext,
     num_logprobs: int | None,
     *,
@@ -123,8 +123,8 @@ def _text_request(
         n=_n(body, context.limits),
         max_tokens=_max_tokens(body, context.limits),
         sampling=_sampling(body, num_logprobs),
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
-        stop_token_ids=tuple(body.stop_token_ids),
+        stop=(body.stop,) if isinstance(body.stop, str) else body.stop,
+        stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         json_schema=_json_schema(body.response_format),
         is_schema_strict=_is_schema_strict(body.response_format),
@@ -133,58 +133,15 @@ def _text_request(
         tenant=context.caller.tenant,
         weight=context.caller.weight,
         deadline_unix_s=context.deadline_unix_s,
-        settings_sent=frozenset(body.model_fields_set),
+        settings_sent=sent,
         trace=trace_headers(),
     )
 
 
-def _prompts(body: CompletionBody) -> list[str | tuple[int, ...]]:
-    """Return each prompt; a list of numbers is one prompt of token ids. Raises InvalidRequest for an empty list."""
+def _prompts(body: CompletionBody) -> tuple[str | tuple[int, ...], ...]:
+    """Return each prompt; a list of numbers is one prompt of token ids."""
     sent = body.prompt
-    if isinstance(sent, str):
-        return [sent]
-    if sent and all(isinstance(part, int) for part in sent):
-        return [tuple(part for part in sent if isinstance(part, int))]
-    prompts = [part if isinstance(part, str) else tuple(part) for part in sent if not isinstance(part, int)]
-    if not prompts:
-        raise InvalidRequest("prompt", "no prompts", f"send 1 to {MAX_PROMPTS}")
-    return prompts
-
-
-def _messages(body: ChatBody) -> tuple[ChatMessage, ...]:
-    """Return each message as text. Raises InvalidRequest naming the message."""
-    return tuple(
-        ChatMessage(role=_role(message.role, place), content=_content(message.content, place))
-        for place, message in enumerate(body.messages)
-    )
-
-
-def _role(role: str, place: int) -> str:
-    if role not in ROLES:
-        raise InvalidRequest(f"messages[{place}].role", f"{role!r:.40} is not supported", f"send {', '.join(ROLES)}")
-    return ROLES[role]
-
-
-def _content(content: str | list[TextPartBody], place: int) -> str:
-    """Return a message's text; parts are joined without a separator."""
-    if isinstance(content, str):
-        return content
-    for number, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            where = f"messages[{place}].content[{number}]"
-            raise InvalidRequest(where, f"{part.type!r:.40} is not supported", "send only parts of the type text")
-    return "".join(part.text or "" for part in content)
-
-
-def _template_variables(body: ChatBody) -> dict[str, Any]:
-    """Return the chat template's variables. Raises InvalidRequest for a variable that the door sets itself."""
-    if reserved := next((name for name in body.chat_template_kwargs if name in TEMPLATE_NAMES), None):
-        raise InvalidRequest(f"chat_template_kwargs.{reserved}", "set by the door itself", "leave it out")
-    try:
-        json.dumps(body.chat_template_kwargs, allow_nan=False)
-    except ValueError as error:
-        raise InvalidRequest("chat_template_kwargs", "a number is out of range", "send finite numbers") from error
-    return body.chat_template_kwargs
+    return (sent,) if isinstance(sent, str) or isinstance(sent[0], int) else sent  # type: ignore[return-value]
 
 
 def _max_tokens(body: CompletionBody | ChatBody, limits: TextLimits) -> int | None:
@@ -235,7 +192,7 @@ def _json_schema(response_format: ResponseFormatBody) -> str | None:
     if response_format.json_schema is None:
         raise InvalidRequest("response_format.json_schema", "missing", "send the schema, or the type json_object")
     try:
-        return json.dumps(response_format.json_schema.schema_, allow_nan=False)
+        return json.dumps(response_format.json_schema.schema, allow_nan=False)
     except ValueError as error:
         where = "response_format.json_schema.schema"
         raise InvalidRequest(where, "a number is out of range", "send a JSON schema") from error

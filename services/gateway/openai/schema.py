@@ -1,19 +1,20 @@
-"""Bodies of the OpenAI door: request models, which validate, and answer models, which only describe for OpenAPI.
+"""Bodies of the OpenAI door: requests, which validate, and answers, which only describe for OpenAPI.
 
 Types and ranges are validated here, combinations of fields in parse.py. The fields are OpenAI's, and vLLM's where
-OpenAI has none; as in OpenAI's API, a null is an absent field. Lists are validated up to their first error: reporting
-all errors of a long list would take seconds.
+OpenAI has none; as in OpenAI's API, a null is an absent field.
 """
 
 import json
 import math
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-import pydantic_core
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+import msgspec
+from msgspec import Meta
+
+from services.contracts.message import Answer, InvalidField, Message
+from services.contracts.text import TEMPLATE_NAMES
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
@@ -30,55 +31,48 @@ MAX_MULTIPLE = 10_000
 many states is built in memory."""
 MAX_TEXT_DEADLINE_MS = 600_000
 _MAX_TOP_K = 2**31 - 1
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles of messages, and their names in chat templates."""
-
-T = TypeVar("T")
 
 
-def _few_prompts(prompt: object) -> object:
-    """Reject too many prompts before validating each; a list of numbers is one prompt."""
-    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
-        raise PydanticCustomError("too_long", f"{len(prompt)} prompts; send 1 to {MAX_PROMPTS}")
-    return prompt
+def _check_prompts(prompts: tuple[object, ...]) -> None:
+    """Reject an empty or mixed list, and too many prompts; a list of numbers is one prompt."""
+    if not prompts or (len(prompts) > MAX_PROMPTS and not isinstance(prompts[0], int)):
+        raise InvalidField("prompt", f"{len(prompts) or 'no'} prompts", f"send 1 to {MAX_PROMPTS}")
+    for index, prompt in enumerate(prompts):
+        if type(prompt) is not type(prompts[0]):
+            raise InvalidField(f"prompt[{index}]", "another type than prompt[0]", "send texts or token ids, not both")
 
 
-def _few_biased(logit_bias: object) -> object:
-    if isinstance(logit_bias, dict) and len(logit_bias) > MAX_BIASED:
-        raise PydanticCustomError("too_long", f"{len(logit_bias)} tokens; send at most {MAX_BIASED}")
-    return logit_bias
-
-
-def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    """Reject variables that are too long as JSON, or contain NaN or infinity, which JSON lacks."""
+def _check_variables(variables: dict[str, Any]) -> None:
+    """Reject names that the door sets, and variables that are too long as JSON or contain NaN or infinity."""
+    if reserved := next((name for name in variables if name in TEMPLATE_NAMES), None):
+        raise InvalidField(f"chat_template_kwargs.{reserved}", "set by the door itself", "omit it")
     try:
         num_chars = len(json.dumps(variables, allow_nan=False))
     except ValueError as error:
-        raise PydanticCustomError("not_json", "a number is out of range; send JSON values") from error
+        raise InvalidField("chat_template_kwargs", "a number is out of range", "send JSON values") from error
     if num_chars > MAX_VARIABLES_CHARS:
-        raise PydanticCustomError("too_long", f"{num_chars} characters of JSON; send at most {MAX_VARIABLES_CHARS}")
-    return variables
+        fix = f"send at most {MAX_VARIABLES_CHARS}"
+        raise InvalidField("chat_template_kwargs", f"{num_chars} characters of JSON", fix)
 
 
-def _small_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_schema(schema: dict[str, Any]) -> None:
     """Reject a schema that would take long to compile."""
-    num_bytes = len(pydantic_core.to_json(schema))
+    num_bytes = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode())
     if num_bytes > MAX_SCHEMA_BYTES:
-        raise _too_large(f"{num_bytes} bytes of JSON", f"send at most {MAX_SCHEMA_BYTES}")
+        raise InvalidField("schema", f"{num_bytes} bytes of JSON", f"send at most {MAX_SCHEMA_BYTES}")
     levels = list(_levels(schema))
     objects = [value for level in levels for value in level if isinstance(value, dict)]
     num_keys = sum(map(len, objects))
     if num_keys > MAX_SCHEMA_KEYS:
-        raise _too_large(f"{num_keys} keys in all its objects", f"send at most {MAX_SCHEMA_KEYS}")
+        raise InvalidField("schema", f"{num_keys} keys in all its objects", f"send at most {MAX_SCHEMA_KEYS}")
     if len(levels) > MAX_SCHEMA_DEPTH:
-        raise _too_large(f"{len(levels)} levels deep", f"nest at most {MAX_SCHEMA_DEPTH}")
+        raise InvalidField("schema", f"{len(levels)} levels deep", f"nest at most {MAX_SCHEMA_DEPTH}")
     multiple = 1
     for number in (_without_point(one["multipleOf"]) for one in objects if "multipleOf" in one):
         multiple = math.lcm(multiple, number)
         if multiple > MAX_MULTIPLE:
-            fix = f"send numbers whose least common multiple, decimal points left out, is at most {MAX_MULTIPLE}"
-            raise _too_large("multipleOf is out of range", fix)
-    return schema
+            fix = f"send numbers whose least common multiple, without decimal points, is at most {MAX_MULTIPLE}"
+            raise InvalidField("schema", "multipleOf is out of range", fix)
 
 
 def _levels(schema: dict[str, Any]) -> Iterator[list[Any]]:
@@ -100,175 +94,207 @@ def _without_point(number: object) -> int:
     return number if isinstance(number, int) and number > 0 else 1
 
 
-def _too_large(problem: str, fix: str) -> PydanticCustomError:
-    return PydanticCustomError("too_long", f"{problem}; {fix}")
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_MANY = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT_FORMS = [
+    {"type": "string"},
+    {**_MANY, "items": {"type": "string"}},
+    {**_IDS, "minItems": 1},
+    {**_MANY, "items": _IDS},
+]
 
 
-def _describe_prompt(schema: dict[str, Any]) -> None:
-    """Add the checks of parse.py to the JSON schema: no empty list, and few prompts.
-
-    A list of numbers is one prompt.
-    """
-    for form in schema["anyOf"]:
-        if form["type"] == "array":
-            form["minItems"] = 1
-            if form["items"]["type"] != "integer":
-                form["maxItems"] = MAX_PROMPTS
-
-
-Quick = Annotated[list[T], Field(fail_fast=True)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Prompt = Annotated[str | Quick[str] | Quick[int] | Quick[Quick[int]], BeforeValidator(_few_prompts)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class StreamOptionsBody(_Body):
+class StreamOptionsBody(Message, frozen=True):
     """Contents of a stream in addition to the text."""
 
-    include_usage: bool = Field(False, description="A last chunk with the tokens used, and no choice")
-    continuous_usage_stats: bool = Field(False, description="The tokens used so far in every chunk (vLLM's)")
-    include_obfuscation: bool = Field(False, description="Accepted, without effect")
+    include_usage: Annotated[bool, Meta(description="A last chunk with the tokens used, and no choice")] = False
+    continuous_usage_stats: Annotated[bool, Meta(description="The tokens used so far in every chunk (vLLM's)")] = False
+    include_obfuscation: Annotated[bool, Meta(description="Accepted, without effect")] = False
 
 
-class JsonSchemaBody(BaseModel):
+class JsonSchemaBody(Message, frozen=True):
     """A schema that the text must satisfy."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: str = ""
     description: str = ""
-    schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(
-        {},
-        alias="schema",
-        description=f"A JSON schema of at most {MAX_SCHEMA_BYTES} bytes, {MAX_SCHEMA_KEYS} keys and "
-        f"{MAX_SCHEMA_DEPTH} levels",
+    schema: Annotated[
+        dict[str, Any],
+        Meta(
+            description=f"A JSON schema of at most {MAX_SCHEMA_BYTES} bytes, {MAX_SCHEMA_KEYS} keys and "
+            f"{MAX_SCHEMA_DEPTH} levels"
+        ),
+    ] = msgspec.field(default_factory=dict)
+    strict: Annotated[bool | None, Meta(description="Sent on to another server; here schemas are always enforced")] = (
+        None
     )
-    strict: bool | None = Field(None, description="Sent on to another server; here schemas are always enforced")
+
+    def __post_init__(self) -> None:
+        """Check the size of the schema. Raises InvalidField."""
+        _check_schema(self.schema)
 
 
-class ResponseFormatBody(_Body):
+class ResponseFormatBody(Message, frozen=True):
     """The form that the text must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaBody | None = None
 
 
-class _GenerationBody(_Body):
-    model: str = Field(description="As /v1/models lists it", examples=["SmolLM2-135M-Instruct"])
-    n: int = Field(1, ge=1, le=2_000, description="Choices per prompt")
-    max_tokens: int | None = Field(None, ge=1, description="Per choice")
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, le=_MAX_TOP_K, description="vLLM's; 0 and -1: all")
-    min_p: float = Field(0.0, ge=0, le=1, description="vLLM's")
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=10, description="vLLM's")
-    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_biased)] = Field(
-        {},
-        description=f"By token id, at most {MAX_BIASED}",
-        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}, "maxProperties": MAX_BIASED},
-    )
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stop | Annotated[Quick[Stop], Field(max_length=MAX_STOPS)] = Field([], description=f"At most {MAX_STOPS}")
-    stop_token_ids: Quick[int] = Field([], description="vLLM's")
-    ignore_eos: bool = Field(False, description="vLLM's")
+class GenerationBody(Message, frozen=True, kw_only=True):
+    """The settings that completions and chat share."""
+
+    model: Annotated[str, Meta(description="As /v1/models lists it", examples=["SmolLM2-135M-Instruct"])]
+    n: Annotated[int, Meta(ge=1, le=2_000, description="Choices per prompt")] = 1
+    max_tokens: Annotated[PositiveInt | None, Meta(description="Per choice")] = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=_MAX_TOP_K, description="vLLM's; 0 and -1: all")] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="vLLM's")] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10, description="vLLM's")] = 1.0
+    logit_bias: Annotated[
+        dict[str, Bias],
+        Meta(
+            max_length=MAX_BIASED,
+            description=f"By token id, at most {MAX_BIASED}",
+            extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}},
+        ),
+    ] = msgspec.field(default_factory=dict)
+    seed: Seed | None = None
+    stop: Annotated[
+        Stop | Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)], Meta(description=f"At most {MAX_STOPS}")
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(description="vLLM's")] = ()
+    ignore_eos: Annotated[bool, Meta(description="vLLM's")] = False
     stream: bool = False
     stream_options: StreamOptionsBody = StreamOptionsBody()
     response_format: ResponseFormatBody = ResponseFormatBody()
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = Field(
-        "", description="vLLM's: only texts of the same key and salt share cached prefixes; empty: none"
-    )
+    cache_salt: Annotated[
+        str,
+        Meta(
+            max_length=MAX_SALT_CHARS,
+            description="vLLM's: only texts of the same key and salt share cached prefixes; empty: none",
+        ),
+    ] = ""
 
 
-class CompletionBody(_GenerationBody):
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """Complete each prompt."""
 
-    prompt: Prompt = Field(json_schema_extra=_describe_prompt, description="Text or token ids, one prompt or several")
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="How many of the most probable tokens to return"
-    )
-    echo: bool = Field(False, description="Repeat the prompt before each choice")
+    prompt: Annotated[
+        str | tuple[str | int | tuple[int, ...], ...],
+        Meta(
+            description="Text or token ids, one prompt or several",
+            extra_json_schema={"x-forms": _PROMPT_FORMS},
+        ),
+    ]
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        Meta(description="How many of the most probable tokens to return"),
+    ] = None
+    echo: Annotated[bool, Meta(description="Repeat the prompt before each choice")] = False
+
+    def __post_init__(self) -> None:
+        """Check numbers and the form of the prompt. Raises InvalidField."""
+        super().__post_init__()
+        if isinstance(self.prompt, tuple):
+            _check_prompts(self.prompt)
 
 
-class TextPartBody(BaseModel):
+class TextPartBody(Message, frozen=True, forbid_unknown_fields=False):
     """One part of a message; `text` is the only supported type."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    type: str = Field(json_schema_extra={"enum": ["text"]})
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
     text: str | None = None
 
+    def __post_init__(self) -> None:
+        """Reject images and sounds. Raises InvalidField."""
+        if self.type != "text" or self.text is None:
+            raise InvalidField("", f"{self.type!r:.40} is not supported", "send only parts of the type text")
 
-class MessageBody(_Body):
+
+class MessageBody(Message, frozen=True):
     """One message."""
 
-    role: str = Field(
-        description="developer is the same as system", examples=["user"], json_schema_extra={"enum": list(ROLES)}
-    )
-    content: str | Annotated[Quick[TextPartBody], Field(max_length=MAX_MESSAGES)] = ""
-    name: str = Field("", description="Accepted, without effect")
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"],
+        Meta(description="developer is the same as system", examples=["user"]),
+    ]
+    content: str | Annotated[tuple[TextPartBody, ...], Meta(max_length=MAX_MESSAGES)] = ""
+    name: Annotated[str, Meta(description="Accepted, without effect")] = ""
+
+    @property
+    def text(self) -> str:
+        """The text; parts are joined without a separator."""
+        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
 
 
-class ChatBody(_GenerationBody):
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """Generate the assistant's next message, with the checkpoint's chat template."""
 
-    messages: Annotated[Quick[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_small_variables)] = Field(
-        {}, description="vLLM's: variables of the chat template, by name", examples=[{"enable_thinking": False}]
-    )
-    max_completion_tokens: int | None = Field(None, ge=1, description="Replaces max_tokens")
+    messages: Annotated[tuple[MessageBody, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Meta(description="vLLM's: variables of the chat template, by name", examples=[{"enable_thinking": False}]),
+    ] = msgspec.field(default_factory=dict)
+    max_completion_tokens: Annotated[PositiveInt | None, Meta(description="Replaces max_tokens")] = None
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs")
+    top_logprobs: Annotated[Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="Needs logprobs")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        """Check numbers and the variables. Raises InvalidField."""
+        super().__post_init__()
+        _check_variables(self.chat_template_kwargs)
 
 
-class ModelBody(BaseModel):
+class ModelBody(Answer, frozen=True):
     """One model."""
 
-    id: str = Field(examples=["SmolLM2-135M-Instruct"])
-    object: str = "model"
-    created: int = Field(description="Unix seconds")
-    owned_by: str = "tailrace"
-    max_model_len: int | None = Field(None, description="Tokens of prompt and text together")
+    id: Annotated[str, Meta(examples=["SmolLM2-135M-Instruct"])]
+    object: str
+    created: Annotated[int, Meta(description="Unix seconds")]
+    owned_by: str
+    max_model_len: Annotated[int | None, Meta(description="Tokens of prompt and text together")]
 
 
-class ModelsBody(BaseModel):
+class ModelsBody(Answer, frozen=True):
     """All models."""
 
-    object: str = "list"
-    data: list[ModelBody]
+    object: str
+    data: tuple[ModelBody, ...]
 
 
-class OpenAiErrorDetail(BaseModel):
+class OpenAiErrorDetail(Answer, frozen=True):
     """The error with its fix, type, field and code."""
 
-    model_config = ConfigDict(extra="forbid")
+    component: ClassVar = "OpenAiErrorDetail"
 
     message: str
-    type: str = Field(examples=["invalid_request_error"])
-    param: str | None = Field(description="The field")
-    code: str = Field(examples=["invalid_value"])
+    type: Annotated[str, Meta(examples=["invalid_request_error"])]
+    param: Annotated[str | None, Meta(description="The field")]
+    code: Annotated[str, Meta(examples=["invalid_value"])]
 
 
-class OpenAiErrorBody(BaseModel):
+class OpenAiErrorBody(Answer, frozen=True):
     """OpenAI's envelope; a stream that fails sends it as its last event."""
-
-    model_config = ConfigDict(extra="forbid")
 
     error: OpenAiErrorDetail
 
 
-class PromptDetailsBody(BaseModel):
+class PromptDetailsBody(Answer, frozen=True):
     """Details of the prompt's tokens."""
 
-    cached_tokens: int = Field(description="Tokens that earlier prompts of this key left in the prefix cache")
+    cached_tokens: Annotated[int, Meta(description="Tokens that earlier prompts of this key left in the prefix cache")]
 
 
-class UsageBody(BaseModel):
+class UsageBody(Answer, frozen=True):
     """Tokens used."""
 
     prompt_tokens: int
@@ -277,48 +303,54 @@ class UsageBody(BaseModel):
     prompt_tokens_details: PromptDetailsBody
 
 
-class _ChoiceBody(BaseModel):
+class ChoiceBody(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields that choices of both routes share."""
+
     index: int
-    finish_reason: str | None = Field(description="stop or length")
-    stop_reason: str | None = Field(None, description="deadline, if the deadline ended the choice")
+    finish_reason: Annotated[str | None, Meta(description="stop or length")]
+    stop_reason: Annotated[str | None, Meta(description="deadline, if the deadline ended the choice")] = None
 
 
-class CompletionChoiceBody(_ChoiceBody):
+class CompletionChoiceBody(ChoiceBody, frozen=True, kw_only=True, omit_defaults=True):
     """One continuation."""
 
     text: str
-    logprobs: dict[str, Any] | None = Field(None, description="OpenAI's four lists")
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="OpenAI's four lists")]
 
 
-class ReplyBody(BaseModel):
+class ReplyBody(Answer, frozen=True):
     """The assistant's message."""
 
-    role: str = "assistant"
+    role: str
     content: str
+    refusal: Annotated[str | None, Meta(description="Null: this server does not refuse")]
 
 
-class ChatChoiceBody(_ChoiceBody):
+class ChatChoiceBody(ChoiceBody, frozen=True, kw_only=True, omit_defaults=True):
     """One reply."""
 
     message: ReplyBody
-    logprobs: dict[str, Any] | None = Field(None, description="`content`: one object per token")
+    logprobs: Annotated[dict[str, Any] | None, Meta(description="`content`: one object per token")]
 
 
-class _AnswerBody(BaseModel):
+class TextAnswerBody(Answer, frozen=True, kw_only=True):
+    """The fields that answers of both routes share."""
+
     id: str
     object: str
     created: int
     model: str
+    system_fingerprint: Annotated[str | None, Meta(description="Null: this server has none")]
     usage: UsageBody
 
 
-class CompletionAnswerBody(_AnswerBody):
+class CompletionAnswerBody(TextAnswerBody, frozen=True, kw_only=True):
     """With `stream`, the same in chunks: `data: {...}` events with `usage` on request, then `data: [DONE]`."""
 
-    choices: list[CompletionChoiceBody]
+    choices: tuple[CompletionChoiceBody, ...]
 
 
-class ChatAnswerBody(_AnswerBody):
+class ChatAnswerBody(TextAnswerBody, frozen=True, kw_only=True):
     """With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`."""
 
-    choices: list[ChatChoiceBody]
+    choices: tuple[ChatChoiceBody, ...]

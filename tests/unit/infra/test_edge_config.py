@@ -100,7 +100,7 @@ def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
     assert len(bodies) >= 3
     for body in bodies:
         if "param" in json.loads(body)["error"]:
-            OpenAiErrorBody.model_validate_json(body)
+            decode(OpenAiErrorBody, body.encode())
         else:
             error = decode(ErrorBody, body.encode()).error
             assert (error.code in set(ErrorKind), error.request_id) == (True, "%[var(txn.request_id),json(utf8s)]")

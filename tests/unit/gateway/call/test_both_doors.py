@@ -372,7 +372,7 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     assert replies[0].parts == set(ErrorDetail.__struct_fields__)
     assert {"google.rpc.ErrorInfo", "google.rpc.RequestInfo"} <= replies[1].parts
     assert [part for part in replies[1].parts if part not in page] == []
-    assert set(text.json()["error"]) == set(OpenAiErrorDetail.model_fields)
+    assert set(text.json()["error"]) == set(OpenAiErrorDetail.__struct_fields__)
 
 
 @pytest.mark.parametrize("model", [ErrorBody, OpenAiErrorBody])

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
-from pydantic import BaseModel, ValidationError
 
 from services.contracts.access import ANYONE, Priority
 from services.contracts.text import ChatMessage, SamplingOptions
 from services.errors import InvalidRequest
 from services.gateway.openai.body import NOT_SUPPORTED, WITHOUT_EFFECT
 from services.gateway.openai.parse import CallContext, CompletionCall, parse_chat, parse_completion
-from services.gateway.openai.schema import ChatBody, CompletionBody
+from services.gateway.openai.schema import ChatBody, CompletionBody, GenerationBody
 from tests.unit.gateway.openai.conftest import LIMITS
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -243,47 +242,35 @@ def test_what_is_no_json_is_refused_by_its_place(content: bytes, field: str, wor
     assert refusal.value.field == field
 
 
-LONG: list[tuple[str, dict[str, Any]]] = [
-    (COMPLETIONS, {"prompt": [7.5] * 9_999}),
-    (COMPLETIONS, {"prompt": [["x"] * 9_999]}),
-    (COMPLETIONS, {"stop": [1] * 9_999}),
-    (COMPLETIONS, {"logit_bias": {str(token): "x" for token in range(9_999)}}),
-    (COMPLETIONS, {f"colour{number}": 1 for number in range(9_999)}),
-    (CHAT, {"messages": [{}] * 9_999}),
-    (CHAT, {"messages": [{"role": "user", "content": "x"}] * 2_049}),
-    (CHAT, {"messages": [{"role": "user", "content": [{}] * 9_999}]}),
+LONG: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": [7.5] * 9_999}, "prompt[0]"),
+    (COMPLETIONS, {"prompt": [["x"] * 9_999]}, "prompt[0][0]"),
+    (COMPLETIONS, {"stop": [1] * 9_999}, "stop"),
+    (COMPLETIONS, {"logit_bias": {str(token): "x" for token in range(9_999)}}, "logit_bias"),
+    (COMPLETIONS, {f"colour{number}": 1 for number in range(9_999)}, "colour0"),
+    (CHAT, {"messages": [{}] * 9_999}, "messages"),
+    (CHAT, {"messages": [{}] * 2_048}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}] * 2_049}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{}] * 2_048}]}, "messages[0].content[0].type"),
+    (CHAT, {"stream_options": {f"colour{number}": 1 for number in range(9_999)}}, "stream_options.colour0"),
+    (CHAT, {"response_format": {f"colour{number}": 1 for number in range(9_999)}}, "response_format.colour0"),
 ]
 
 
-@pytest.mark.parametrize(("route", "fields"), LONG)
-def test_validation_stops_at_the_first_faults(route: str, fields: dict[str, Any]) -> None:
-    """Validation of long bodies stops early: a list of all errors would block the event loop."""
-    with pytest.raises(InvalidRequest) as refusal:
+@pytest.mark.parametrize(("route", "fields", "field"), LONG)
+def test_the_first_fault_of_a_long_body_is_named(route: str, fields: dict[str, Any], field: str) -> None:
+    """Validation of long bodies stops at the first fault: a list of all errors would block the event loop."""
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
         parsed(route, **fields)
-
-    cause = refusal.value.__cause__
-    assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
-
-
-@pytest.mark.parametrize("place", ["stream_options", "response_format"])
-def test_an_object_full_of_unknown_fields_is_refused_as_a_body(place: str) -> None:
-    """For a few unknown fields the first is named; listing thousands would block the event loop."""
-    refused = []
-    for num_fields in (2, 2_001):
-        with pytest.raises(InvalidRequest) as refusal:
-            parsed(CHAT, **{place: {f"colour{number}": 1 for number in range(num_fields)}})
-        refused.append(refusal.value.field)
-
-    assert refused == [f"{place}.colour0", "body"]
 
 
 @pytest.mark.parametrize(
     ("methods", "kind"), [(ChatCompletions, ChatBody), (Completions, CompletionBody)], ids=["chat", "completions"]
 )
-def test_every_field_of_the_openai_client_is_known(methods: Any, kind: type[BaseModel]) -> None:
+def test_every_field_of_the_openai_client_is_known(methods: Any, kind: type[GenerationBody]) -> None:
     """Every field of the openai client is accepted, ignored, or rejected with its own fix, never as unknown."""
     of_http = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
     fields = inspect.signature(methods.create).parameters.keys() - of_http
 
-    assert fields - kind.model_fields.keys() - WITHOUT_EFFECT - NOT_SUPPORTED.keys() == set()
+    assert fields - set(kind.__struct_fields__) - WITHOUT_EFFECT - NOT_SUPPORTED.keys() == set()
