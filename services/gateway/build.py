@@ -234,7 +234,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             recommend=recommend,
             recommend_batch=partial(RecommendBatch, recommend, ports.features),
             record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
-            items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
+            items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items, names.load_each),
             preview=preview,
             assign=Assign(names, experiments, ports.wall_clock),
             users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),

@@ -145,6 +145,12 @@ class LiveItems:
             found = (read(layout) for layout in (self.layout, *self._in_use))
             return next((one for one in found if one is not None), None)
 
+    def is_deleted(self, item_id: str) -> bool:
+        """Return whether one of this catalogue's items is stated to be deleted."""
+        with self._lock:
+            index = self.layout.index(item_id)
+            return index is not None and bool(self.layout.status[index] & DELETED)
+
     def hides(self, item_id: str) -> bool:
         """Return whether an item, by its scoped id, is stated to be hidden or deleted."""
         if tenant := tenant_of(item_id):

@@ -6,21 +6,27 @@ mapping of the fields that the caller sent.
 
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemOutcome, ItemState, item_from
 from services.contracts.message import check_id
 from services.contracts.tenant import DEFAULT_TENANT, prefix_of
-from services.errors import InvalidRequest, NotFound
+from services.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
 from services.gateway.overload.long_work import LongWork
+from services.items.layout import ItemLayout
 from services.items.live_items import Knowledge, LiveItems
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, parsed but not yet checked."""
 
+LoadNames = Callable[[str, float], AsyncIterator[None]]
+"""See `Names.load_each`."""
+
 _CATCH_UP_S = 2.0
+_LOAD_S = 2.0
+_RETRY_AFTER_S = 1.0
 _START_TIMEOUT_S = 15.0
 _FEW = 8
 """Up to this many drafts are checked in the event loop."""
@@ -45,11 +51,12 @@ class ItemReader(Protocol):
 class ItemOperations:
     """Puts, patches, reads and deletes items."""
 
-    def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems) -> None:
-        """`log` and `reader` are the topic's producer and reader; the reader fills `items`."""
+    def __init__(self, log: EventLog, reader: ItemReader, items: LiveItems, load_names: LoadNames) -> None:
+        """`log` and `reader` are the topic's producer and reader; the reader and loaded names fill `items`."""
         self._log = log
         self._reader = reader
         self._items = items
+        self._load_names = load_names
         self._tenant = DEFAULT_TENANT
         self._patching = asyncio.Lock()
         self._checking = LongWork("items")
@@ -105,23 +112,21 @@ class ItemOperations:
         Raises NotFound, InvalidRequest, DependencyUnavailable or Overloaded.
         """
         check_id("item_id", item_id)
+        if self._items.find(_state_of(item_id)) is None:  # other patches do not wait for its names
+            await self._reader.catch_up(_CATCH_UP_S)
+            await self._find(item_id, _state_of(item_id))
         async with self._patching:
             await self._reader.catch_up(_CATCH_UP_S)
-            before = self._items.find(lambda layout: layout.state(item_id))
-            if before is None:
-                raise _no_item(item_id)
+            before = await self._find(item_id, _state_of(item_id))
             state = before.patched(changes)
             self._items.layout.check_names(state, set())
             await self._record([(state.key, state.encode())])
         return state
 
-    def get(self, item_id: str) -> ItemState:
-        """Return an item as it appears in answers. Raises NotFound or InvalidRequest."""
+    async def get(self, item_id: str) -> ItemState:
+        """Return an item as it appears in answers. Raises NotFound, InvalidRequest or DependencyUnavailable."""
         check_id("item_id", item_id)
-        state = self._items.find(lambda layout: layout.shown_state(item_id))
-        if state is None:
-            raise _no_item(item_id)
-        return state
+        return await self._find(item_id, lambda layout: layout.shown_state(item_id))
 
     async def delete(self, item_ids: Sequence[str]) -> None:
         """Delete items, known or not; an unknown item is excluded from later bundles too.
@@ -132,6 +137,23 @@ class ItemOperations:
         for place, item_id in enumerate(item_ids):
             check_id("item_id" if len(item_ids) == 1 else f"item_ids[{place}]", item_id)
         await self._record([(item_id.encode(), None) for item_id in item_ids])
+
+    async def _find(self, item_id: str, read: Callable[[ItemLayout], ItemState | None]) -> ItemState:
+        """Return a state. Before an item counts as unknown, the tenant's names are loaded and its states read.
+
+        Raises NotFound or DependencyUnavailable.
+        """
+        state = self._items.find(read)
+        if state is None and not self._items.is_deleted(item_id):
+            async for _ in self._load_names(self._tenant, _LOAD_S):
+                if (state := self._items.find(read)) is not None:
+                    break
+            else:
+                if self.knowledge is not Knowledge.CURRENT:
+                    raise DependencyUnavailable("states of items", _RETRY_AFTER_S)
+        if state is None:
+            raise NotFound(f"there is no item {item_id!r:.100}", "put it first, or look whether it was deleted")
+        return state
 
     def _with_names_checked(
         self, index: int, state: ItemState | InvalidRequest, names: set[tuple[str, str]]
@@ -151,6 +173,10 @@ class ItemOperations:
         prefix = prefix_of(self._tenant).encode()
         if records:
             await self._log.record([(prefix + key, value) for key, value in records])
+
+
+def _state_of(item_id: str) -> Callable[[ItemLayout], ItemState | None]:
+    return lambda layout: layout.state(item_id)
 
 
 def _check_num_items(num_items: int) -> None:
@@ -181,7 +207,3 @@ def _checked(index: int, item_id: str, draft: ItemDraft) -> ItemState | InvalidR
         return item_from(item_id, draft)
     except InvalidRequest as error:
         return _at(index, error)
-
-
-def _no_item(item_id: str) -> NotFound:
-    return NotFound(f"there is no item {item_id!r:.100}", "put it first, or look whether it was deleted")

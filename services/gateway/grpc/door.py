@@ -180,7 +180,7 @@ class RpcDoor:
 
     async def _get_item(self, request: bytes, call: Call, _: dict[str, str]) -> ItemState:
         message = parse_strictly(pb.GetItemRequest, request, self._max_bytes)
-        return TenantPlane(self._plane(), call.admitted).items.get(message.item_id)
+        return await TenantPlane(self._plane(), call.admitted).items.get(message.item_id)
 
     async def _delete_items(self, request: bytes, call: Call, _: dict[str, str]) -> dict[str, int]:
         item_ids = list(parse_strictly(pb.DeleteItemsRequest, request, self._max_bytes).item_ids)

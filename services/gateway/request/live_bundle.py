@@ -272,7 +272,7 @@ class LiveBundle:
         if self._last_version is None:
             self.learn()
         if (version := self._last_version) is None:
-            raise self._missing()
+            raise self.missing()
         manifest = self._store.described(version).manifest
         if (catalogue := popular_catalogue(manifest)) is None:
             raise BundleIncomplete(f"{version}: the manifest lists no popular items; publish it again")
@@ -292,14 +292,15 @@ class LiveBundle:
     def _live_of(self, serving: Serving[Live]) -> Live:
         self._check_items()
         if serving.live is None:
-            raise self._missing()
+            raise self.missing()
         return serving.loaded[serving.live]
 
     def _check_items(self) -> None:
         if self._catalogue_state.knowledge is Knowledge.NONE:  # otherwise hidden items would be shown
             raise DependencyUnavailable("states of items", retry_after_s=1.0)
 
-    def _missing(self) -> DependencyUnavailable:
+    def missing(self) -> DependencyUnavailable:
+        """Return the error for a name whose bundle is not loaded."""
         return DependencyUnavailable(f"bundle of {local_name(self.name)}", retry_after_s=max(1.0, self._poll_s))
 
     def _follow(self) -> BundleFollower[Live]:

@@ -8,7 +8,7 @@ store is unavailable.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -149,6 +149,27 @@ class Names:
         if self._is_lazy and not all(bundle.is_loaded for bundle in own):
             return []
         return [live for bundle in own for live in bundle.loaded]
+
+    async def load_each(self, tenant: str, timeout_s: float) -> AsyncIterator[None]:
+        """Load those of a tenant's names that have a bundle and are not loaded; yield after each.
+
+        Raises DependencyUnavailable if they are not loaded within `timeout_s` in all.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + timeout_s
+        for bundle in [one for one in self._bundles.values() if tenant_of_name(one.name) == tenant]:
+            if bundle.is_loaded:
+                continue
+            try:
+                await loop.run_in_executor(self._reading, bundle.learn)
+            except (BundleError, OSError) as error:
+                raise bundle.missing() from error
+            if bundle.is_known:
+                self._residents.touch(bundle.name)
+                await self._wait(bundle.name, give_up_s - loop.time())
+                if not bundle.is_loaded:
+                    raise bundle.missing()
+                yield
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
         """Call `prepare` with each bundle; see LiveBundle."""

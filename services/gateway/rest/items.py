@@ -40,7 +40,7 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
         )
 
     async def get(http: Request, call: Call) -> Response:
-        return json_response(_stated(TenantPlane(plane(), call.admitted).items.get(http.path_params["item_id"])))
+        return json_response(_stated(await TenantPlane(plane(), call.admitted).items.get(http.path_params["item_id"])))
 
     async def delete(http: Request, call: Call) -> Response:
         await TenantPlane(plane(), call.admitted).items.delete([http.path_params["item_id"]])

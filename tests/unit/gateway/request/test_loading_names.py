@@ -13,9 +13,10 @@ import pytest
 from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.recommend import Filters, Reason, Tier
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, NotFound
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
+from services.items.live_items import Knowledge
 from services.residency.state import ModelBytes
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.wait import until
@@ -83,6 +84,48 @@ async def test_only_the_first_name_is_loaded_at_the_start(scene: Scene) -> None:
     assert before == {"default"}
     assert (version, tier) == ("mail", Tier.LLM)
     assert scene.loaded() == {"default", "mail"}
+
+
+async def test_an_item_of_a_name_that_loads_is_never_unknown(scene: Scene) -> None:
+    """Reads and patches wait for the tenant's names, and are refused as retriable if a load takes longer."""
+    items, only_there = scene.world.plane.items, "i30"
+    add_version(scene.root, "wide", catalogue_of(31))
+    BundleStore(scene.root, "mail").promote("wide")
+    scene.num_loads["wide"] = 0
+    scene.gate.clear()
+    reading = asyncio.create_task(items.get(only_there))
+    await until(lambda: scene.num_loads["wide"])
+    scene.gate.set()
+    found = await reading
+    patched = await items.patch(only_there, {"available": False})
+
+    assert (found.title, patched.available) == ("Item 30", False)
+    with pytest.raises(NotFound):
+        await items.get("nowhere")
+
+
+async def test_an_item_is_not_called_unknown_before_its_name_is_loaded(scene: Scene) -> None:
+    """A load that outlasts the wait, and a store that does not answer, are errors that say when to retry."""
+    scene.gate.clear()
+    with pytest.raises(DependencyUnavailable, match="bundle of"):
+        await scene.world.plane.items.get("nowhere")
+    scene.gate.set()
+    shutil.move(scene.root, scene.root.with_name("away"))
+    scene.root.write_text("")
+    with pytest.raises(DependencyUnavailable):
+        await scene.world.plane.items.get("nowhere")
+
+
+async def test_an_item_is_not_called_unknown_before_the_states_of_items_are(scene: Scene) -> None:
+    """With a snapshot's states only, an unknown item may have been put since: the answer says to retry."""
+    live_items, items = scene.world.items.live_items, scene.world.plane.items
+    for name in NAMES:
+        await scene.ask(name)
+    live_items.knowledge = Knowledge.SNAPSHOT
+    with pytest.raises(DependencyUnavailable, match="states of items"):
+        await items.get("nowhere")
+
+    assert (await items.get("i03")).title == "Item 3"
 
 
 async def test_a_version_counts_its_memory_without_a_limit_too(tmp_path: Path) -> None:
