@@ -1,10 +1,10 @@
 """The `tailrace` command. Imports lazily, so that `tailrace --help` is fast.
 
-A TailraceError, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
+A TailraceError, or a given path that cannot be used, is one red line and exit code 1; a traceback means a bug.
 """
 
-import errno
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -14,6 +14,7 @@ from rich.markup import escape
 from infra.cli import bench, bundles, pipeline, stack
 from infra.cli.erase import erase
 from infra.cli.experiment import experiment_app
+from infra.cli.file_errors import described
 from infra.cli.imports import import_app
 from infra.cli.keys import keys_app
 from infra.cli.options import with_options
@@ -55,11 +56,6 @@ app.command()(pipeline.optimize)
 app.command("add-items")(with_options(pipeline.add_items))
 app.command()(stack.explain)
 
-_UNWRITABLE = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
-    *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
-}
-
 
 def main() -> None:
     try:
@@ -67,10 +63,18 @@ def main() -> None:
     except TailraceError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        if (message := described(error, sys.argv[1:], _given_paths())) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror}; this must be writable (the state folder is TAILRACE_STATE_DIR)")
+        _fail(message)
+
+
+def _given_paths() -> dict[str, Path]:
+    """Return the settings that are paths, by variable; with defaults for bad values."""
+    from services.settings.settings import inspect_settings, variable_of
+
+    settings = inspect_settings()[0]
+    paths = ((name, getattr(settings, name)) for name in type(settings).model_fields)
+    return {variable_of(name): value for name, value in paths if isinstance(value, Path)}
 
 
 def _fail(message: str) -> NoReturn:

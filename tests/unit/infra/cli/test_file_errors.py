@@ -1,0 +1,78 @@
+"""Errors of the file system are one line that names the option or setting."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.cli.file_errors import described
+from tests.unit.infra.cli.conftest import Run
+
+COMMANDS = [
+    ["up"],
+    ["up", "--detach"],
+    ["down"],
+    ["pipeline"],
+    ["promote", "v1"],
+    ["rollback"],
+    ["precompute"],
+    ["import", "items", __file__],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/x/y", "{file}", "{file}/x", "/" + "x" * 300])
+def test_a_state_folder_that_cannot_be_made_is_named(
+    tailrace: Run, tmp_path: Path, command: list[str], folder: str
+) -> None:
+    """The line names the setting and its folder."""
+    (file := tmp_path / "file").write_text("")
+    refused = tailrace(*command, state_dir=folder.format(file=file))
+    (line,) = refused.err.strip().splitlines()
+
+    assert refused.code == 1
+    assert line.startswith("error: TAILRACE_STATE_DIR: /")
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "number", "named"),
+    [
+        (["import", "events", "a.csv", "--table", "out/old.parquet"], "out/old.parquet", errno.EACCES, "--table: "),
+        (["import", "events", "a.csv", "--table=out/old.parquet"], "out/.old.parquet.7", errno.ENOSPC, "--table: "),
+        (["add-items", "gone.csv"], "gone.csv", errno.ENOENT, "gone.csv: "),
+        (["erase", "--users", "folder"], "folder", errno.EISDIR, "--users: "),
+        (["pipeline", "--events", "a.csv"], "/state/pipeline/x", errno.ENOSPC, "TAILRACE_STATE_DIR: "),
+        (["up"], "/state", errno.ENOENT, "TAILRACE_STATE_DIR: "),
+        (["up"], "/elsewhere/x", errno.EROFS, "/elsewhere/x: "),
+    ],
+)
+def test_the_error_begins_with_the_source_of_the_path(words: list[str], path: str, number: int, named: str) -> None:
+    """The longest matching argument or setting is named."""
+    error = OSError(number, os.strerror(number), str(Path(path).absolute()) if "/" in path else path)
+    found = described(error, words, {"TAILRACE_STATE_DIR": Path("/state"), "TAILRACE_CACHE_DIR": Path("/cache")})
+
+    assert (found or "").startswith(named) or (found or "").startswith(str(Path.cwd() / named))
+
+
+@pytest.mark.parametrize(
+    ("number", "path"), [(errno.ENOENT, "/elsewhere/x"), (errno.ECONNRESET, "/state"), (errno.ENOENT, None)]
+)
+def test_a_defect_keeps_its_traceback(number: int, path: str | None) -> None:
+    """A missing file that no argument or setting names is not the operator's fault."""
+    assert described(OSError(number, "problem", path), ["up"], {"TAILRACE_STATE_DIR": Path("/state")}) is None
+
+
+def test_a_missing_file_in_an_existing_state_folder_is_a_defect(tmp_path: Path) -> None:
+    """Only a folder that does not exist explains a missing file below it."""
+    error = FileNotFoundError(errno.ENOENT, "problem", str(tmp_path / "run" / "x"))
+
+    assert described(error, ["up"], {"TAILRACE_STATE_DIR": tmp_path}) is None
+    assert described(error, ["up"], {"TAILRACE_STATE_DIR": tmp_path / "run"}) is not None
+
+
+def test_an_error_of_polars_is_described_too() -> None:
+    """Its number and path are in its text only."""
+    found = described(PermissionError("Permission denied (os error 13): /data/a.csv"), ["report", "/data/a.csv"], {})
+
+    assert found == "/data/a.csv: /data/a.csv: Permission denied; give a path that this user may read and write"
