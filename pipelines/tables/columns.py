@@ -33,6 +33,7 @@ EXAMPLES = {
     "user_id": "'u17'",
     "item_id": "'i42'",
     "event_time": "'2026-11-21T12:00:00Z' or 1795262400 (Unix seconds) or 1795262400000 (Unix milliseconds)",
+    "event_type": "'click', without control characters",
 }
 _REQUIRED = {"events": ("user_id", "item_id", "event_time"), "items": ("item_id",)}
 _MANY = frozenset({"categories"})

@@ -31,6 +31,7 @@ ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 """The columns of accepted rows; attributes follow, named ATTRIBUTE plus their name."""
 ATTRIBUTE = "attributes."
+HEADER_AGAIN = "the header again"
 Reader = Callable[[pl.Series], pl.Series]
 
 
@@ -74,10 +75,18 @@ def read_items(
         cells.attribute(name, column).alias(f"{ATTRIBUTE}{name}") for name, column in named.attributes.items()
     ]
     table = table.with_columns(*attributes) if attributes else table
-    is_rejected = table.select(is_bad("item_id")).to_series()
-    bad = table.with_columns(at=pl.int_range(pl.len(), dtype=pl.Int64), reason=pl.lit("item_id")).filter(is_rejected)
-    rejected = reject(bad, frame, findings, rejected_before)
-    return table.filter(~is_rejected), pl.concat([broken, rejected], how="diagonal")
+    reason = pl.when(is_bad("item_id")).then(pl.lit("item_id")).when(_is_header(frame)).then(pl.lit(HEADER_AGAIN))
+    table = table.with_columns(reason=reason, at=pl.int_range(pl.len(), dtype=pl.Int64))
+    rejected = reject(table.filter(pl.col("reason").is_not_null()), frame, findings, rejected_before)
+    return table.filter(pl.col("reason").is_null()).drop("reason", "at"), pl.concat([broken, rejected], how="diagonal")
+
+
+def _is_header(frame: pl.DataFrame) -> pl.Series:
+    """Return which rows repeat the header, as where files were appended to each other."""
+    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]
+    if len(texts) < frame.width:
+        return pl.repeat(value=False, n=frame.height, eager=True)
+    return frame.select(pl.all_horizontal(pl.col(name) == name for name in texts)).to_series().fill_null(value=False)
 
 
 def merge_items(items: pl.DataFrame, findings: Findings) -> pl.DataFrame:

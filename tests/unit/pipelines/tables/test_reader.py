@@ -440,6 +440,8 @@ TABLES = {
         [("12", *P1[1:]), ("13", *P3[1:])],
         notes=("read as integers",),
     ),
+    "files appended with their headers": Case(ROWS % ITEMS, [P1, P3], {"the header again": [3]}),
+    "an id that is the name of its column": Case(ROWS % "item_id,Chair,Seat\n", [P1, ("item_id", *P2[1:]), P3]),
     "no title": Case(ROWS % "p2,,Seat\n", [P1, ("p2", "p2", ["Seat"]), P3], notes=("1 without a title",)),
     "a missing id": Case(ROWS % ",Chair,Seat\n", [P1, P3], {"item_id": [3]}),
     "a long title": Case(
@@ -554,6 +556,11 @@ REFUSED = {
         "user_id,item_id,event_time\nu,a,soon\n",
         {},
         "not one row can be used, such as 'soon'",
+    ),
+    "no type that can be used": (
+        'user_id,item_id,event_time,event_type\nu,a,1780000000,"a\nb"\n',
+        {},
+        "column event_type: not one row can be used",
     ),
     "ids that are too long": (
         f"user_id,item_id,event_time\n{'u' * 257},a,1780000000\n",
