@@ -157,9 +157,8 @@ class Names:
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + timeout_s
-        for bundle in [one for one in self._bundles.values() if tenant_of_name(one.name) == tenant]:
-            if bundle.is_loaded:
-                continue
+        own = [one for one in self._bundles.values() if tenant_of_name(one.name) == tenant]
+        for bundle in [one for one in own if not one.is_loaded]:
             try:
                 await loop.run_in_executor(self._reading, bundle.learn)
             except (BundleError, OSError) as error:
