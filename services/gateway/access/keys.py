@@ -1,7 +1,7 @@
 """The keys file: ids, scopes, limits and hashes of the keys; never a key itself.
 
-    {"keys": [{"id": "shop", "hashes": [{"sha256": "9f86...", "expires_at": null}], "scopes": ["recommend", "events"],
-               "priority": "high", "rate_per_s": 50, "burst": 100, "daily_quota": null, "max_k": 100}]}
+    {"keys": [{"id": "shop", "rate_per_s": 50, "burst": 100, "daily_quota": null, "max_k": 100, "priority": "high",
+               "hashes": [{"sha256": "9f86...", "expires_at": null}], "scopes": ["recommend", "events"]}]}
 
 JSON, since a command writes it. A key is 256 random bits, so SHA-256 protects it as well as a slow hash would (it
 cannot be guessed), and a check costs a microsecond; a slow hash would let anyone load the server with wrong keys. Two
@@ -14,7 +14,7 @@ import os
 import secrets
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -53,18 +53,30 @@ class StoredHash(Stored):
         return float("inf") if self.expires_at is None else self.expires_at.timestamp()
 
 
-class StoredKey(Stored):
-    """One id: its tenant, hashes, scopes and limits. None means no limit of its own."""
+class StoredLimits(Stored):
+    """The limits of one id. None means no limit of its own."""
+
+    id: str
+    rate_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    burst: float | None = Field(None, ge=1, allow_inf_nan=False)
+    daily_quota: int | None = Field(None, ge=0)
+    max_k: int | None = Field(None, ge=1, le=MAX_K)
+
+    @model_validator(mode="after")
+    def _burst_needs_a_rate(self) -> Self:
+        if self.burst is not None and self.rate_per_s is None:
+            raise ValueError("burst needs rate_per_s")
+        return self
+
+
+class StoredKey(StoredLimits):
+    """One id: its tenant, hashes, scopes and limits."""
 
     id: KeyId
     tenant: str = DEFAULT_TENANT
     hashes: tuple[StoredHash, ...] = Field(min_length=1)
     scopes: frozenset[Scope] = Field(min_length=1)
     priority: Priority = Priority.NORMAL
-    rate_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    burst: float | None = Field(None, ge=1, allow_inf_nan=False)
-    daily_quota: int | None = Field(None, ge=0)
-    max_k: int | None = Field(None, ge=1, le=MAX_K)
 
     @model_validator(mode="before")
     @classmethod
@@ -80,12 +92,6 @@ class StoredKey(Stored):
     @classmethod
     def _check_tenant(cls, tenant: str) -> str:
         return check_tenant(tenant) if tenant else tenant
-
-    @model_validator(mode="after")
-    def _burst_needs_a_rate(self) -> "StoredKey":
-        if self.burst is not None and self.rate_per_s is None:
-            raise ValueError("burst needs rate_per_s")
-        return self
 
     @property
     def ends_at(self) -> datetime | None:

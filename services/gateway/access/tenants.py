@@ -1,7 +1,7 @@
 """The tenants file: ids, states, shares and limits of the stack's tenants; their keys are in the keys file.
 
-    {"tenants": [{"id": "acme", "state": "active", "share": 2.0, "rate_per_s": 200, "burst": 400, "daily_quota": null,
-                  "max_k": 100}]}
+    {"tenants": [{"id": "acme", "rate_per_s": 200, "burst": 400, "daily_quota": null, "max_k": 100, "state": "active",
+                  "share": 2.0}]}
 
 A deleted tenant keeps its entry, so that nobody gets its id, and with it the remains in backups, by accident.
 """
@@ -14,31 +14,20 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from services.contracts.access import Allowance
-from services.contracts.recommend import MAX_K
 from services.contracts.tenant import Tenant, TenantState, check_tenant
 from services.errors import ConfigError
-from services.gateway.access.keys import Stored, read_checked, write_privately
+from services.gateway.access.keys import Stored, StoredLimits, read_checked, write_privately
 from services.gateway.followed_file import FileState, FollowedFile
 
 TenantId = Annotated[str, AfterValidator(check_tenant)]
 
 
-class StoredTenant(Stored):
-    """One tenant. None means no limit of its own."""
+class StoredTenant(StoredLimits):
+    """One tenant."""
 
     id: TenantId
     state: TenantState = TenantState.ACTIVE
     share: float = Field(1.0, gt=0, le=1_000)
-    rate_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    burst: float | None = Field(None, ge=1, allow_inf_nan=False)
-    daily_quota: int | None = Field(None, ge=0)
-    max_k: int | None = Field(None, ge=1, le=MAX_K)
-
-    @model_validator(mode="after")
-    def _burst_needs_a_rate(self) -> "StoredTenant":
-        if self.burst is not None and self.rate_per_s is None:
-            raise ValueError("burst needs rate_per_s")
-        return self
 
     @property
     def tenant(self) -> Tenant:

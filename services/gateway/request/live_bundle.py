@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -46,6 +46,8 @@ index and marks, which bundles with equal catalogues share."""
 _NOT_LOADED = ("decoder/", "teacher/", "judged/", "report.")
 _UNLOAD_S, _LOOK_S = 10.0, 0.002
 
+T = TypeVar("T")
+
 
 class Student(Protocol):
     """The distilled model in this process."""
@@ -78,6 +80,20 @@ class WishReader(Protocol):
     def with_items(self, items: Sequence[WishItem]) -> "WishReader":
         """Return a reader that knows these items too, after its items in this order; a known item's words change."""
         ...
+
+
+class ByCatalogue(Generic[T]):
+    """A value made of each catalogue, once for all bundles that share it, and kept while any of them is loaded."""
+
+    def __init__(self, make: Callable[[Catalogue], T]) -> None:
+        self._make = make
+        self._made: weakref.WeakKeyDictionary[Catalogue, T] = weakref.WeakKeyDictionary()
+
+    def of(self, catalogue: Catalogue) -> T:
+        made = self._made.get(catalogue)
+        if made is None:
+            made = self._made[catalogue] = self._make(catalogue)
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

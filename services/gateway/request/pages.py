@@ -24,12 +24,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import structlog
 
-from models.catalogue import Catalogue
 from services.contracts.recommend import MAX_NEXT_CHARS, RecommendRequest, ScoredItem
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.gateway.overload.long_work import LongWork
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.live_bundle import Live
+from services.gateway.request.live_bundle import ByCatalogue, Live
 from services.gateway.request.names import Names
 
 log = structlog.get_logger()
@@ -65,7 +64,7 @@ class Pages:
         self._wall_clock = wall_clock
         self._key: bytes | None = None
         self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
-        self._of_catalogue: WeakKeyDictionary[Catalogue, _Sorted] = WeakKeyDictionary()
+        self._known = ByCatalogue(lambda catalogue: _NONE_SORTED.with_ids(catalogue.item_ids))
         self._marking = LongWork("pages")
         self._refreshing = PeriodicTask("page_key", self.refresh, _KEY_EVERY_S)
         names.before_swap(self._marks_of)
@@ -146,10 +145,7 @@ class Pages:
         """Return the marks of a bundle's items, normally computed in the loading thread."""
         found = self._marks.get(live)
         if found is None:
-            known = self._of_catalogue.get(live.catalogue)
-            if known is None:
-                known = self._of_catalogue[live.catalogue] = _NONE_SORTED.with_ids(live.catalogue.item_ids)
-            found = self._marks[live] = ItemMarks(live, known)
+            found = self._marks[live] = ItemMarks(live, self._known.of(live.catalogue))
         return found
 
 

@@ -7,10 +7,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import structlog
 
-from models.catalogue import Catalogue
 from services.errors import DeadlineExceeded
 from services.gateway.overload.long_work import LongWork
-from services.gateway.request.live_bundle import Live
+from services.gateway.request.live_bundle import ByCatalogue, Live
 from services.gateway.request.names import Names
 from services.gateway.wishes.titles import TitleIndex
 from services.items.layout import ItemLayout
@@ -35,7 +34,7 @@ class TitleSearch:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._indexed: WeakKeyDictionary[Live, _Indexed] = WeakKeyDictionary()
-        self._of_catalogue: WeakKeyDictionary[Catalogue, TitleIndex] = WeakKeyDictionary()
+        self._known = ByCatalogue(lambda catalogue: TitleIndex(catalogue.titles))
         self._searching = LongWork("search")
         names.before_swap(self._index)
 
@@ -58,10 +57,7 @@ class TitleSearch:
         return matches_V
 
     def _index(self, live: Live) -> _Indexed:
-        titles, known = live.catalogue.titles, self._of_catalogue.get(live.catalogue)
-        if known is None:
-            known = self._of_catalogue[live.catalogue] = TitleIndex(titles)
-        found = self._indexed[live] = _Indexed(known, len(titles))
+        found = self._indexed[live] = _Indexed(self._known.of(live.catalogue), len(live.catalogue.titles))
         return found
 
     async def refresh(self) -> None:

@@ -3,12 +3,12 @@
 Names and meaning follow vLLM and OpenAI. No torch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from services.contracts.text import SamplingOptions
 from services.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
@@ -19,8 +19,8 @@ _MAX_FACTOR = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """One request's sampling parameters. Temperature 0 is greedy: the most probable token, the smaller id on ties.
+class SamplingParams(SamplingOptions):
+    """The checked options of one choice. Temperature 0 is greedy: the most probable token, the smaller id on ties.
 
     `top_k` 0 means all. Penalties count generated tokens, `repetition_penalty` also the prompt's tokens. `logit_bias`
     maps a token id to the number added to its logit. `num_logprobs` is the number of most probable tokens returned with
@@ -28,15 +28,7 @@ class SamplingParams:
     """
 
     temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    num_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Check all ranges. Raises InvalidRequest naming the field."""

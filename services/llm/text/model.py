@@ -10,12 +10,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from services.contracts.text import SamplingOptions, TextModel, TextRequest
+from services.contracts.text import TextModel, TextRequest
 from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -73,7 +73,9 @@ class LoadedText:
             masks = (await self.schemas.compiled(request.json_schema, deadline_s)).masks(request.n)
         ends_by_eos = bool(masks) or not request.ignore_eos
         stop_ids = frozenset(request.stop_token_ids) | (self.eos_ids if ends_by_eos else frozenset())
-        sampling = [_sampling_of(request.sampling, seed) for seed in _seeds(request.sampling.seed, request.n)]
+        options = asdict(request.sampling)
+        seeds = _seeds(request.sampling.seed, request.n)
+        sampling = [SamplingParams(**{**options, "seed": seed}) for seed in seeds]
 
         def add(engine: Engine, request_ids: Sequence[str], now_s: float) -> None:
             for index, request_id in enumerate(request_ids):
@@ -207,21 +209,6 @@ def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLo
     """Return the error for a prompt that is too long, worded as clients of OpenAI and vLLM expect it."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
-    )
-
-
-def _sampling_of(options: SamplingOptions, seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        logit_bias=options.logit_bias,
-        seed=seed,
-        num_logprobs=options.num_logprobs,
     )
 
 
