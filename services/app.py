@@ -35,6 +35,7 @@ from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
 from services.features.user_data import UserStore
+from services.garbage import freeze_start
 from services.gateway.access.authorize import KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.oidc import Issuer, IssuerKeys, TokenVerifier
@@ -128,8 +129,7 @@ class Gateway:
         await _items_known(self._plane)
         await self._access.start()
         await warm_up(features, set(self._llms.values()))
-        gc.collect()
-        gc.freeze()  # these objects live as long as the process; collecting them would only cause pauses
+        freeze_start()
         folder = self._settings.metrics_dir
         app = create_rest_app(
             self._running_plane,

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from models.decoder.adapter import ADAPTER, merge_adapter, read_adapter
 from models.decoder.config import DecoderConfig, describe_config, read_config
@@ -40,7 +41,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device, *
     Raises CheckpointError naming the missing, unknown, misshapen or unsupported part.
     """
     config, tensors = _untied(read_config(folder), _read_tensors(folder))
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialized():
         decoder = Decoder(config)
     names = _tensor_names(config, decoder.state_dict())
     _check_tensors(folder, {names[name]: tensor for name, tensor in decoder.state_dict().items()}, tensors)
@@ -49,6 +50,18 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device, *
     if with_adapter and (folder / ADAPTER).is_dir():
         merge_adapter(decoder, read_adapter(folder / ADAPTER, config))
     return decoder
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Modules made within it draw no weights, for which torch imports its compiler on `meta`: a second of a start."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == torch.nn.init.__name__:
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
 
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:

@@ -28,6 +28,7 @@ from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
 from services.features.shown import ShownWriter
 from services.features.writer import FeatureWriter
+from services.garbage import freeze_start
 from services.items.follower import ItemFollower
 from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
@@ -124,8 +125,7 @@ def run_worker(
     shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
     shown.start()
     item_follower.start()
-    gc.collect()
-    gc.freeze()  # a full collection of these objects would delay events by a tenth of a second
+    freeze_start()  # a full collection of these objects would delay events by a tenth of a second
     worker.run(stop)
     gc.unfreeze()
     _log.info("stopping")

@@ -1,16 +1,21 @@
 """Keeps a single-node Ray from starting what serves nothing here, and its processes from waking up without a reason.
 
 Ray's autoscaler, log forwarder, dashboard and fallback proxy are Python processes: together seconds of the start and a
-tenth of the stack's processor time at rest. `ray_ingress` asks the standby where Ray's HAProxy would ask the fallback
-proxy. Each process of Ray Serve would import pandas, half a second, to encode data frames that no one sends, and the
-replicas would wait for HAProxy. Ray has no options for them. Replaces private methods and functions, read in ray
-2.60.0.
+tenth of the stack's processor time at rest. Its dashboard's agent does nothing without the dashboard, and its workers
+import Ray twice: `ray_agent` and `ray_worker` replace them. `ray_ingress` asks the standby where Ray's HAProxy would
+ask the fallback proxy. Each process of Ray Serve would import pandas, half a second, to encode data frames that no one
+sends, and the replicas would wait for HAProxy. Ray has no options for them. Replaces private methods and functions,
+read in ray 2.60.0.
 """
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import list2cmdline
 from typing import Any
 
+from infra.local.servers import ray_agent, ray_worker
 from infra.local.servers.loopback import listen_on_loopback
 
 SETUP_HOOK = f"{__name__}.set_up_worker"
@@ -25,8 +30,36 @@ def skip_unused_servers() -> None:
 
     for start in ("start_monitor", "start_log_monitor", "start_api_server"):
         _replace(Node, start, _start_nothing)
-    # the node's agent then starts without the dashboard's modules
+    # it imports the dashboard's servers to see whether the node's agent can
     _replace(utils, "get_dashboard_dependency_error", lambda: "unused")
+    _start_lean_processes()
+
+
+def _start_lean_processes() -> None:
+    import ray
+    from ray._private import services
+
+    start, folder = services.start_ray_process, Path(ray.__file__).parent
+
+    def with_ours(command: list[str], process_type: str, **options: Any) -> Any:
+        return start(lean_command(command, folder) if process_type == "raylet" else command, process_type, **options)
+
+    _replace(services, "start_ray_process", with_ours)
+
+
+def lean_command(command: Sequence[str], ray_folder: Path) -> list[str]:
+    """Return the node server's command with our programs for workers and agent. Raises ValueError if it has others."""
+    words = list(command)
+    for option, theirs, ours in (
+        ("--python_worker_command=", "_private/workers/setup_worker.py", ray_worker.__file__),
+        ("--dashboard_agent_command=", "dashboard/agent.py", ray_agent.__file__),
+    ):
+        index = next(index for index, word in enumerate(words) if word.startswith(option))
+        before, program, after = words[index].partition(list2cmdline([str(ray_folder / theirs)]))
+        if not program:
+            raise ValueError(f"{option}{theirs} is not in Ray's command; review this file for this version of Ray")
+        words[index] = f"{before}{list2cmdline([ours])}{after}"
+    return words
 
 
 def import_serve() -> None:

@@ -25,6 +25,7 @@ from infra.local.servers.lean_ray import (
 )
 from infra.local.servers.loopback import LOOPBACK
 from infra.local.servers.ray_home import ray_home
+from services.garbage import collect_rarely
 from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
 
@@ -39,6 +40,7 @@ def main() -> None:
     """Start the application, then wait on Ray's servers."""
     settings = load_settings()
     configure_logging(settings.log_level, "serve", settings.log_file)
+    collect_rarely()
     signal.signal(signal.SIGTERM, _leave)
     _start_ray(settings)
     signal.signal(signal.SIGTERM, _leave)  # again: Ray has set its own handler, which waits for its children

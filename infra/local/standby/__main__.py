@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp
 
 from services.errors import ConfigError
+from services.garbage import freeze_start
 from services.gateway.grpc.acceptance import accept_many_calls
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.observability.log_lines import configure_logging
@@ -65,8 +66,7 @@ async def run(settings: Settings) -> None:
     from services.app import open_standby
 
     async with open_standby(settings) as (rest_app, rpc_door):
-        gc.collect()
-        gc.freeze()
+        freeze_start()
         rpc = rpc_server(rpc_door, settings.inner_host, settings.standby_grpc_port, settings.max_rpc_bytes)
         await rpc.start()
         try:

@@ -6,7 +6,6 @@ deployment checks versions and deadlines; order and admission belong to the engi
 the user after a refusal. Requests of one user go to one replica: see `services.llm.serving.affinity_router`.
 """
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from services.errors import (
     ModelLoading,
     TailraceError,
 )
+from services.garbage import freeze_start
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import Knowledge, LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
@@ -81,8 +81,7 @@ class LlmDeployment:
         self._items = LiveItems()
         self._shared = SharedEngines()
         self._models = self._open_models(ResidencyMetrics(registry, "llm"))
-        gc.collect()
-        gc.freeze()
+        freeze_start()
         self._models.start()
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(

@@ -18,8 +18,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import structlog
+from pyarrow import compute as pc
 from pyarrow import parquet
 
+from models.catalogue import numbers_of
 from models.decoder.adapter import read_adapter
 from models.decoder.config import read_config
 from models.registry.bundle import Bundle
@@ -176,14 +178,14 @@ def _codes_of(bundle: Bundle) -> tuple[int, str]:
     search, path = search_of(bundle.manifest), bundle.path / "catalogue.parquet"
     columns = ["code", *(["popularity"] if search.popular_first else [])]
     try:
-        table = parquet.read_table(path, columns=columns)
-        numbers = [column.combine_chunks() for column in table.columns]
-        flat = [one.flatten() if position == 0 else one for position, one in enumerate(numbers)]
+        table = parquet.ParquetFile(path).read(columns).select(columns)
+        flat = [pc.list_flatten(table["code"]), *table.columns[1:]]
+        values = [numbers_of(column).tobytes() for column in flat]
         levels = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
     about = json.dumps([levels, search.record()], sort_keys=True)
-    return table.num_rows, _digest(about, *(one.to_numpy(zero_copy_only=False).tobytes() for one in flat))
+    return table.num_rows, _digest(about, *values)
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -6,7 +6,6 @@ pickles it, and wakes two processes) would otherwise slow the engine.
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.text import TextModel, TextRequest
 from services.errors import TailraceError
+from services.garbage import freeze_start
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.deployment import engine_config
 from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
@@ -57,8 +57,7 @@ class TextDeployment:
         name = self._text.model.name
         report = EngineStepMetrics(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
-        gc.collect()
-        gc.freeze()  # these objects stay alive: collecting them would only cause pauses
+        freeze_start()
 
     def __del__(self) -> None:
         """Stop the replica; requests in flight may finish. Called by Ray Serve."""

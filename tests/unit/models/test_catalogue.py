@@ -1,6 +1,8 @@
 """The catalogue: tokens, masks, and its file."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,3 +138,17 @@ def test_a_catalogue_with_codes_of_different_lengths_is_corrupt(tmp_path: Path, 
 
     with pytest.raises(BundleCorrupt):
         load_catalogue(path)
+
+
+def test_loading_a_catalogue_needs_no_pandas(tmp_path: Path) -> None:
+    """A fresh process, each gateway at its start, loads a catalogue without pandas and pyarrow's datasets."""
+    deep_catalogue().save(tmp_path / "catalogue.parquet")
+    script = (
+        "import sys; from pathlib import Path; from models.catalogue import load_catalogue, load_item_ids; "
+        "path = Path(sys.argv[1]); load_catalogue(path); load_item_ids(path); "
+        "sys.exit(bool({'pandas', 'pyarrow.dataset'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "catalogue.parquet")], check=False)
+
+    assert done.returncode == 0

@@ -1,6 +1,8 @@
 """Checkpoint folders: transformers and Tailrace read each other's folders; errors name what is unsupported."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,15 @@ def test_weights_in_another_form_name_the_way_to_convert_them(folder: Path, name
         load_decoder(folder, torch.float32, "cpu")
 
     assert name in str(refusal.value)
+
+
+def test_loading_weights_draws_none(folder: Path) -> None:
+    """A fresh process loads a decoder without torch's compiler, which torch imports to draw weights on `meta`."""
+    script = (
+        "import sys, torch; from pathlib import Path; from models.decoder.weights import load_decoder; "
+        "load_decoder(Path(sys.argv[1]), torch.float32, 'cpu'); sys.exit('torch._dynamo' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], check=False)
+
+    assert done.returncode == 0
