@@ -52,12 +52,18 @@ def items(
     tables: ItemArguments,
     query: Query = None,
     again: Again = False,
+    delete_missing: Annotated[
+        bool, typer.Option(help="Delete items of earlier imports of this source that it no longer has.")
+    ] = False,
     first_bundle: Annotated[
         bool, typer.Option(help="If no bundle is live, also publish a bundle of these items, without models.")
     ] = False,
 ) -> None:
     """Import items into the live catalogue. Columns that are not fields of items become attributes."""
+    from pipelines.imports.importing import progress_file
     from pipelines.imports.run import import_items, open_items
+    from pipelines.imports.sources import name_of
+    from pipelines.publication.new_items import read_live_catalogue
 
     settings = running_settings()
     options = tables.parsed("items")
@@ -67,7 +73,9 @@ def items(
             _publish_first(settings, open_items(path, options))
         with topic_sender(settings, settings.items_topic) as send, out.status("items") as status:
             run = _run(settings, ("items", source, query, (options,)), path, send, status, again=again)
-            outcome, findings = import_items(run)
+            delivered = progress_file(settings.state_dir / "imports", "delivered", name_of(source, query), "")
+            catalogue = read_live_catalogue(settings)
+            outcome, findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
     _report(settings, outcome, findings)
 
 

@@ -36,6 +36,7 @@ class UpOptions:
             "Without a bundle, they become the first bundle, without training."
         ),
     ] = ""
+    delete_missing: Annotated[bool, Option("Delete items of earlier imports of --items that it no longer has.")] = False
 
 
 def up(options: UpOptions, tables: TableArguments) -> None:
@@ -50,7 +51,8 @@ def up(options: UpOptions, tables: TableArguments) -> None:
     if options.text or options.text_url:
         settings = with_text(settings, path=options.text, url=options.text_url)
     settings = ready_text(settings, out)
-    items = (options.items, *tables.words) if options.items else ()
+    words = (options.items, *tables.words, *(["--delete-missing"] if options.delete_missing else []))
+    items = words if options.items else ()
     write_act(settings.state_dir, "up", "started", {})
     if options.detach:
         start_in_background(settings, out.file, items, ANSWERING)

@@ -10,7 +10,8 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.data.erased import keeps_unerased
-from pipelines.imports.importing import Import, ImportResult
+from pipelines.imports.delivered import Delivered, LiveCatalogue
+from pipelines.imports.importing import BATCH_ROWS, Import, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
 from pipelines.imports.records import interactions, item_states, untimely
@@ -24,8 +25,11 @@ from services.stream.log.ledger import ErasureLedger
 
 _DAY_MS = 86_400_000
 ERASED = "{n} from before the erasure of their user are not imported"
-Send = Callable[[Sequence[tuple[bytes, bytes]]], None]
-"""Sends keys and values."""
+LEFT = "{n} of an earlier import are not in the table and stay live; --delete-missing deletes them"
+DELETED = "{n} of an earlier import are not in the table and are deleted"
+LOST = "{n} of an earlier import were lost with the broker and are sent again"
+Send = Callable[[Sequence[tuple[bytes, bytes | None]]], None]
+"""Sends keys and values; None deletes an item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +62,34 @@ def open_items(path: Path, options: TableOptions) -> ItemTable:
     return table
 
 
-def import_items(run: ImportRun) -> tuple[ImportResult, Findings]:
-    """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable."""
+def import_items(
+    run: ImportRun, delivered_file: Path, catalogue: LiveCatalogue, *, delete_missing: bool = False
+) -> tuple[ImportResult, Findings]:
+    """Import items; return outcome and findings. Raises DataError, ConfigError, DependencyUnavailable.
+
+    `delivered_file` records the items of this source. Items that have left it are noted, or deleted on request.
+    """
     table = open_items(run.path, run.options)
     items = table.read().drop("text")
+    before, now = Delivered.read(delivered_file), frozenset(items["item_id"])
+    missing = before.missing(now, catalogue) if catalogue.is_known else []
+    lost = before.lost(catalogue) if catalogue.is_known else set()
+    table.findings.note(DELETED if delete_missing else LEFT, len(missing), missing[0] if missing else "")
+    Delivered(before.item_ids | now, before.topic_id or catalogue.topic_id).write(delivered_file)
 
     def deliver(batch: pl.DataFrame) -> None:
         run.send([(one.key, one.encode()) for one in item_states(batch)])
 
-    return Import(lambda: [items], deliver, run.moved, run.progress_file).run(), table.findings
+    outcome = Import(lambda: [items], deliver, run.moved, run.progress_file).run()
+    again = items.head(outcome.num_before).filter(pl.col("item_id").is_in(lost))
+    table.findings.note(LOST, again.height, again["item_id"][0] if again.height else "")
+    for batch in again.iter_slices(BATCH_ROWS):
+        deliver(batch)
+    if delete_missing:
+        run.send([(item_id.encode(), None) for item_id in missing])
+    if catalogue.is_known:
+        Delivered(now if delete_missing else before.item_ids | now, catalogue.topic_id).write(delivered_file)
+    return outcome, table.findings
 
 
 def import_events(run: ImportRun, old: OldEvents | None, now_ms: int) -> tuple[ImportResult, Findings]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import polars as pl
 
 from models.registry.store import BundleStore
+from pipelines.imports.delivered import LiveCatalogue
 from pipelines.publication.add_items import append_items, has_given_codes
 from pipelines.tables.files import Frame
 from pipelines.tables.reader import ItemTable
@@ -25,13 +26,18 @@ TABLE = "the live catalogue"
 _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
-def read_live_items(settings: Settings) -> LiveItems:
+def read_live_catalogue(settings: Settings) -> LiveCatalogue:
     """Return the live catalogue from the last snapshot and the topic."""
     items = LiveItems()
     follower = ItemFollower(items, settings.kafka_address, settings.items_topic, settings.items_snapshot)
     follower.start(ITEMS_START_S)
     follower.stop()
-    return items
+    return LiveCatalogue(items, follower.positions.topic_id)
+
+
+def read_live_items(settings: Settings) -> LiveItems:
+    """Return the live catalogue's items."""
+    return read_live_catalogue(settings).items
 
 
 def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:

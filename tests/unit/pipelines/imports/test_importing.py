@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.imports.delivered import LiveCatalogue
 from pipelines.imports.importing import BATCH_ROWS, ImportResult
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.ordered import OrderedEvents
@@ -20,6 +21,7 @@ from services.contracts.events import decode_interaction
 from services.contracts.items import ItemState, decode_item
 from services.errors import DataError, DependencyUnavailable
 from services.features.schema import LogPosition
+from services.items.live_items import Knowledge, LiveItems
 from services.stream.decode import LoggedErasure
 from services.stream.log.ledger import ErasureLedger
 
@@ -33,25 +35,45 @@ class Shop:
         self.folder = folder
         self.progress = folder / "p.json"
         self.items: dict[str, ItemState | None] = {}
+        self.live = LiveItems()
+        self.topic_id = "t1"
         self.sent: list[int] = []
         self.findings = Findings("items")
 
-    def run(self, rows: Sequence[dict[str, Any]], num_batches: int | None = None) -> ImportResult:
+    def run(
+        self, rows: Sequence[dict[str, Any]], num_batches: int | None = None, *, delete_missing: bool = False
+    ) -> ImportResult:
         """Run the import; the broker becomes unavailable after this number of batches."""
         left = [num_batches]
 
-        def send(records: Sequence[tuple[bytes, bytes]]) -> None:
+        def send(records: Sequence[tuple[bytes, bytes | None]]) -> None:
             if left[0] == 0:
                 raise DependencyUnavailable("broker", 1.0)
             left[0] = None if left[0] is None else left[0] - 1
             self.sent.append(len(records))
-            self.items |= dict(decode_item(key, value) for key, value in records)
+            changes = [decode_item(key, value) for key, value in records]
+            self.items |= dict(changes)
+            self.live.apply(changes)
 
         path = self.folder / "items.csv"
         pl.DataFrame(rows, infer_schema_length=None).write_csv(path)
         run = ImportRun(path=path, options=PLAIN, send=send, progress_file=self.progress, scratch=self.folder / "s")
-        outcome, self.findings = import_items(run)
+        catalogue, delivered = LiveCatalogue(self.live, self.topic_id), self.folder / "delivered.json"
+        outcome, self.findings = import_items(run, delivered, catalogue, delete_missing=delete_missing)
         return outcome
+
+    def lose_topic(self) -> None:
+        """Start over with an empty topic, as the embedded broker does, and without a snapshot."""
+        self.live, self.topic_id = LiveItems(), "t2"
+
+    @property
+    def live_ids(self) -> set[str]:
+        """The items that answers may show."""
+        return {item_id for item_id in self.items if self.live.find(lambda layout: layout.state(item_id))}  # noqa: B023
+
+    @property
+    def notes(self) -> str:
+        return "; ".join(self.findings.sentences())
 
 
 def table(num_rows: int, title: str = "Item") -> list[dict[str, Any]]:
@@ -86,6 +108,55 @@ def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
     assert outcome.is_again == changed
     titles = {name: one.title for name, one in shop.items.items() if one is not None}
     assert titles == {row["item_id"]: row["title"] for row in now}
+
+
+def test_items_that_left_the_source_are_noted_and_deleted_on_request(tmp_path: Path) -> None:
+    """They stay live until --delete-missing; items that someone else put are never deleted."""
+    shop = Shop(tmp_path)
+    shop.run(table(5))
+    shop.live.apply([("own", ItemState(item_id="own", title="Own"))])
+    shop.items["own"] = None
+    shop.run(table(3))
+    kept, notes = shop.live_ids, shop.notes
+    shop.run(table(3), delete_missing=True)
+
+    assert kept == {"i0", "i1", "i2", "i3", "i4", "own"}
+    assert "2 of an earlier import are not in the table and stay live; --delete-missing deletes them" in notes
+    assert shop.live_ids == {"i0", "i1", "i2", "own"}
+    shop.run(table(3))
+    assert shop.notes == ""
+
+
+def test_items_that_were_lost_with_their_topic_are_sent_again(tmp_path: Path) -> None:
+    """A state that the new topic or the snapshot has is kept: it may be newer than the source."""
+    shop = Shop(tmp_path)
+    shop.run(table(5))
+    shop.lose_topic()
+    kept = [("i1", None), ("i2", ItemState(item_id="i2", available=False))]
+    shop.live.apply(kept)
+    with pytest.raises(DependencyUnavailable):
+        shop.run(table(5), num_batches=0)
+    shop.run(table(5))
+
+    assert "3 of an earlier import were lost with the broker and are sent again" in shop.notes
+    assert shop.live_ids == {"i0", "i2", "i3", "i4"}
+    assert shop.live.hides("i2")
+    shop.sent.clear()
+    shop.run(table(5))
+    assert shop.sent == []
+
+
+def test_a_catalogue_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    """Without the live states, no item counts as missing or lost, and the next import looks again."""
+    shop = Shop(tmp_path)
+    shop.run(table(5))
+    shop.lose_topic()
+    shop.live.knowledge = Knowledge.NONE
+    shop.run(table(4), delete_missing=True)
+    shop.live.knowledge = Knowledge.CURRENT
+    shop.run(table(4), delete_missing=True)
+
+    assert shop.live_ids == {"i0", "i1", "i2", "i3"}
 
 
 @pytest.mark.parametrize("written", [b"", b"not JSON", b"[]", b'{"num_rows": 1}', b'{"num_rows": 1, "digest": "x"}'])

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.data.ingest import IngestSources, open_tables
+from pipelines.imports.delivered import LiveCatalogue
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.run import ImportRun, import_events, import_items
 from pipelines.tables.findings import Findings
@@ -24,6 +25,7 @@ from pipelines.tables.reader import EventTable, open_table
 from services.contracts.events import decode_interaction
 from services.contracts.items import decode_item
 from services.errors import ConfigError, DataError
+from services.items.live_items import LiveItems
 
 NOW_MS = 1_780_100_000_000
 """A day after the events of most cases."""
@@ -66,7 +68,7 @@ def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any,
     piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
     sent: list[Any] = []
     run = ImportRun(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
-    _, findings = import_items(run)
+    _, findings = import_items(run, folder / "delivered.json", LiveCatalogue(LiveItems(), "t"))
     states = [decode_item(key, value) for key, value in sent]
     imported = [(name, one.title or name, [*(one.categories or ())]) for name, one in states if one is not None]
     return [(piped, table.findings), (imported, findings)]
@@ -486,7 +488,7 @@ def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, A
         progress_file=tmp_path / "p.json",
         scratch=tmp_path / "s",
     )
-    _, findings = import_items(run)
+    _, findings = import_items(run, tmp_path / "delivered.json", LiveCatalogue(LiveItems(), "t"))
     return {
         name: state for name, state in (decode_item(key, value) for key, value in sent) if state is not None
     }, findings

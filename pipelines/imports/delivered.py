@@ -1,0 +1,69 @@
+"""The items that imports of one source have delivered, and how they compare with the source and the live catalogue.
+
+    <folder>/delivered-<name>.json    ids, and the id of the topic that has them
+
+An item that has left the source stays live until it is deleted. The embedded broker forgets its topics when it ends:
+an item that neither the new topic nor the snapshot has is lost, and is sent again. An item that they have keeps its
+state, which may be newer than the source.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.files import rename_durably
+from services.items.live_items import Knowledge, LiveItems
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCatalogue:
+    """The live catalogue, and the id of the topic that it was read from."""
+
+    items: LiveItems
+    topic_id: str
+
+    @property
+    def is_known(self) -> bool:
+        return self.items.knowledge is Knowledge.CURRENT
+
+    def live(self, item_ids: Iterable[str]) -> list[str]:
+        """Return which of these items have a state and are not deleted."""
+        return self.items.read(lambda layout: [one for one in item_ids if layout.state(one) is not None])
+
+    def lacks(self, item_ids: Iterable[str]) -> set[str]:
+        """Return which of these items have no state; a deletion is a state."""
+        stated = self.items.read(lambda layout: {item_id for _, item_id in layout.stated()})
+        return {*item_ids} - stated
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The delivered items of a source."""
+
+    item_ids: frozenset[str] = frozenset()
+    topic_id: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "Delivered":
+        """Return the recorded items; none if the file is missing or damaged."""
+        try:
+            found = json.loads(path.read_text())
+            return cls(frozenset(found["item_ids"]), str(found["topic_id"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return cls()
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps({"topic_id": self.topic_id, "item_ids": sorted(self.item_ids)}))
+        rename_durably(scratch, path)
+
+    def missing(self, item_ids: Iterable[str], catalogue: LiveCatalogue) -> list[str]:
+        """Return the live items that have left the source, in order."""
+        return catalogue.live(sorted(self.item_ids.difference(item_ids)))
+
+    def lost(self, catalogue: LiveCatalogue) -> set[str]:
+        """Return the items that were lost with their topic."""
+        return set() if self.topic_id == catalogue.topic_id else catalogue.lacks(self.item_ids)
