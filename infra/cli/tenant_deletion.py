@@ -96,6 +96,8 @@ def _num_open(settings: "Settings", accepted: Mapping[str, str]) -> int:
 def scan(settings: "Settings", tenant: str) -> Found:
     """Look for a tenant's ids in Redis, the offline logs, the live catalogue and the popularity of items.
 
+    The ledger of erasures has the ids of users whose erasure is not done; these are not data to erase again.
+
     Raises DependencyUnavailable or OSError.
     """
     found = Found()
@@ -104,6 +106,7 @@ def scan(settings: "Settings", tenant: str) -> Found:
         for user_id in user_ids:
             found.entries[store] += 1
             found.users.update({user_id} - {""})
+    found.entries["open erasures"] = _num_open_in_ledger(settings, tenant)
     found.entries["popularity"] = _num_popular_rows(settings, tenant)
     found.entries["items"] = len(_stated(_live_items(settings), tenant))
     return found
@@ -155,11 +158,21 @@ def _in_logs(settings: "Settings", tenant: str) -> Iterator[str]:
     import polars as pl
 
     from services.contracts.tenant import prefix_of
+    from services.stream.log.ledger import ErasureLedger
 
     for path in settings.offline_log_dir.rglob("*.parquet"):
-        if "user_id" in pl.read_parquet_schema(path):
+        if not ErasureLedger.owns(path) and "user_id" in pl.read_parquet_schema(path):
             users = pl.read_parquet(path, columns=["user_id"])["user_id"].drop_nulls().unique()
             yield from users.filter(users.str.starts_with(prefix_of(tenant))).to_list()
+
+
+def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:
+    from services.contracts.tenant import prefix_of
+    from services.stream.log.ledger import ErasureLedger
+
+    ledger, prefix = ErasureLedger(settings.offline_log_dir), prefix_of(tenant)
+    every = (one for partition in ledger.partitions for one in ledger.tombstones(partition))
+    return sum((one.user_id or "").startswith(prefix) for one in every)
 
 
 def _live_items(settings: "Settings") -> "LiveItems":

@@ -25,6 +25,7 @@ from models.files import Stamp, rename_durably, stamp_of
 from services.features.schema import BASE_TOPIC, LogPosition
 from services.stream.decode import LoggedErasure
 
+_FOLDER = "erasures"
 _DIGEST_BYTES = 16
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = pa.schema(
@@ -96,10 +97,15 @@ class ErasureLedger:
     """The erasures below one offline log. Safe for any thread and process."""
 
     def __init__(self, offline_log_dir: Path) -> None:
-        self._root = offline_log_dir / "erasures"
+        self._root = offline_log_dir / _FOLDER
         self._salt = b""
         self._read: dict[int, tuple[Stamp | None, tuple[Tombstone, ...], Erased]] = {}
         self._threads = threading.Lock()
+
+    @staticmethod
+    def owns(path: Path) -> bool:
+        """Return whether a file below the offline log is part of the ledger."""
+        return path.parent.name == _FOLDER
 
     @property
     def partitions(self) -> list[int]:

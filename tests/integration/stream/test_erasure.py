@@ -26,10 +26,11 @@ from services.contracts.explanation import OWN_FIELDS, encode_explanation
 from services.contracts.tenant import scoped
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
-from services.features.schema import USER_HISTORY, PrecomputedRow
+from services.features.schema import USER_HISTORY, LogPosition, PrecomputedRow
 from services.features.user_data import UserStore
 from services.features.writer import FeatureWriter
 from services.settings.settings import inherited_environment
+from services.stream.decode import LoggedErasure
 from services.stream.export import UserExport
 from services.stream.log.ledger import ErasureLedger
 from tests.support.servers import HOST
@@ -126,6 +127,20 @@ def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> N
 
     assert not while_waiting
     assert traces_of(settings, "acme\x1f") == []
+
+
+def test_an_open_erasure_is_waited_for_and_not_sent_again(rig: Rig) -> None:
+    """The ledger names a user until the last store is done; each further erasure would keep the deletion open."""
+    user_id = scoped("acme", "u1")
+    asked = Erasure(erasure_id="x", user_id=user_id, accepted_time_ms=1)
+    logged = LoggedErasure(asked, LogPosition(topic_id="t", partition=0, offset=0))
+    ledger = ErasureLedger(rig.settings.offline_log_dir)
+    ledger.append([logged], ["t"])
+    opened = scan(rig.settings, "acme")
+    ledger.close(0, ["x"], 2)
+
+    assert (opened.users, opened.entries["open erasures"]) == (set(), 1)
+    assert not any(scan(rig.settings, "acme").entries.values())
 
 
 def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
