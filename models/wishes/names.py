@@ -59,7 +59,7 @@ class TermNames:
         return None if match is None else self.phrases[(stem(match),)]
 
     def abbreviation(self, words: Sequence[str]) -> Term | None:
-        """Return the term of a short name of two words whose beginnings these are."""
+        """Return the term whose abbreviated name ("sci-fi") these two words ("science fiction") write out."""
         for parts, term in self._abbreviated:
             if all(word.startswith(part) for word, part in zip(words, parts, strict=True)):
                 return term

@@ -21,24 +21,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from scipy.optimize import brentq
-from scipy.special import betainc, betaln, gammaln, ndtr
+from scipy.special import betainc, betaln, gammaln
 
 _FAR = 30.0
 """Bound on the logarithm of a ratio."""
 _CONCENTRATION = 100.0
 """Concentration of the Dirichlet prior around the traffic fractions: it detects a mismatch of a few per cent
 soonest."""
-
-
-def log_evidence_above(estimate: float, variance: float, effect: float) -> float:
-    """Return the log evidence that the mean is above 0.
-
-    Under the null it ever exceeds log(1/alpha) in at most alpha of all runs.
-    """
-    spread = variance + effect**2
-    shift = estimate * effect / math.sqrt(variance * spread)
-    upper = float(ndtr(shift))
-    return math.log(2) + 0.5 * (math.log(variance / spread) + shift**2) + (math.log(upper) if upper else -math.inf)
 
 
 def half_width(variance: float, effect: float, alpha: float) -> float:

@@ -1,12 +1,9 @@
-"""Exports of a decoder for other runtimes: `torch.export`, and an int8 ONNX graph for ONNX Runtime.
+"""Export of a decoder as an int8 ONNX graph for ONNX Runtime. It is not served.
 
-Neither is served.
-
-Both compute the scores of all tokens after one whole prompt: no paged cache, no batches of mixed lengths, no beams, no
-masks. An export of a catalogue of depth 1 can therefore be measured like the engine's variants, and appears in the
-table for comparison. TensorRT takes the ONNX file: `trtexec --onnx=decoder.onnx --minShapes=tokens:1x1
---optShapes=tokens:1x64 --maxShapes=tokens:1x512 --fp16`; torch-tensorrt compiles the exported program
-(`torch_tensorrt.dynamo.compile`). Neither was run here: no figure is claimed.
+The graph computes the scores of all tokens after one whole prompt: no paged cache, no batches of mixed lengths, no
+beams, no masks. An export of a catalogue of depth 1 can therefore be measured like the engine's variants, and appears
+in the table for comparison. TensorRT takes the file: `trtexec --onnx=decoder.onnx --minShapes=tokens:1x1
+--optShapes=tokens:1x64 --maxShapes=tokens:1x512 --fp16`. This was not run here: no figure is claimed.
 
 Shape suffixes: L positions, H query heads, G key/value heads, K head size, V vocabulary.
 """
@@ -42,19 +39,6 @@ class PromptScores(nn.Module):
         hidden_LD: Tensor = self.decoder(tokens_L, torch.arange(tokens_L.shape[0]), _attend)
         scores_V: Tensor = hidden_LD[-1] @ self.decoder.head_weight_VD.T
         return scores_V
-
-
-def write_program(decoder: Decoder, path: Path) -> None:
-    """Write the decoder as a program of `torch.export`, for prompts of any supported length."""
-    length = torch.export.Dim("length", min=2, max=decoder.config.max_position_embeddings)
-    example = torch.zeros(1, 3, dtype=torch.int64)
-    model = PromptScores(decoder).eval()
-    with torch.no_grad():
-        model(
-            example
-        )  # fills the cache of rotary frequencies, which would keep the tracer's tensors for all decoders here
-    program = torch.export.export(model, (example,), dynamic_shapes={"tokens": {1: length}})
-    torch.export.save(program, path)
 
 
 def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:

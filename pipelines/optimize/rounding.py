@@ -35,7 +35,7 @@ class RoundedWeight(nn.Module):
 
 @contextmanager
 def engine_numbers(decoder: Decoder, weight_kind: WeightKind) -> Iterator[None]:
-    """Compute with the numbers of an engine of this kind inside this block; afterwards the original weights return."""
+    """Compute with the numbers of an engine of this kind inside this block; the original weights return in bf16."""
     matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
     matrices = [module for module in decoder.layers.modules() if isinstance(module, nn.Linear)]
     tables = [decoder.embedding] if decoder.config.tie_word_embeddings else [decoder.embedding, decoder.head]

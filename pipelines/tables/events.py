@@ -287,16 +287,15 @@ def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
 
 def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
     """Return the values, 1 where missing or unreadable, and the text of unreadable values."""
+    all_readable = pl.Series([None], dtype=pl.String).new_from_index(0, frame.height)
     if "value" not in named.fields:
-        return pl.Series([1.0]).new_from_index(0, frame.height), pl.Series([None], dtype=pl.String).new_from_index(
-            0, frame.height
-        )
+        return pl.Series([1.0]).new_from_index(0, frame.height), all_readable
     column = frame[named.column("value")]
-    found = numbers(column)
-    if not found.is_null().any():
-        return found, pl.Series([None], dtype=pl.String).new_from_index(0, frame.height)
+    values = numbers(column)
+    if not values.is_null().any():
+        return values, all_readable
     words, _ = present(as_text(column))
-    return found.fill_null(1.0), words.set(found.is_not_null(), None)
+    return values.fill_null(1.0), words.set(values.is_not_null(), None)
 
 
 def _optional_text(frame: pl.DataFrame, named: Named, name: str) -> pl.Series:

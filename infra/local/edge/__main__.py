@@ -184,7 +184,7 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raise ConfigError if the address cannot be bound."""
+    """Return a socket for HAProxy that listens on this address. Raises ConfigError if it cannot be bound."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)

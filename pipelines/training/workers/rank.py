@@ -116,12 +116,13 @@ def run_rank(
         join()
         return work(progress=show, mesh=start.mesh)
 
-    ended = _ended(joined)
+    ended = _run(joined)
     send(ended if start.mesh.is_main or ended.how != ExitKind.DONE else RankExit(ExitKind.DONE))
     return ended
 
 
-def _ended(work: Callable[[], Any]) -> RankExit:
+def _run(work: Callable[[], Any]) -> RankExit:
+    """Do the work, and return its result or its error."""
     try:
         return RankExit(ExitKind.DONE, work())
     except TailraceError as error:

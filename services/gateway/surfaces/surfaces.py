@@ -107,7 +107,7 @@ def parse_surfaces(text: str) -> Mapping[str, Surface]:
     try:
         entries = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest("text", f"not TOML ({error})", "mend it there") from error
+        raise InvalidRequest("text", f"not TOML ({error})", "correct the text there") from error
     if len(entries) > MAX_SURFACES:
         raise InvalidRequest("text", f"{len(entries)} surfaces", f"write at most {MAX_SURFACES}")
     if wrong := next((name for name in entries if not _NAME.fullmatch(name)), None):

@@ -83,7 +83,7 @@ def choose_merge(
                 return merged
     if has_ended:
         for run in _runs_below(spans, FULL_SIZE, unreadable):
-            heads = (_head(run[first:]) for first in range(len(run) - 1))
+            heads = (_head(run[first:]) for first in range(len(run)))
             if merged := next((head for head in heads if len(head) > 1), ()):
                 return merged
     return ()

@@ -268,7 +268,7 @@ def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
 
 def test_tests_of_many_items_have_a_smaller_budget() -> None:
     """Tests times items are counted over all clauses of a call, also over several bundles."""
-    large: Any = SimpleNamespace(columns=SimpleNamespace(num_items=MAX_CELLS // 4))
+    large: Any = SimpleNamespace(columns=SimpleNamespace(num_items=MAX_CELLS // 4 - 1))
     budget = Budget()
     for number in range(4):
         budget.spend(Condition.of("price", Range(lt=float(number))), "filters", large)

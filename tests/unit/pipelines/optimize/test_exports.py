@@ -1,4 +1,4 @@
-"""Exported decoders against the reference: equal scores for prompts of any length, close scores in int8."""
+"""The exported decoder against the reference: equal scores for prompts of any length, close scores in int8."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 
 from models.decoder.decoder import Decoder
 from models.prompt import Prompt
-from pipelines.optimize.exports import OnnxVariant, write_onnx, write_program
+from pipelines.optimize.exports import OnnxVariant, write_onnx
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.training.bundles import build_catalogue
@@ -60,16 +60,3 @@ def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> 
         scores[history] = -np.inf
         assert listed.tolist() == np.argsort(-scores, kind="stable")[:10].tolist()
     assert num_tokens == 5 + 2
-
-
-@pytest.mark.grid  # torch.export takes half a minute
-def test_the_program_is_the_decoder(decoder: Decoder, tmp_path: Path) -> None:
-    """A saved torch.export program gives equal scores at lengths that were not traced."""
-    write_program(decoder, tmp_path / "decoder.pt2")
-
-    program = torch.export.load(tmp_path / "decoder.pt2").module()
-
-    for length in (2, 9, 31):
-        tokens = torch.randint(0, CATALOGUE.vocab_size, (1, length))
-        wanted = scores_of(decoder, tokens)
-        np.testing.assert_allclose(program(tokens).detach().numpy(), wanted, atol=1e-4 * np.abs(wanted).max())

@@ -108,9 +108,10 @@ def test_what_lies_in_another_is_not_current(tmp_path: Path) -> None:
 
 @given(st.integers(0, 10**15), st.integers(0, 10**6))
 def test_names_are_read_back_and_sort_as_spans_do(first: int, more: int) -> None:
-    """File names sort in the order of the log."""
+    """File names sort in the order of the log, and give the number of offsets."""
     span, later = Span(first, first + more), Span(first + 1, first + 1)
 
     assert span_of(Path(span.name)) == span
     assert (span.name < later.name) == (span < later)
+    assert span.size == more + 1
     assert span_of(Path("1.parquet")) is None
