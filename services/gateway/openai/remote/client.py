@@ -2,14 +2,16 @@
 
     TextRequest ─▶ body ─▶ POST /completions | /chat/completions ─▶ server-sent events ─▶ stream ─▶ TextEvents
 
-The prompt's length is known only at the end, since servers send it in the last chunk. The text tier provides breaker,
-places and deadline, as for our own writer; the deadline is also sent as a header for servers that honour it. Closing
-the iterator closes the connection, which cancels the work at the server.
+Servers send the prompt's length in the last chunk, which a text cut at its deadline never gets. vLLM, SGLang and
+Tailrace, which list the maximum context of a model, send it in every chunk on request; others may refuse the field.
+The text tier provides breaker, places and deadline, as for our own writer; the deadline is also sent as a header for
+servers that honour it. Closing the iterator closes the connection, which cancels the work at the server.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pydantic_core
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 READ_TIMEOUT_S = 30.0
 """The longest silence, including the time to the first token."""
+_MODELS_TIMEOUT_S = 0.5
 _NUM_IDLE = 16
 _MAX_COMPLETION_TOKENS = "max_completion_tokens"
 """OpenAI's newer name of `max_tokens`: its reasoning models accept only this name, other servers know the older one."""
@@ -66,6 +69,8 @@ class RemoteWriter:
         self._key = key
         self._only_model = only_model
         self._wall_clock = wall_clock
+        self._counts_early: bool | None = None
+        """Whether the server takes `continuous_usage_stats`; None before it was asked for its models."""
         self._http = peer_client(url, num_idle=_NUM_IDLE, read_timeout_s=READ_TIMEOUT_S)
 
     async def close(self) -> None:
@@ -78,6 +83,7 @@ class RemoteWriter:
             if answer.status_code != httpx.codes.OK:
                 raise unavailable(f"GET {answer.url.path} returned {answer.status_code}")
             listed = [_model(entry) for entry in answer.json()["data"]]
+        self._counts_early = any(model.max_context_tokens is not None for model in listed)
         return tuple(model for model in listed if self._only_model in {"", model.name})
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
@@ -86,14 +92,26 @@ class RemoteWriter:
             raise NotFound(f"there is no model {request.model!r:.80}", f"ask {self._only_model}")
         path, reader = "/chat/completions" if request.messages else "/completions", ChunkReader(request)
         with _as_unavailable():
+            body = body_of(request, counts_early=await self._can_count_early(request))
             headers = peer_headers(self._key(), request.trace, self._deadline_ms(request))
-            async with self._http.stream("POST", path, json=body_of(request), headers=headers) as answer:
+            async with self._http.stream("POST", path, json=body, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise error_of_response(answer.status_code, answer.headers, await answer.aread())
                 async for data in data_of(answer.aiter_bytes()):
                     for event in reader.events_of(data):
                         yield event
             yield reader.done()
+
+    async def _can_count_early(self, request: TextRequest) -> bool:
+        """Whether to ask for the counts in every chunk: for a text with a deadline, if the server knows the field."""
+        if request.deadline_unix_s is None:
+            return False
+        if self._counts_early is None:
+            self._counts_early = False
+            with suppress(DependencyUnavailable, TimeoutError):
+                async with asyncio.timeout(_MODELS_TIMEOUT_S):
+                    await self.models()
+        return bool(self._counts_early)
 
     def _deadline_ms(self, request: TextRequest) -> int | None:
         if request.deadline_unix_s is None:
@@ -129,14 +147,15 @@ def _model(entry: dict[str, object]) -> TextModel:
     )
 
 
-def body_of(request: TextRequest) -> Json:
-    """Return the body for the other server.
+def body_of(request: TextRequest, *, counts_early: bool = False) -> Json:
+    """Return the body for the other server; `counts_early` asks for the counts of tokens in every chunk.
 
     A setting at its default is omitted unless the caller sent it: not every server knows all settings, and a value that
     the caller sent must not become the server's default, which in vLLM is the checkpoint's. A salt is combined with the
     key: equal salts of two keys differ.
     """
-    body: Json = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+    counts = {"include_usage": True, **({"continuous_usage_stats": True} if counts_early else {})}
+    body: Json = {"model": request.model, "stream": True, "stream_options": counts}
     sampling = request.sampling
     body |= {name: getattr(sampling, name) for name in _SAMPLING if _is_set(request, name)}
     optional = {

@@ -79,11 +79,11 @@ class ChunkReader:
         chunk = pydantic_core.from_json(data)
         if error := chunk.get("error"):
             raise error_of_event(error)
-        if not self._has_begun:
-            self._has_begun = True
-            yield TextBegan(num_prompt_tokens=0)
         if usage := chunk.get("usage"):
             self._usage = _usage(usage, self._has_keys)
+        if not self._has_begun:
+            self._has_begun, so_far = True, self._usage or NOTHING
+            yield TextBegan(num_prompt_tokens=so_far.num_prompt_tokens, num_cached_tokens=so_far.num_cached_tokens)
         for choice in chunk["choices"]:
             piece = self._piece(choice)
             if piece.text or piece.num_tokens or piece.finish_reason is not None:

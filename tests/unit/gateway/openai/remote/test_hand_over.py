@@ -73,8 +73,9 @@ async def test_the_deadline_holds_at_both_ends(caller: Caller, parrot: Parrot) -
 
     answer = await caller.http.post(COMPLETIONS, json=body(), headers={"x-deadline-ms": "400"})
 
-    choice = answer.json()["choices"][0]
+    choice, usage = answer.json()["choices"][0], answer.json()["usage"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (" a b", "length", "deadline")
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 2)
     await until(lambda: parrot.num_open == 0)
 
 
