@@ -21,14 +21,14 @@ _OF_THE_PATH = (errno.ENOENT, errno.EISDIR)
 """Also the errors of a defect; a user's path causes them only if it does not exist, or is no file."""
 
 
-def described(error: OSError, words: Sequence[str], settings: Mapping[str, Path]) -> str | None:
+def described(failure: Exception, words: Sequence[str], settings: Mapping[str, Path]) -> str | None:
     """Return `source: path: problem; fix`, or None for an error that no given path explains.
 
     `words` are the command's arguments; `settings` the paths by variable.
     """
-    error = _with_fields(error)
-    fix = _FIXES.get(error.errno or 0)
-    if fix is None:
+    error = _as_os_error(failure)
+    fix = None if error is None else _FIXES.get(error.errno or 0)
+    if error is None or fix is None:
         return None
     if not isinstance(error.filename, str):  # a write reports no path
         return None if error.errno in _OF_THE_PATH else f"{error.strerror}; {fix} (the state folder is {_STATE})"
@@ -43,13 +43,15 @@ def described(error: OSError, words: Sequence[str], settings: Mapping[str, Path]
 
 
 _STATE = "TAILRACE_STATE_DIR"
-_RUST = re.compile(r"\(os error (\d+)\):? ?(\S+)?")
+_IN_TEXT = re.compile(r"(?:\(os error|\[Errno) (\d+)[)\]](?:: (/\S+))?")
 
 
-def _with_fields(error: OSError) -> OSError:
-    """Return the error with number and path, which polars reports only in its text."""
-    match = _RUST.search(str(error)) if error.errno is None else None
-    return error if match is None else OSError(int(match[1]), os.strerror(int(match[1])), match[2])
+def _as_os_error(failure: Exception) -> OSError | None:
+    """Return an error of the file system; polars and shutil report number and path only in a text."""
+    if isinstance(failure, OSError) and failure.errno is not None:
+        return failure
+    match = _IN_TEXT.search(str(failure))
+    return None if match is None else OSError(int(match[1]), os.strerror(int(match[1])), match[2])
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Path]]:

@@ -62,7 +62,7 @@ def main() -> None:
         app()
     except TailraceError as error:
         _fail(str(error))
-    except OSError as error:
+    except Exception as error:
         if (message := described(error, sys.argv[1:], _given_paths())) is None:
             raise
         _fail(message)

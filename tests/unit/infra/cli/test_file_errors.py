@@ -2,13 +2,19 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from infra.cli.file_errors import described
 from tests.unit.infra.cli.conftest import Run
 
+FULL = (
+    "No space left on device; free space on its disk, or give a path on another disk "
+    "(the state folder is TAILRACE_STATE_DIR)"
+)
 COMMANDS = [
     ["up"],
     ["up", "--detach"],
@@ -71,8 +77,21 @@ def test_a_missing_file_in_an_existing_state_folder_is_a_defect(tmp_path: Path) 
     assert described(error, ["up"], {"TAILRACE_STATE_DIR": tmp_path / "run"}) is not None
 
 
-def test_an_error_of_polars_is_described_too() -> None:
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (
+            PermissionError("Permission denied (os error 13): /data/a.csv"),
+            "/data/a.csv: /data/a.csv: Permission denied; give a path that this user may read and write",
+        ),
+        (
+            pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)"),
+            FULL,
+        ),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]), FULL),
+        (pl.exceptions.ComputeError("length mismatch"), None),
+    ],
+)
+def test_an_error_of_a_library_is_described_too(failure: Exception, message: str | None) -> None:
     """Its number and path are in its text only."""
-    found = described(PermissionError("Permission denied (os error 13): /data/a.csv"), ["report", "/data/a.csv"], {})
-
-    assert found == "/data/a.csv: /data/a.csv: Permission denied; give a path that this user may read and write"
+    assert described(failure, ["report", "/data/a.csv"], {}) == message
