@@ -7,12 +7,14 @@ the beginning of a history and the levels follow; a decoder that was trained els
 """
 
 import difflib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,8 +30,33 @@ _SLICE_ITEMS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
+class ItemTexts:
+    """Ids, titles and categories of items in index order, and the tables derived from them."""
+
+    item_ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    categories: tuple[tuple[str, ...], ...]
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        return {item_id: index for index, item_id in enumerate(self.item_ids)}
+
+    @cached_property
+    def items_by_category(self) -> dict[str, np.ndarray]:
+        members: dict[str, list[int]] = {}
+        for index, names in enumerate(self.categories):
+            for name in names:
+                members.setdefault(name, []).append(index)
+        return {name: np.array(indices) for name, indices in members.items()}
+
+
+_TEXTS: WeakValueDictionary[bytes, ItemTexts] = WeakValueDictionary()
+"""The texts in use, by a hash of their columns."""
+
+
+@dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Items in index order. Bundles with equal catalogue files share one object in a process.
+    """Items in index order. Bundles with equal catalogue files share one object in a process, and its texts if equal.
 
     `codes` is (num_items, depth) int32; `popularity` (num_items,) float64 counts of training events.
     """
@@ -61,16 +88,17 @@ class Catalogue:
         return tuple(NUM_SPECIAL_TOKENS + sum(self.level_sizes[:level]) for level in range(self.depth))
 
     @cached_property
+    def texts(self) -> ItemTexts:
+        """Its ids, titles and categories: the key of what is derived from them."""
+        return ItemTexts(self.item_ids, self.titles, self.categories)
+
+    @cached_property
     def index_of(self) -> dict[str, int]:
-        return {item_id: index for index, item_id in enumerate(self.item_ids)}
+        return self.texts.index_of
 
     @cached_property
     def _items_by_category(self) -> dict[str, np.ndarray]:
-        members: dict[str, list[int]] = {}
-        for index, names in enumerate(self.categories):
-            for name in names:
-                members.setdefault(name, []).append(index)
-        return {name: np.array(indices) for name, indices in members.items()}
+        return self.texts.items_by_category
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
         """Return the indices of these ids in order; unknown ids are skipped."""
@@ -182,10 +210,11 @@ def load_catalogue(path: Path) -> Catalogue:
     try:
         table = pq.ParquetFile(path).read()
         sizes, first_tokens = _levels_of(table.schema.metadata or {})
-        return Catalogue(
-            item_ids=tuple(_values(table["item_id"])),
-            titles=tuple(_values(table["title"])),
-            categories=tuple(tuple(names) for names in _values(table["categories"])),
+        texts = _texts_of(table)
+        catalogue = Catalogue(
+            item_ids=texts.item_ids,
+            titles=texts.titles,
+            categories=texts.categories,
             codes=_codes_of(table["code"]),
             level_sizes=sizes,
             popularity=numbers_of(table["popularity"]),
@@ -193,6 +222,32 @@ def load_catalogue(path: Path) -> Catalogue:
         )
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
+    vars(catalogue)["texts"] = texts
+    return catalogue
+
+
+def _texts_of(table: "pa.Table") -> ItemTexts:
+    """Return the texts of a catalogue: those in use if they are equal, or else new objects."""
+    item_ids, titles, categories = (table[name] for name in ("item_id", "title", "categories"))
+    digest = _digest((item_ids, titles, categories))
+    found = _TEXTS.get(digest)
+    if found is None:
+        known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        names = tuple(known.setdefault(one, one) for one in map(tuple, _values(categories)))
+        found = _TEXTS[digest] = ItemTexts(tuple(_values(item_ids)), tuple(_values(titles)), names)
+    return found
+
+
+def _digest(columns: "Iterable[pa.ChunkedArray]") -> bytes:
+    """Return the SHA-256 of the columns' types and memory, computed without the interpreter's lock."""
+    digest = hashlib.sha256()
+    for chunk in (chunk for column in columns for chunk in column.chunks):
+        buffers = chunk.buffers()
+        sizes = [None if buffer is None else buffer.size for buffer in buffers]
+        digest.update(f"{chunk.type} {len(chunk)} {chunk.offset} {sizes};".encode())
+        for buffer in buffers:
+            digest.update(buffer or b"")
+    return digest.digest()
 
 
 def _values(column: "pa.ChunkedArray") -> Iterator[Any]:

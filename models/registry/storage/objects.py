@@ -274,8 +274,17 @@ class ObjectStorage:
         decode_manifest(content, version, f"{self._url}/{path}")
         return content
 
+    def _known_manifest(self, version: str) -> bytes:
+        """Return a version's validated manifest, from the cache if it was described before."""
+        path = self._cache / "manifests" / version / MANIFEST
+        with suppress(FileNotFoundError, BundleCorrupt):
+            content = path.read_bytes()
+            decode_manifest(content, version, str(path))
+            return content
+        return self._manifest(version)
+
     def _download(self, version: str) -> VersionHold | None:
-        manifest = self._manifest(version)
+        manifest = self._known_manifest(version)
         scratch = self.scratch(f"{version}.{threading.get_ident()}")  # names may share a version
         scratch.mkdir()
         try:

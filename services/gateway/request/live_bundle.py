@@ -17,7 +17,7 @@ import structlog
 from pyarrow import parquet
 from pyarrow.lib import ArrowInvalid
 
-from models.catalogue import Catalogue
+from models.catalogue import Catalogue, ItemTexts
 from models.mixer import Added, Mixer
 from models.prompt import Prompt, prompt_of
 from models.registry.bundle import CATALOGUE, Bundle, learned_repeats, lists_version, llm_pays
@@ -82,17 +82,17 @@ class WishReader(Protocol):
         ...
 
 
-class ByCatalogue(Generic[T]):
-    """A value made of each catalogue, once for all bundles that share it, and kept while any of them is loaded."""
+class ByTexts(Generic[T]):
+    """A value made of a catalogue's texts, once for all bundles that share them, kept while any of them is loaded."""
 
-    def __init__(self, make: Callable[[Catalogue], T]) -> None:
+    def __init__(self, make: Callable[[ItemTexts], T]) -> None:
         self._make = make
-        self._made: weakref.WeakKeyDictionary[Catalogue, T] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[ItemTexts, T] = weakref.WeakKeyDictionary()
 
-    def of(self, catalogue: Catalogue) -> T:
-        made = self._made.get(catalogue)
+    def of(self, texts: ItemTexts) -> T:
+        made = self._made.get(texts)
         if made is None:
-            made = self._made[catalogue] = self._make(catalogue)
+            made = self._made[texts] = self._make(texts)
         return made
 
 
@@ -259,7 +259,9 @@ class LiveBundle:
 
         Raises StoreUnavailable, BundleError or OSError.
         """
-        return ModelBytes.sum(memory_of(self._store.open(version)) for version in self._store.record().serving)
+        opened = {version: memory_of(self._store.open(version)) for version in self._store.record().serving}
+        self._bytes_by_version |= opened
+        return ModelBytes.sum(opened.values())
 
     def unload(self) -> None:
         """Unload all versions, and wait until no request uses them."""
@@ -325,7 +327,8 @@ class LiveBundle:
 
     def _load(self, bundle: Bundle) -> Live:
         if self.reserve is not None:
-            self._bytes_by_version[bundle.version] = memory_of(bundle)
+            if bundle.version not in self._bytes_by_version:
+                self._bytes_by_version[bundle.version] = memory_of(bundle)
             versions = {*self._serving.loaded, bundle.version}
             if not self.reserve(ModelBytes.sum(self._bytes_by_version[version] for version in versions)):
                 raise EnvironmentFault(f"TAILRACE_STUDENT_MEMORY_GIB: no room for {bundle.version} yet")

@@ -28,7 +28,7 @@ from services.contracts.recommend import MAX_NEXT_CHARS, RecommendRequest, Score
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.gateway.overload.long_work import LongWork
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.live_bundle import ByCatalogue, Live
+from services.gateway.request.live_bundle import ByTexts, Live
 from services.gateway.request.names import Names
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class Pages:
         self._wall_clock = wall_clock
         self._key: bytes | None = None
         self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
-        self._known = ByCatalogue(lambda catalogue: _NONE_SORTED.with_ids(catalogue.item_ids))
+        self._known = ByTexts(lambda texts: _NONE_SORTED.with_ids(texts.item_ids))
         self._marking = LongWork("pages")
         self._refreshing = PeriodicTask("page_key", self.refresh, _KEY_EVERY_S)
         names.before_swap(self._marks_of)
@@ -145,7 +145,7 @@ class Pages:
         """Return the marks of a bundle's items, normally computed in the loading thread."""
         found = self._marks.get(live)
         if found is None:
-            found = self._marks[live] = ItemMarks(live, self._known.of(live.catalogue))
+            found = self._marks[live] = ItemMarks(live, self._known.of(live.catalogue.texts))
         return found
 
 

@@ -1,7 +1,7 @@
 """Searches the titles of the live catalogue, in one thread. New and changed titles are found within a second."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -9,12 +9,14 @@ import structlog
 
 from services.errors import DeadlineExceeded
 from services.gateway.overload.long_work import LongWork
-from services.gateway.request.live_bundle import ByCatalogue, Live
+from services.gateway.request.live_bundle import ByTexts, Live
 from services.gateway.request.names import Names
 from services.gateway.wishes.titles import TitleIndex
 from services.items.layout import ItemLayout
 
 log = structlog.get_logger()
+
+_NO_TITLES = TitleIndex(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class _Indexed:
     known: TitleIndex
     num_items: int
     indices: tuple[int, ...] = ()
-    changed: TitleIndex = field(default_factory=lambda: TitleIndex(()))
+    changed: TitleIndex = _NO_TITLES
     revision: tuple[int, int] = (0, 0)
 
 
@@ -34,7 +36,7 @@ class TitleSearch:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._indexed: WeakKeyDictionary[Live, _Indexed] = WeakKeyDictionary()
-        self._known = ByCatalogue(lambda catalogue: TitleIndex(catalogue.titles))
+        self._known = ByTexts(lambda texts: TitleIndex(texts.titles))
         self._searching = LongWork("search")
         names.before_swap(self._index)
 
@@ -57,7 +59,7 @@ class TitleSearch:
         return matches_V
 
     def _index(self, live: Live) -> _Indexed:
-        found = self._indexed[live] = _Indexed(self._known.of(live.catalogue), len(live.catalogue.titles))
+        found = self._indexed[live] = _Indexed(self._known.of(live.catalogue.texts), len(live.catalogue.titles))
         return found
 
     async def refresh(self) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -96,6 +98,28 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert getattr(loaded, name) == getattr(catalogue, name)
     np.testing.assert_array_equal(loaded.codes, catalogue.codes)
     np.testing.assert_array_equal(loaded.popularity, catalogue.popularity)
+
+
+_TEXTS = st.lists(
+    st.tuples(st.text("ab"), st.text("ab"), st.lists(st.sampled_from("xy")).map(tuple)), min_size=1, max_size=3
+)
+
+
+@given(first=_TEXTS, second=_TEXTS)
+def test_catalogues_share_texts_exactly_if_they_are_equal(first: list[Any], second: list[Any]) -> None:
+    """Popularity may differ; another id, title or category, or another split of equal letters, is another object."""
+    with TemporaryDirectory() as folder:
+        loaded = []
+        for number, rows in enumerate((first, second)):
+            columns = [tuple(row[place] for row in rows) for place in range(3)]
+            codes, popularity = np.zeros((len(rows), 1), np.int32), np.full(len(rows), float(number))
+            Catalogue(*columns, codes, (1,), popularity).save(Path(folder, "catalogue.parquet"))
+            loaded.append(load_catalogue(Path(folder, "catalogue.parquet")))
+            texts = loaded[-1].texts
+            assert [texts.item_ids, texts.titles, texts.categories] == columns
+
+    assert (loaded[0].texts is loaded[1].texts) == (first == second)
+    assert [*loaded[1].popularity] == [1.0] * len(second)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not parquet"])
