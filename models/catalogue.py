@@ -43,6 +43,7 @@ class ItemTexts:
 
     @cached_property
     def items_by_category(self) -> dict[str, np.ndarray]:
+        """The indices of the items that have a category, by its name."""
         members: dict[str, list[int]] = {}
         for index, names in enumerate(self.categories):
             for name in names:

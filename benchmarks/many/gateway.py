@@ -26,6 +26,7 @@ from pipelines.planner.names import zipf_shares
 from services.contracts.access import ANYONE
 from services.contracts.recommend import Reason, RecommendRequest
 from services.errors import TailraceError
+from services.garbage import freeze_start
 from services.gateway.data_plane import DataPlane
 from services.gateway.request.live_bundle import memory_of
 from services.gateway.request.names import NameResidency
@@ -129,8 +130,7 @@ async def gateway(
     began_s = time.monotonic()
     await plane.start()
     start_s = time.monotonic() - began_s
-    gc.collect()
-    gc.freeze()  # as a gateway does
+    freeze_start()  # as a gateway does
     try:
         yield MeasuredPlane(plane, registry, start_s)
     finally:
