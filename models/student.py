@@ -30,7 +30,7 @@ _Size = Annotated[int, Field(ge=1, le=2**40)]
 START = 0
 """Input row of the beginning of a history; item i is row i + 1."""
 MAX_SCORED_WHOLE = 20_000
-"""Number of items up to which the served student scores all of them; a larger catalogue has an item table."""
+"""The served student scores all items of a catalogue of this size; a larger catalogue has an item table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The online side: doors, data plane, engine, stream worker, and the one file that composes them."""
+"""The online side: doors, data plane, engine, stream worker, and the file that composes them."""

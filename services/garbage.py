@@ -11,7 +11,7 @@ milliseconds, and their loads caused one every five seconds."""
 def collect_rarely() -> None:
     """Collect less often from now on: imports make objects that stay, and Python would look at all of them repeatedly.
 
-    Collections are an eighth of a gateway's imports, and a fifth of those of a replica with torch.
+    Collections take an eighth of a gateway's import time, and a fifth in a replica with torch.
     """
     gc.set_threshold(_START_THRESHOLD)
 

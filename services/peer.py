@@ -1,4 +1,4 @@
-"""HTTP to another server that ranks or writes for this one: its connections, its key and the request's deadline."""
+"""HTTP to another server that ranks or writes for a gateway: its connections, its key and the request's deadline."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""An imported recommender's lists beside its framework's own: transformers' beam search in fp32 over a prefix trie.
+"""An imported recommender's lists and its framework's own: transformers' beam search in fp32 over a prefix trie.
 
     python -m benchmarks.foreign --json OUT --sequences FOLDER [--base FOLDER|PACKAGE] [--state FOLDER] [--tests 500]
         [--framework CHECKOUT]     MiniOneRec's own evaluation too (benchmarks/foreign/evaluation.py)

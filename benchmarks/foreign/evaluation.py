@@ -58,7 +58,7 @@ def evaluation_report(theirs: list[list[str]], ours: list[list[str]], labels: li
 
 
 def _checkpoint(folder: Path) -> Path:
-    """Return the checkpoint under the name by which the script reads its prefix rightly."""
+    """Return the checkpoint under a name that makes the script read its prefix rightly."""
     num_tokens = len(_TOKENIZER.from_pretrained(folder / "model")(_PREFIX).input_ids)
     if num_tokens not in _LINKS:
         sys.exit(f"{folder / 'model'}: {_PREFIX!r} has {num_tokens} tokens; evaluate.py reads 3 or 4")

@@ -110,7 +110,7 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
 def _tokenizer(base: Path | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
     """Return the base's tokenizer, or Qwen2's with merges learned from the prompts, with the SID tokens added.
 
-    It is the class that `AutoTokenizer` takes for a Qwen2 folder: another one would split the prompts otherwise.
+    It is the class that `AutoTokenizer` takes for a Qwen2 folder: another class would split the prompts otherwise.
     """
     if base is not None:
         tokenizer: Any = _AUTO_TOKENIZER.from_pretrained(base)

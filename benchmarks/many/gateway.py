@@ -190,7 +190,7 @@ async def warm(one: MeasuredPlane, many: MeasuredPlane, names: Sequence[str], nu
     """Compare requests for names in memory with requests of a gateway with one name, both in this process.
 
     Both get the same rate. Other names of the second gateway load meanwhile, and none during the requests of the first,
-    which come half before and half after those of the second.
+    which come half before and half after the samples of the second.
     """
     await many.until_read()
     alone = await one.ask_at([names[0]] * (num_requests // 2), _RATE_RPS)

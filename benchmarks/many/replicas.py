@@ -223,7 +223,7 @@ def deploy(settings: Settings) -> Any:
 
 @asynccontextmanager
 async def replica_scene(settings: Settings) -> AsyncIterator[ReplicaScene]:
-    """Yield a scene in which both replicas are known and hold no model."""
+    """Yield a scene with two known replicas that hold no model."""
     from ray import serve
 
     llm = RecordedLlm(await asyncio.to_thread(deploy, settings))

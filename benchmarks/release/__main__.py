@@ -32,7 +32,7 @@ def main() -> None:
     """Measure, print lines, write the JSON."""
     parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    parser.add_argument("--only", default="", help="run this case alone; moves: the last one; none: no case")
+    parser.add_argument("--only", default="", help="run only this case; moves: the last case; none: no case")
     options = parser.parse_args()
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
     report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S}

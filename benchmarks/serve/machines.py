@@ -1,8 +1,8 @@
-"""The stack on slower machines: its deadline and its goodput at full speed, on one core, and beside busy processes.
+"""The stack on slower machines: its deadline and its goodput at full speed, on one core, and next to busy processes.
 
     python -m benchmarks.serve machines --json OUT [--rate 50] [--seconds 5] [--multiples 0.5 1 2 5 10] [--up]
 
-`full`: the machine as it is. `one core`: all of the stack's threads on one core, the load generator on the others.
+`full`: the machine as it is. `one core`: all of the stack's threads on one core, the load generator on the rest.
 `hogs`: a busy process for each core, at the priority of the stack. In each setting and at each door: the requests at
 `--rate` within 50 ms, with the processor time of each above idle, then `benchmarks.serve overload` without keys. A row
 whose `generator_cpu_share` exceeds half of a core says little of the stack.

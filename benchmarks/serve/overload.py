@@ -38,7 +38,7 @@ _EDGES = ("edge", "ingress")
 _AHEAD = 5
 """Steps of niceness."""
 PAUSE_S = 5.0
-"""Time between cases, in which an overloaded stack must recover."""
+"""Time between cases: an overloaded stack must recover in it."""
 
 
 def main() -> None:

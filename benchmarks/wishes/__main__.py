@@ -4,7 +4,7 @@
     python -m benchmarks.wishes.quality ...    what the reader finds
 
 The state folder holds the reader that `benchmarks.wishes.quality` made there. Requests go through a gateway's data
-plane in this process, which is limited to one core; 20 different wishes a second, none of them known before. Fuzzed
+plane in this process, which is limited to one core; 20 different, new wishes a second. Fuzzed
 wishes are drawn from the words of requests and of the catalogue and from arbitrary characters; one in 20 is read by the
 encoder too.
 """

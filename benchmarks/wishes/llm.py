@@ -103,7 +103,7 @@ class LlmReader:
         return functional.cross_entropy(logits_ND, ids_BL[:, 1:][is_answer_BL[:, 1:]])
 
     def read(self, conversations: Sequence[Sequence[str]]) -> list[dict[str, list[str]]]:
-        """Return {must, must_not, liked} of each conversation; nothing of an answer that was cut."""
+        """Return {must, must_not, liked} of each conversation; an answer that was cut adds no values."""
         return [
             one
             for first in range(0, len(conversations), _BATCH)

@@ -7,8 +7,8 @@
 Events are replayed through the stream worker's own aggregate, so offline and online features are equal. Event ids,
 which detect repetitions, are omitted, since arrivals contain no repetitions. Histories grow by one item a row, so the
 table is written in chunks and compresses well. `serve` copies the table into the feature repository, applies the
-repository, fills the online store with the base rows, and keeps them next to the live log, from which the stream worker
-rebuilds a lost store.
+repository, fills the online store with the base rows, and keeps them next to the live log; the stream worker rebuilds a
+lost store from both.
 """
 
 import gc

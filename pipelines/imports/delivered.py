@@ -55,6 +55,7 @@ class Delivered:
             return cls()
 
     def write(self, path: Path) -> None:
+        """Replace or create the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         scratch.write_text(json.dumps({"topic_id": self.topic_id, "item_ids": sorted(self.item_ids)}))

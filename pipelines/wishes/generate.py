@@ -1,7 +1,7 @@
 """Writes wishes from a catalogue's own words, each for a labelled history and with the items that it means.
 
 A wish is a phrasing of its kind with words that fit the label: a category, a decade, an item often seen together with
-it. The meant items are those that a reader who understood everything would limit a ranking to.
+it. A reader who understood everything would limit a ranking to the meant items.
 
 Shape suffix: V items.
 """
@@ -28,7 +28,7 @@ _NUM_LIKE = 50
 class Wish:
     """A wish of the user of a case, after earlier wishes of the conversation.
 
-    `meant_V` are the items that it means, `excluded_V` those that it excludes; both (V,) bool. `words` are those of its
+    `meant_V` marks the items that it means, `excluded_V` the items that it excludes; both (V,) bool. `words` fill its
     phrasing's slots.
     """
 

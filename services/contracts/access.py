@@ -102,7 +102,7 @@ class Ask:
 
     Attributes:
         cost: Calls to count now, granted or refused as a whole. 0: settle only.
-        batch: Further calls to grant ahead, as far as the key's limits have room for all processes.
+        batch: Further calls to grant ahead, within the room that the key's limits leave for all processes.
         spent: Calls that the process admitted without asking.
         unspent: Granted calls that it returns.
         taken_on: The day (UTC, counted from 1970) on which the unspent calls were granted.

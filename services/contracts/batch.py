@@ -85,5 +85,5 @@ def read_entry(sent_id: Any, read: Callable[[], Any], request_id: str, deadline_
 def _request_of(plain: Any, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     body = convert(RecommendBody, plain)
     if body.deadline_ms is not None:
-        raise InvalidRequest("deadline_ms", "set for one entry", "set it once, beside requests")
+        raise InvalidRequest("deadline_ms", "set for one entry", "set it once, next to requests")
     return RecommendRequest.of(body, request_id, deadline_ms)

@@ -19,7 +19,7 @@ _DAY_MS = 86_400_000
 
 
 class ErasureStore(StrEnum):
-    """A store from which an erasure removes a user. Its value is the name in receipts."""
+    """A store that an erasure removes a user from. Its value is the name in receipts."""
 
     FEATURES = "features"
     LISTS = "lists"
@@ -34,15 +34,15 @@ class ErasureStore(StrEnum):
 
 
 ONLINE_STORES = (ErasureStore.FEATURES, ErasureStore.LISTS, ErasureStore.SHOWN, ErasureStore.EXPLANATIONS)
-"""What requests read."""
+"""The stores that requests read."""
 STORE_MEANINGS: Mapping[ErasureStore, str] = {
     ErasureStore.FEATURES: "history and dislikes in Redis",
     ErasureStore.LISTS: "stored lists of every bundle",
-    ErasureStore.SHOWN: "memory of what was shown",
+    ErasureStore.SHOWN: "memory of impressions",
     ErasureStore.EXPLANATIONS: "explanations of the user's requests until then",
     ErasureStore.INTERACTIONS: "offline log of events, merged files and their parts too",
     ErasureStore.IMPRESSIONS: "offline log of impressions",
-    ErasureStore.BASE_HISTORIES: "the histories from which a lost store is rebuilt",
+    ErasureStore.BASE_HISTORIES: "the histories that rebuild a lost store",
     ErasureStore.OFFLINE_FEATURES: "the point-in-time table of histories",
     ErasureStore.STAGE_CACHE: "outputs of the pipeline's stages with the user's rows; waits while a run uses them",
     ErasureStore.STORE_FILES: "Redis' append-only file, where Redis lets itself be asked to rewrite it",
@@ -101,7 +101,7 @@ class ErasureReceipt:
 
 
 class ErasedStore(Answer, frozen=True):
-    """One store from which a user is removed."""
+    """One store that a user is removed from."""
 
     store: Annotated[str, Meta(examples=["features"])]
     meaning: Annotated[str, Meta(description="The user's data that it held")]
@@ -158,7 +158,7 @@ def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms:
         Remaining(
             "tables that `tailrace experiment join` wrote, with user ids", "their days are joined again or removed"
         ),
-        Remaining("a salted digest of the id, by which tables that hold the user are read without them", "for good"),
+        Remaining("a salted digest of the id: readers of tables use it to skip the user's rows", "for good"),
         Remaining("tables given to the pipeline, and the operator's own copies and backups", "the operator's care"),
     )
 

@@ -63,7 +63,7 @@ class MixedItem(Answer, frozen=True):
 
 
 class WishedItem(Answer, frozen=True):
-    """One item's position (from 1) by the tiers alone and by tiers and wish; null if the item was not in that list."""
+    """One item's position (from 1) by the tiers without the wish and with it; null if the item was not in that list."""
 
     item_id: str
     before: int | None
@@ -106,7 +106,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
     stages: tuple[StageTime, ...] = ()
     ruled: Annotated[tuple[RuledItem, ...], Meta(description="The first items before and after the rules")] = ()
     mixed: Annotated[tuple[MixedItem, ...], Meta(description="The first items of a tier that mixes sources")] = ()
-    understood: Annotated[Understood | None, Meta(description="What was read of the wish, if any")] = None
+    understood: Annotated[Understood | None, Meta(description="The wish as it was understood")] = None
     wished: Annotated[
         tuple[WishedItem, ...],
         Meta(description="The items without and with the wish, among the items that it does not exclude"),
@@ -143,7 +143,7 @@ def encode_explanation(
         stages: Tuples (name, offset in s, duration in s).
         ruled: Tuples (item id, position before, position after, names of rules).
         mixed: Tuples (item id, score, score by source).
-        wish: What was understood, in the order of its fields, and tuples (item id, position before, position after).
+        wish: The fields of `Understood` in order, and tuples (item id, position before, position after).
     """
     return to_json((own, facts, llm, stages, ruled, mixed, wish))
 

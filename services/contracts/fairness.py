@@ -1,11 +1,11 @@
 """How tenants share scarce capacity by weight: who is next in a queue, and who is cut back first. Pure.
 
-Weighted max-min fairness (Bertsekas and Gallager, Data Networks, 2nd edition, 1992, section 6.5): each tenant gets what
-it asks for, up to a level times its weight that is the same for all. A tenant within its share is served in full, and
-what it does not use is left to the others, so no capacity is idle while anybody wants it.
+Weighted max-min fairness (Bertsekas and Gallager, Data Networks, 2nd edition, 1992, section 6.5): each tenant gets the
+capacity that it asks for, up to a level times its weight; the level is the same for all. A tenant within its share is
+served in full, and other tenants get the rest of its share, so no capacity is idle while a tenant wants it.
 
-    fair_level    splits a capacity at once, by what each tenant asks for     admission
-    FairOrder     serves one request after the other                         queues, the engine's steps, loading
+    fair_level    splits a capacity at once, by the demand of each tenant     admission
+    FairOrder     serves requests one by one                                 queues, the engine's steps, loading
     has_place     slots that a request keeps for its time                     in flight, waiting
 """
 
@@ -16,7 +16,7 @@ _MIN_PRUNED = 64
 
 
 def fair_level(wanted: Mapping[str, float], weights: Mapping[str, float], capacity: float) -> float:
-    """Return the level: each tenant gets the lesser of what it wants and level * weight, `capacity` in all.
+    """Return the level: each tenant gets the lesser of its demand and level * weight, `capacity` in all.
 
     Infinite if the capacity suffices for all.
     """
@@ -33,8 +33,8 @@ class FairOrder:
     """Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) of the work of tenants.
 
     A tenant's start time grows by cost / weight with its work, and the tenant with the earliest start is next. A tenant
-    that was idle starts at the present virtual time: it is not owed the time in which it wanted nothing. The cost may
-    be charged when it is known, after the work (as in Sheng et al., Fairness in Serving Large Language Models, 2024).
+    that was idle starts at the present virtual time: idle time earns no credit. The cost may be charged when it is
+    known, after the work (as in Sheng et al., Fairness in Serving Large Language Models, 2024).
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class FairOrder:
 def has_place(num_held: int, num_places: int, num_own: int, share: float) -> bool:
     """Return whether a tenant that holds `num_own` of `num_held` places may take another.
 
-    Any free place is for whoever comes first. When none is free, a tenant within its share (a fraction of the places,
-    at least one) takes one all the same: those beyond their shares give theirs back as their requests end.
+    The first tenant to ask gets a free place. Without free places, a tenant within its share (a fraction of the places,
+    at least one) gets a place too: tenants beyond their shares give places back as their requests end.
     """
     return num_held < num_places or (share < 1 and num_own < max(1, int(share * num_places)))

@@ -4,9 +4,9 @@
                                                                  {"key": "new", "eq": true}]}],
      "must_not": [{"key": "age_limit", "exists": true}]}
 
-An item matches if all of `must` hold, at least one of `should` if there are any, and none of `must_not`. A text
-attribute may have several values, any of which may match. A missing attribute equals nothing and is in no range. The
-key `item_id` is the item's own id.
+An item matches if all of `must` hold, at least one of `should` if there are any, and no `must_not`. A text
+attribute may have several values; a match of any is enough. A missing attribute equals nothing and is in no range.
+The key `item_id` is the item's own id.
 
 Callers send a ConditionBody or an ExpressionBody, which decode to a Condition or an Expression with a canonical text,
 used for comparison and caching. Does not know which attributes exist.
@@ -52,7 +52,7 @@ class Clause(Custom):
 
     @cached_property
     def digest(self) -> bytes:
-        """The hash of the text, by which results for the clause are cached."""
+        """The hash of the text: the key of cached results for the clause."""
         return blake2b(self.text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
     @classmethod
@@ -195,7 +195,7 @@ class ExpressionBody(Message, frozen=True):
 
 @dataclass(frozen=True)
 class Expression(Clause):
-    """All of `must` hold, at least one of `should` if there are any, none of `must_not`.
+    """All of `must` hold, at least one of `should` if there are any, no `must_not`.
 
     Without clauses it matches every item, and is false.
     """

@@ -474,7 +474,7 @@ def _wrong_name(hint: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _with_key(steps: list[str], kind: type[Message], sent: Any) -> list[str]:
-    """Return a path with the key of the map's value that is wrong; the path of the map if none is found."""
+    """Return a path with the key of the map's value that is wrong; the path of the map if all its values are right."""
     before, after = steps[: steps.index(_ANY_KEY)], steps[steps.index(_ANY_KEY) + 1 :]
     values = _value_at(sent, before)
     for leaf in (one for one in _leaves(_hint_at(kind, before)) if get_origin(one) is dict):

@@ -15,7 +15,7 @@ def nearest(name: str, known: Collection[str] | Iterable[str]) -> str:
     """Return a fix that offers the nearest known names, or else the first known names, or says that none exist."""
     names = sorted(known)[:_MAX_COMPARED]
     if not names:
-        return "leave it out, there are none"
+        return "omit it; no names are known"
     folded = {one.casefold()[:_COMPARED_CHARS]: one for one in names}
     wanted = name[:_COMPARED_CHARS].casefold()[:_COMPARED_CHARS]
     likely = nlargest(_NUM_LIKELY, nlargest(_NUM_MAYBE, folded, key=partial(_alike, wanted)), partial(_near, wanted))

@@ -71,7 +71,7 @@ def plain_of(message: Protobuf) -> Any:
 
 
 def message_of(kind: type[P], value: Any) -> P:
-    """Return a message with the attributes of a value, or the entries of a mapping; None is absent."""
+    """Return a message with the attributes of a value, or the entries of a mapping; a null is absent."""
     return _writer(kind.DESCRIPTOR)(value)  # type: ignore[no-any-return]
 
 

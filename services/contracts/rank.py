@@ -12,7 +12,7 @@ class RankRequest:
 
     `budget_ms` is the time left until the deadline when the request is sent; the replica counts it from the arrival on
     its own monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` includes the seen and disliked items.
-    `name` is the model name; the replica refuses a `bundle_version` other than those that it serves under this name.
+    `name` is the model name; the replica refuses a `bundle_version` that it does not serve under this name.
     Lower `priority` is served first. `replicas` names replicas in order of preference; empty for any. `trace` is the
     W3C trace context as header pairs, empty when the request is not traced.
     """

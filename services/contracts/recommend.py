@@ -231,7 +231,7 @@ class RecommendBody(Message, frozen=True, kw_only=True):
     wish: Annotated[
         Wish | None,
         Meta(
-            description="What the user wants now, in words; an answer that read it has `understood`",
+            description="The user's wish now, in words; an answer that read it has `understood`",
             examples=["an old comedy, nothing romantic"],
         ),
     ] = None
@@ -399,7 +399,7 @@ class ScoredItem(Answer, frozen=True, kw_only=True):
 
 
 class Understood(Answer, frozen=True, kw_only=True):
-    """What a reader understood of the wish, in the catalogue's words."""
+    """A wish as its reader understood it, in the catalogue's words."""
 
     must: Annotated[tuple[str, ...], Meta(description="Items have all of these", examples=[["Comedy"]])] = ()
     must_not: Annotated[tuple[str, ...], Meta(description="Items have none of these", examples=[["Romance"]])] = ()

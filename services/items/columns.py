@@ -25,7 +25,7 @@ _FEW_CODES = 3
 
 
 def _changes() -> deque[tuple[int, int]]:
-    """Number of recent cell changes kept, by which results computed from a column are updated only where it changed."""
+    """Recent cell changes: results computed from a column are updated only where it changed."""
     return deque(maxlen=_NUM_CHANGES_KEPT)
 
 

@@ -318,7 +318,7 @@ class ItemFollower:
         return reached
 
     def _release(self, reached: list[_Awaited]) -> None:
-        """Let these callers go on. All they wait for must be applied."""
+        """Wake these callers, whose records are all applied."""
         for one in reached:
             with self._awaited_lock, suppress(ValueError):
                 self._awaited.remove(one)

@@ -61,7 +61,7 @@ class LiveItems:
         self._root._knowledge = knowledge
 
     def of(self, tenant: str) -> "LiveItems":
-        """Return a tenant's catalogue; this one for the default tenant."""
+        """Return a tenant's catalogue; this catalogue for the default tenant."""
         if not tenant:
             return self
         with self._lock:
@@ -172,7 +172,7 @@ class LiveItems:
             self._next_time_ms = self.layout.next_time_ms(now_ms)
 
     def until_next_s(self) -> float:
-        """Return the seconds until the next item is due; infinite if none is."""
+        """Return the seconds until the next item is due; infinite without such an item."""
         return max(0.0, (self._next_time_ms - self._now_ms()) / 1_000)
 
     def _now_ms(self) -> int:

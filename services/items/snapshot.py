@@ -110,7 +110,7 @@ def _whole(path: Path) -> pa.Buffer:
         data = file.read_buffer()
     end = data.size - _DIGEST_BYTES
     if end < 0 or _digest(data[:end]) != data[end:].to_pybytes():
-        raise OSError(f"{path}: content differs from what was written")
+        raise OSError(f"{path}: content differs from its digest")
     return data[:end]
 
 

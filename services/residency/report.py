@@ -12,10 +12,10 @@ SHARED = "(shared)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentModel:
-    """A model in a process's memory, or one that cannot be loaded; `SHARED` for what several models share.
+    """A model in a process's memory, or a model that cannot be loaded; `SHARED` for memory that several models share.
 
     `process` is empty for a single process. `num_bytes` is None without a memory limit. Loads and evictions, by reason,
-    are those of all processes of its part (`llm` or `gateway`) since their start.
+    count all processes of its part (`llm` or `gateway`) since their start.
     """
 
     part: str

@@ -34,7 +34,7 @@ Model = TypeVar("Model")
 
 
 class ModelSource(Protocol[Model]):
-    """Loads models by name. Each method may block; none is called concurrently for one name."""
+    """Loads models by name. Each method may block; calls for one name never overlap."""
 
     def fetch(self, name: str) -> int | ModelBytes:
         """Bring a name's files to this machine, and return the bytes of memory that the model will take."""
@@ -120,7 +120,7 @@ class Residents(Generic[Model]):
 
     def stop(self) -> None:
         """Stop loading, and unload every model that has no references. Does not wait for a load in progress."""
-        with self._changed:  # nothing is submitted without this lock
+        with self._changed:  # loads are submitted under this lock
             self._stopped.set()
             for pool in (self._fetchers, self._loader, self._followers):
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -277,7 +277,7 @@ class Residents(Generic[Model]):
         self._report_bytes()
 
     def _report_bytes(self) -> None:
-        """Update the metrics of memory that have changed; a name changes those of others that share a part."""
+        """Update the metrics of memory that have changed; names that share memory change together."""
         before, now = self._reported_bytes, self._table.bytes_by_name()
         for name in before.keys() | now.keys():
             if before.get(name) != now.get(name):

@@ -147,7 +147,7 @@ class ResidencyTable:
 
     @property
     def shared_bytes(self) -> int:
-        """Those of `num_bytes` that several names use."""
+        """The bytes that several names use."""
         return self.num_bytes - sum(self.bytes_by_name().values())
 
     def state(self, name: str) -> Residency:
@@ -251,7 +251,7 @@ class ResidencyTable:
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
         pinned, seen = self._pinned_bytes(), self._seen_pinned
-        self._seen_pinned = pinned  # `want` refused those that did not fit next to it
+        self._seen_pinned = pinned  # `want` refused models that did not fit next to it
         for name, one in list(self._wanted.items()):
             is_forgotten = name not in self.pinned and now_s - one.wanted_s > FORGET_S
             if is_forgotten or (pinned != seen and not self._can_fit(one.size)):
@@ -329,7 +329,7 @@ class ResidencyTable:
         return sorted(old, key=turn)
 
     def _within_share(self) -> set[str]:
-        """Return the tenants that hold at most an equal part of the budget, of those that hold or want memory.
+        """Return the tenants that hold at most an equal part of the budget, among tenants that hold or want memory.
 
         A shared part belongs to its users in equal parts.
         """

@@ -1,4 +1,4 @@
-"""The student's item table of a large catalogue: int8 rows in cells of similar items, of which it scores the best.
+"""The student's item table of a large catalogue: int8 rows in cells of similar items; it scores the best cells.
 
     <bundle>/student_table/rows.npy       (V, D) int8, cell by cell
                            scales.npy     (V,) float32: row times scale, and its cell's centroid, are the item's
@@ -7,7 +7,7 @@
                            starts.npy     (C + 1,) int64: the first row of each cell, and V
                            centroids.npy  (C, D) float32: the mean embedding of each cell
                            metric.npy     (D, D) float32: distances after this map decide an item's cell; the directions
-                                          in which states differ most are last
+                                          of the largest differences between states are last
                            leading.npy    (C, N) float32: the centroids after this map, in the last N directions
                            radii.npy      (C,) float32: how far the farthest row of each cell is from its centroid
                            search.json    how many rows a ranking scores, and its recall of the exact top ten

@@ -457,7 +457,7 @@ export interface components {
             rationale?: boolean;
             /**
              * Wish
-             * @description What the user wants now, in words; an answer that read it has `understood`
+             * @description The user's wish now, in words; an answer that read it has `understood`
              * @example an old comedy, nothing romantic
              */
             wish?: string | null;
@@ -606,7 +606,7 @@ export interface components {
         };
         /**
          * UnderstoodBody
-         * @description What a reader understood of the wish, in the catalogue's words.
+         * @description A wish as its reader understood it, in the catalogue's words.
          */
         UnderstoodBody: {
             /**
@@ -776,7 +776,7 @@ export interface components {
             rationale?: boolean;
             /**
              * Wish
-             * @description What the user wants now, in words; an answer that read it has `understood`
+             * @description The user's wish now, in words; an answer that read it has `understood`
              * @example an old comedy, nothing romantic
              */
             wish?: string | null;
@@ -1013,7 +1013,7 @@ export interface components {
              * @description The first items of a tier that mixes sources
              */
             mixed: components["schemas"]["MixedItemBody"][];
-            /** @description What was read of the wish, if any */
+            /** @description The wish as it was understood */
             understood: components["schemas"]["UnderstoodBody"] | null;
             /**
              * Wished
@@ -1129,7 +1129,7 @@ export interface components {
         };
         /**
          * WishedItemBody
-         * @description One item's position (from 1) by the tiers alone and by tiers and wish; null if the item was not in that list.
+         * @description One item's position (from 1) by the tiers without the wish and with it; null if the item was not in that list.
          */
         WishedItemBody: {
             /** Item Id */
@@ -1236,7 +1236,7 @@ export interface components {
         };
         /**
          * ErasedStoreBody
-         * @description One store from which a user is removed.
+         * @description One store that a user is removed from.
          */
         ErasedStoreBody: {
             /**

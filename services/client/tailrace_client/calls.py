@@ -25,7 +25,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Understood:
-    """What was understood of a wish, in the catalogue's words: required, excluded, liked.
+    """A wish as it was understood, in the catalogue's words: required, excluded, liked.
 
     `relaxed` names `must` and `must_not` where they would have left no item and were not applied.
     """
@@ -197,7 +197,7 @@ class RecommendOptions(TypedDict, total=False):
 
     Attributes:
         k: Number of items; 10 if absent.
-        session_id: A visitor's session, to which experiments and canaries assign.
+        session_id: A visitor's session; experiments and canaries assign by it.
         recent_item_ids: Items that the store cannot know yet, oldest first; required without a user.
         exclude_item_ids: Items never to show.
         exclude_seen: Whether to exclude items that the user has seen; if absent, true unless the live bundle learned
@@ -211,7 +211,7 @@ class RecommendOptions(TypedDict, total=False):
         avoid_shown_within: Exclude items shown to the user in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
         request_id: The request's id; generated if absent.
-        wish: What the user wants now, in words, at most 400 characters.
+        wish: The user's wish now, in words, at most 400 characters.
         session_wishes: Earlier wishes of the conversation, oldest first.
     """
 
@@ -278,7 +278,7 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> ClientCall
     request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
     filters = {name: fields.pop(name) for name in _PLACES if name in fields}
     if empty := next((name for name, values in filters.items() if not values), None):
-        raise refusal(_PLACES[empty], _EMPTY, "leave it out, or name at least one", request_id)
+        raise refusal(_PLACES[empty], _EMPTY, "omit it, or name at least one", request_id)
     if filters:
         fields["filters"] = fields.get("filters", {}) | filters
     if (within := fields.pop("avoid_shown_within", None)) is not None:

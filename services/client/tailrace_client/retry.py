@@ -74,7 +74,7 @@ class CallOptions:
         first_pause_ms: Upper bound of the random pause before the first retry; doubles with each retry.
         longest_pause_ms: Maximum of the doubled pause.
         network_ms: Part of each deadline reserved for the network: the server gets the remaining time minus this.
-        grace_ms: How long to wait after the deadline for an answer in flight. Nothing is retried then.
+        grace_ms: How long to wait after the deadline for an answer in flight, without retries.
     """
 
     retry_share: float = 0.1

@@ -21,7 +21,7 @@ from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
 
 _OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
+    ("grpc.initial_reconnect_backoff_ms", 100),  # by default every call fails for a second
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.min_reconnect_backoff_ms", 2_000),  # maximum time of one connection attempt
     ("grpc.enable_retries", 0),  # only this client retries, and counts retries

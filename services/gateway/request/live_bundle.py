@@ -90,6 +90,7 @@ class ByTexts(Generic[T]):
         self._made: weakref.WeakKeyDictionary[ItemTexts, T] = weakref.WeakKeyDictionary()
 
     def of(self, texts: ItemTexts) -> T:
+        """Return the value of these texts."""
         made = self._made.get(texts)
         if made is None:
             made = self._made[texts] = self._make(texts)

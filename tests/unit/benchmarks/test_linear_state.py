@@ -80,7 +80,7 @@ def _decoder() -> DeltaDecoder:
 
 @pytest.mark.parametrize("known", [1, 3, CHUNK_TOKENS])
 def test_a_stored_state_and_new_events_equal_the_whole_history(known: int) -> None:
-    """Events may arrive in any portions: the hidden states and the state are those of one pass."""
+    """Events may arrive in any portions: the hidden states and the state equal one pass."""
     decoder, tokens = _decoder(), torch.randint(0, 50, (3, 100))
     whole, expected = decoder.advance(tokens)
     first, states = decoder.advance(tokens[:, :known])

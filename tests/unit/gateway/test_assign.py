@@ -41,7 +41,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None:
-    """For 40 users and sessions, version, canary, model name and variants equal those of requests on every surface."""
+    """For 40 users and sessions, version, canary, model name and variants are as in requests on every surface."""
     seen = set()
     for unit in UNITS:
         reply, of_session = await door.assignment(user_id=unit), await door.assignment(session_id=unit)

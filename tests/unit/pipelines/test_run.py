@@ -1,4 +1,4 @@
-"""What a run of the pipeline refuses before its first stage."""
+"""The refusals of a pipeline run before its first stage."""
 
 from pathlib import Path
 

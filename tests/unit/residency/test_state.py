@@ -26,7 +26,7 @@ names = st.sampled_from(sorted(SIZES))
 
 @dataclass
 class Known:
-    """What the oracle knows of a name in memory."""
+    """The oracle's record of a name in memory."""
 
     size: ModelBytes
     resident_s: float | None = None
@@ -225,7 +225,7 @@ def test_a_model_larger_than_the_budget_is_refused() -> None:
 
 
 def test_a_name_that_shares_what_is_loaded_needs_room_for_its_own_part() -> None:
-    """Adapters of a loaded decoder fit beside it; its memory is free again when the last of them is unloaded."""
+    """Adapters of a loaded decoder fit next to it; its memory is free again when the last of them is unloaded."""
     table = ResidencyTable(10)
     for number in range(5):
         table.want(f"adapter {number}", ModelBytes(1, {"decoder": 5}), float(number))

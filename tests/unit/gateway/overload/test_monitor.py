@@ -167,7 +167,7 @@ def test_requests_in_flight_fill_the_places() -> None:
 
 
 async def test_begun_requests_are_work_at_hand_while_others_wait() -> None:
-    """Three requests of 40 ms each shed any priority on a busy loop; those that wait for another server do not."""
+    """Three requests of 40 ms each shed any priority on a busy loop; requests that wait for another server do not."""
     monitor, *_ = monitor_on(0.0)
     monitor._full_cpu_s = 0.04
     with monitor.working(), monitor.working(), monitor.working():

@@ -1,4 +1,4 @@
-"""Tenants under overload, on a simulated gateway: whoever exceeds its share is cut back, and nobody else."""
+"""Tenants under overload, on a simulated gateway: only a tenant above its share is cut back."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -91,7 +91,7 @@ def test_shares_are_by_weight() -> None:
 
 
 def test_a_lone_tenant_has_all_of_the_capacity() -> None:
-    """The share of tenants that send nothing is used: one tenant's decisions are those of a stack without tenants."""
+    """The share of tenants that send nothing is used: one tenant's decisions equal a stack's without tenants."""
     alone, before = Gateway(), Gateway()
     alone.run([Caller("b", 35.0)], 5.0)
     alone.run([], 10.0)

@@ -25,6 +25,11 @@ def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartStat
     return PartState(phase=phase, since_s=since_s, num_failures=num_failures)
 
 
+def test_the_delay_before_a_start_doubles() -> None:
+    """It is 0.25 s after the first failure and at most 10 s."""
+    assert [backoff_s(number) for number in range(1, 9)] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
 @pytest.mark.parametrize(
     ("part", "seen", "now_s", "phase", "command", "num_failures"),
     [

@@ -73,7 +73,7 @@ def test_eight_adapters_of_mixed_rank_in_one_batch_equal_merged_weights(depth, k
 
 @KERNELS
 def test_texts_of_adapters_equal_merged_weights(kernels) -> None:
-    """Greedy texts of two adapters and the base in one batch equal those of merged weights."""
+    """Greedy texts of two adapters and the base in one batch equal the results of merged weights."""
     decoder = build_decoder(build_items(1))
     adapters = dict(itertools.islice(build_adapters(decoder).items(), 4, 6))
     prompt = prompt_of(build_items(1), 20, 1)

@@ -74,7 +74,7 @@ async def test_a_model_is_loaded_once_when_it_is_first_asked_for(replica: LlmDep
 
 
 async def test_the_least_recently_used_model_is_unloaded_for_room(replica: LlmDeployment) -> None:
-    """The third model displaces the one that was used longest ago; rankings do not depend on who shares the memory."""
+    """The third model displaces the least recently used model; rankings do not depend on who shares the memory."""
     alone = [(await ranked(replica, index)).item_ids for index in range(2)]
     await ranked(replica, 0)
     await ranked(replica, 2)
@@ -85,7 +85,7 @@ async def test_the_least_recently_used_model_is_unloaded_for_room(replica: LlmDe
 
 
 async def test_a_loaded_name_follows_its_record(replica: LlmDeployment, settings: Settings) -> None:
-    """A promotion of a resident name loads the new version beside the old one, within the budget."""
+    """A promotion of a resident name loads the new version next to the old version, within the budget."""
     await ranked(replica, 1)
     BundleStore(settings.bundle_root, "mail").promote("v0")
 

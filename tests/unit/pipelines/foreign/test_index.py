@@ -1,4 +1,4 @@
-"""The layouts in which public recommenders write the SIDs of their items, read to the same codes."""
+"""The layouts of SIDs that public recommenders write for their items, read to the same codes."""
 
 import json
 from collections.abc import Callable
