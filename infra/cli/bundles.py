@@ -63,7 +63,7 @@ def list_bundles(
     ]
     table = Table(*narrow, *heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     damaged = []
-    for version in store.versions():
+    for version in dict.fromkeys((*store.versions(), *record.serving)):  # a folder that serves may be missing
         try:
             cells = bundle_row(store.described(version, with_report=True).report())
         except (BundleCorrupt, BundleNotFound) as error:  # the others are still listed
@@ -185,13 +185,15 @@ def rollback(
 ) -> None:
     """Promote an earlier bundle, and withdraw the live bundle, whose next promotion needs --force."""
     store, state_dir = _store(name)
-    before = store.reference()
+    before, release = store.reference(), store.record().canary
     given = {"to": to, "reason": reason, **if_named(name)}
     with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
         withdrawn = store.withdrawals().keys()
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
     left = [withdrawal for withdrawal in store.withdrawals() if withdrawal not in withdrawn]
     out.print(f"{version} is live{_as_named(name)}; {', '.join(left)} {'is' if len(left) == 1 else 'are'} withdrawn")
+    if release is not None and store.record().canary is None:
+        out.print(f"the release of {release.version} has ended")
     if before is not None and (after := store.reference()) is not None and after.version != before.version:
         out.print(
             f"{before.version} was the reference: now {after.version} is; "

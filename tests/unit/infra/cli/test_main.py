@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from infra.cli.session import user_name
+from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
 from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
@@ -135,6 +137,27 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
     assert (refused.code, f"v2 was withdrawn by {user_name()} at 2" in refused.err) == (1, True)
     assert (forward.code, store.live_version()) == (0, "v2")
     assert "withdrawn" not in tailrace("bundles").out
+
+
+def test_a_rollback_tells_that_it_ended_a_release(
+    tailrace: Run, store: BundleStore, publish: Callable[..., None]
+) -> None:
+    """The release was compared with the version that is withdrawn."""
+    publish("v3", 0.333)
+    store.release("v1", [CanaryStage(0.5, 0.0)], 0)
+
+    assert "the release of v1 has ended" in tailrace("rollback").out
+    assert "release" not in tailrace("rollback").out
+
+
+def test_a_live_version_whose_folder_is_missing_is_listed(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
+    """The list says so, instead of that there is no bundle."""
+    for version in ("v1", "v2"):
+        shutil.rmtree(tmp_path / "bundles" / version)
+    listed = tailrace("bundles")
+
+    assert ["live", "v2", "damaged"] in [line.split()[:3] for line in listed.out.splitlines()]
+    assert "note: no bundle v2" in listed.out
 
 
 def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -> None:
