@@ -41,6 +41,7 @@ from services.router.policy import Facts
 log = structlog.get_logger()
 
 _FLUSH_EVERY_S = 0.2
+_WRITTEN_AFTER_S = 2 * _FLUSH_EVERY_S
 _MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
@@ -106,7 +107,10 @@ class Explanations:
 
         Raises NotFound if it is unknown, expired, or in another version's format; DependencyUnavailable.
         """
-        stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
+        stored = await self._stored(request_id)
+        if stored is None and self._store is not None:  # the answering gateway may not have written it yet
+            await asyncio.sleep(_WRITTEN_AFTER_S)
+            stored = await self._stored(request_id)
         if stored is None:
             raise NotFound("no explanation of this request is kept", "ask sooner, or raise TAILRACE_EXPLAIN_KEEP_S")
         try:
@@ -115,6 +119,9 @@ class Explanations:
             raise NotFound(
                 "the explanation of this request is another version's", "ask a gateway of that one"
             ) from error
+
+    async def _stored(self, request_id: str) -> bytes | None:
+        return None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
 
     async def start(self) -> None:
         if self._store is not None:

@@ -242,6 +242,17 @@ async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
     assert (await shelf.explanations.find("r2")).outcome == "overloaded"
 
 
+async def test_an_explanation_that_is_asked_for_at_once_is_found(shelf: Shelf) -> None:
+    """Another gateway may have answered, and writes its records within a fraction of a second."""
+    own = shelf.explanations
+    other = Explanations(shelf.fake, GatewayMetrics(CollectorRegistry()).explanations)
+    await own.start()
+    own.refused(refusal(1))
+
+    assert (await other.find("r1")).outcome == "overloaded"
+    await own.stop()
+
+
 async def test_a_record_that_cannot_be_encoded_stops_nothing(shelf: Shelf) -> None:
     """A record that cannot be encoded loses only its own batch."""
     await shelf.keep(slow_answer(1, trace_id=object()))
