@@ -64,7 +64,9 @@ def items(
     from pipelines.imports.run import import_items, open_items
     from pipelines.imports.sources import name_of
     from pipelines.publication.new_items import read_live_catalogue
+    from services.observability.log_lines import configure_logging
 
+    configure_logging("warning", "import")
     settings = running_settings()
     options = tables.parsed("items")
     with audited(settings.state_dir, "import items"):

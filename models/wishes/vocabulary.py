@@ -168,6 +168,6 @@ def _changed(
 def _by_key(items: Mapping[int, WishItem], keys_of: Callable[[WishItem], Iterable[Key]]) -> dict[Key, list[int]]:
     found: dict[Key, list[int]] = defaultdict(list)
     for index in sorted(items):
-        for key in set(keys_of(items[index])):
+        for key in dict.fromkeys(keys_of(items[index])):  # in their own order, so that equal runs make equal files
             found[key].append(index)
     return found

@@ -96,3 +96,11 @@ def test_vectors_are_saved_whole(folder: Path) -> None:
     assert isinstance(meaning, Meaning)
     assert meaning.items_VD.dtype == np.int8
     assert np.linalg.norm(meaning.values_CD, axis=1) == pytest.approx(1, abs=1e-3)
+
+
+def test_values_come_in_the_order_of_the_items() -> None:
+    """An order by hash would give each training of the same data other files."""
+    own = tuple(f"value {number}" for number in range(40))
+    vocabulary = Vocabulary([WishItem("i0", "A lamp", own)])
+
+    assert [term.value for term in vocabulary.items_of] == [*own]
