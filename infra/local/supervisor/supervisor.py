@@ -139,8 +139,10 @@ class Supervisor:
         self._pause()
 
     def _pause(self) -> None:
-        """Wait for the next tick: briefly, or while all parts are healthy, longer unless one ends."""
-        if any(running.state.phase is not Phase.HEALTHY for running in self._running.values()):
+        """Wait for the next tick: briefly at the start, or while all parts are healthy, longer unless one ends."""
+        if self._stage == "starting" or any(
+            running.state.phase is not Phase.HEALTHY for running in self._running.values()
+        ):
             time.sleep(TICK_S)
             return
         with ExitStack() as closing:

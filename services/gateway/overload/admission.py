@@ -9,7 +9,8 @@ The strain of the gateway ranges from 0 (none) to 5; each priority degrades over
 
 Within its unit a priority degrades proportionally (strain 0.3: three of ten low requests are shed), so that the
 capacity is used. A priority degrades only after all lower ones have degraded fully. While the edge refuses requests of
-a priority, that priority is shed: an answer from memory is worth more than a refusal.
+a priority, that priority is shed: an answer from memory is worth more than a refusal. Afterwards it is served in full
+again over a second, a tenth more per window: all of it at once would be refused again before a window shows the load.
 
 The strain rises fast and falls slowly, one step per window, on two signals: every sample in the window found the event
 loop late (a standing queue, not a single stall), or the process used more CPU time than its limit (other processes on
@@ -39,6 +40,8 @@ _WINDOW_SHARE = 0.5
 _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.025
+_RELEASE = 0.1
+"""Fall of the least strain per window, once its cause is over."""
 _FAR = 1.5
 """Pressure over this factor makes low priority degrade at once instead of in two steps."""
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
@@ -114,7 +117,7 @@ class Admission:
 
     def looked(self, now_s: float, loop_delay_s: float, busy_s: float, least_strain: float = 0.0) -> None:
         """Record a sample: the delay of the event loop, the total CPU seconds of the process, and the least strain."""
-        self._least_strain = least_strain
+        self._least_strain = max(self._least_strain, least_strain)
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
         lasted_s = now_s - self._window_began_s
@@ -123,6 +126,7 @@ class Admission:
         late = self._least_delay_s / self._limits.max_delay_s
         busy = (busy_s - self._busy_before_s) / lasted_s / self._limits.max_busy
         self._strain = strain_after(self._strain, max(late, min(busy, _LATE[1])))
+        self._least_strain = max(least_strain, _fallen(self._least_strain, late, _RELEASE))
         self._tenants.passed(lasted_s, is_late=late > _LATE[0])
         self._above_share = self._tenants.above_share() if self.strain else {}
         self._window_began_s, self._busy_before_s = now_s, busy_s
@@ -199,6 +203,9 @@ def strain_after(strain: float, pressure: float) -> float:
         return 1.0
     if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:
         return min(math.floor(strain) + 1.0, strain + _RISE)
-    if strain > 0 and pressure < _CALM_SHARE * _LATE[math.ceil(strain) - 1]:
-        return max(0.0, strain - _FALL)
-    return strain
+    return _fallen(strain, pressure, _FALL)
+
+
+def _fallen(strain: float, pressure: float, step: float) -> float:
+    is_calm = strain > 0 and pressure < _CALM_SHARE * _LATE[math.ceil(strain) - 1]
+    return max(0.0, strain - step) if is_calm else strain

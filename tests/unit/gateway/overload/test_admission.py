@@ -164,15 +164,31 @@ def test_a_course_of_looks_leads_to_its_strain(looks: list[tuple[float, float, f
     assert admission.strain == strain
 
 
-def test_while_the_edge_refuses_a_priority_it_is_shed() -> None:
-    """The least strain holds while it is reported, and leaves the measured strain as it was."""
+@pytest.mark.parametrize("priority", [Priority.HIGH, Priority.NORMAL])
+def test_after_the_edge_refused_a_priority_it_is_served_again_by_and_by(priority: Priority) -> None:
+    """A priority that the edge refuses is shed; afterwards a tenth more is served in full per calm window."""
     admission = Admission(LIMITS)
-    admission.looked(1.0, 0.0, 0.0, strain_that_sheds(Priority.NORMAL))
-    during = [verdicts(admission, priority) for priority in Priority]
-    admission.looked(1.02, 0.0, 0.0)
+    watch(admission, 0.0, 0)
+    admission.looked(1.0, 0.0, 0.0, strain_that_sheds(priority))
+    during = verdicts(admission, priority)
+    shed = []
+    for window in range(1, 12):
+        watch(admission, 0.0, window)
+        shed.append([admission.judge(priority, 0) for _ in range(20)].count(AdmissionDecision.SHED))
 
-    assert during == [{AdmissionDecision.ADMIT}, {AdmissionDecision.SHED}, {AdmissionDecision.SHED}]
-    assert admission.strain == 0
+    assert during == {AdmissionDecision.SHED}
+    assert shed == pytest.approx([18, 16, 14, 12, 10, 8, 6, 4, 2, 0, 0], abs=1)
+
+
+def test_a_loop_that_stays_late_serves_no_more() -> None:
+    """While the loop is as late as at the strain of its priority, no more of that priority is served in full."""
+    admission = Admission(LIMITS)
+    watch(admission, 0.0, 0)
+    admission.looked(1.0, 4 * LIMITS.max_delay_s, 0.0, strain_that_sheds(Priority.HIGH))
+    for window in range(1, 5):
+        watch(admission, 4 * LIMITS.max_delay_s, window)
+
+    assert verdicts(admission, Priority.HIGH) == {AdmissionDecision.SHED}
 
 
 @pytest.mark.parametrize(
