@@ -64,8 +64,8 @@ class PipelineOptions(OwnTables):
     model_name: Annotated[
         str,
         Option(
-            "Name under which the bundle is promoted. TENANT.NAME trains on that tenant's events. Stored lists "
-            "belong to the default name.",
+            "Name under which the bundle is promoted. TENANT.NAME trains on that tenant's events, and stores none of "
+            "their histories. Stored lists belong to the default name.",
             names=("--name",),
         ),
     ] = "default"

@@ -253,7 +253,8 @@ def _features(run: ModelRun, progress: Progress) -> StageOutput:
         tables.key(ingested.key, max_items),
         lambda out: tables.build_tables(ingested.path, max_items, out, progress, roles),
     )
-    tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
+    if not tenant_of_name(run.store.name):  # a tenant's tables have its callers' ids, which may be other users' ids
+        tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
     return built
 
 

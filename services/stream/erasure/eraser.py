@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from services.contracts.erasure import ONLINE_STORES, ErasureStore
+from services.contracts.tenant import local
 from services.errors import DependencyUnavailable
 from services.features.erasing import ErasingWriter
 from services.features.schema import LogPosition
@@ -208,7 +209,8 @@ class Eraser:
     def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:
         new = self._progress.lack([one for ones in opened.values() for one in ones], _S.STAGE_CACHE)
         if new and self._is_there(self._files.stages_dir):
-            users = {one.user_id for one in new}
+            ids = [one.user_id for one in new if one.user_id]
+            users = {*ids, *map(local, ids)}  # a tenant's training has the ids of its callers
             if remove_outputs(self._files.stages_dir, users.__contains__):
                 self._done(new, _S.STAGE_CACHE)
 

@@ -273,6 +273,27 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     assert not np.array_equal(load_catalogue(fresh).codes, of_bundle)
 
 
+def test_a_tenants_training_serves_no_histories(tmp_path: Path, store: Server, options: PipelineOptions) -> None:
+    """Its tables have the ids of the tenant's callers: in the store these are the users of another tenant."""
+    own = places_in(tmp_path, store)
+    run_pipeline(replace(options, until="features"), own, quiet())
+    table = own.offline_log_dir / "base_histories.parquet"
+
+    def served() -> dict[bytes, object]:
+        """Return all rows of the store."""
+        with Redis(HOST, store.port) as redis:
+            return {key: redis.hgetall(key) for key in redis.scan_iter(_type="hash")}
+
+    before = table.read_bytes(), served()
+    events = pl.read_csv(options.events)
+    events.with_columns(item_id=events["item_id"].reverse()).write_csv(tmp_path / "acme.csv")
+    tenants = replace(options, events=tmp_path / "acme.csv", model_name="acme.default", until="features")
+    run_pipeline(tenants, own, quiet())
+
+    assert before[1]
+    assert (table.read_bytes(), served()) == before
+
+
 @pytest.mark.parametrize("poor", [1, 3])
 def test_validation_chooses_the_depth_of_a_large_catalogue(
     tmp_path: Path, store: Server, options: PipelineOptions, poor: int

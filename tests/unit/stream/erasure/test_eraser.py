@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from services.contracts.erasure import Erasure, ErasureStore
+from services.contracts.tenant import scoped
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
 from services.stream.erasure.eraser import Eraser, ErasingFiles
@@ -129,6 +130,23 @@ def test_a_store_is_done_only_after_it_was_searched(
     write_table(files.offline_features)
     assert scene.work() == set()
     assert scene.is_forgotten
+
+
+def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_callers(tmp_path: Path) -> None:
+    """The stages of a tenant's name hold its users without the tenant."""
+    scene = Scene(tmp_path)
+    erasure = Erasure(erasure_id="y", user_id=scoped("acme", "bob"), accepted_time_ms=scene.accepted_ms)
+    scene.log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 1))], ["t"])
+    output = scene.files.stages_dir / "ingest" / "0123"
+    output.mkdir(parents=True)
+    pq.write_table(pa.table({"user_id": ["bob"]}), output / "events.parquet")
+    other = output.with_name("4567")
+    other.mkdir()
+    pq.write_table(pa.table({"user_id": ["eve"]}), other / "events.parquet")
+    scene.work()
+
+    assert not output.exists()
+    assert other.exists()
 
 
 def test_an_absent_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
