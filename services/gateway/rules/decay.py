@@ -13,5 +13,8 @@ def decay(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
     """Return the candidates' factors (n,); None without impressions."""
     if rules.decay is None or not known.shown:
         return None
-    factor_of = {known.index(item_id): rules.decay ** min(_MAX_TIMES, times) for item_id, times in known.shown.items()}
-    return np.array([factor_of.get(index, 1.0) for index in slate.indices.tolist()])
+    factors, rank_of = np.ones(len(slate.indices)), {index: rank for rank, index in enumerate(slate.indices.tolist())}
+    for item_id, times in known.shown.items():
+        if (index := known.index(item_id)) in rank_of:
+            factors[rank_of[index]] = rules.decay ** min(_MAX_TIMES, times)
+    return factors
