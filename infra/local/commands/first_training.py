@@ -12,7 +12,7 @@ from infra.local.supervisor.supervisor import Supervisor
 from models.registry.store import BundleStore
 from pipelines.options import ML_100K
 from pipelines.runner.remaining import TRAINING
-from services.errors import BundleError, EnvironmentFault
+from services.errors import BundleError, BundleNotFound, EnvironmentFault
 from services.settings.settings import Settings
 
 _NICENESS = 10
@@ -31,6 +31,18 @@ def is_due(store: BundleStore) -> bool:
     except BundleError:  # the gateways report it
         return False
     return not live.is_trained and live.manifest.get("dataset") == ML_100K
+
+
+def fault_of_live(store: BundleStore) -> str:
+    """Return why the live bundle cannot be served; empty for a bundle that can be opened, and without one."""
+    try:
+        store.live()
+    except BundleNotFound as error:
+        version = store.live_version()
+        return f"{version} is live, but {error}: `tailrace rollback --to VERSION` serves another" if version else ""
+    except BundleError as error:
+        return str(error)
+    return ""
 
 
 def pipeline_part(name: str) -> Part:

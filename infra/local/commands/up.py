@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from infra.local.commands.first_training import FirstTraining, is_due, log_of
+from infra.local.commands.first_training import FirstTraining, fault_of_live, is_due, log_of
 from infra.local.edge.admin import ray_is_up
 from infra.local.edge.config import edge_folder
 from infra.local.parts import stack_parts
@@ -58,6 +58,8 @@ def run_stack(
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
     try:
+        if fault := fault_of_live(BundleStore.of(settings, settings.first_name)):
+            report(fault)
         if num_hit := end_leftovers(settings.state_dir):
             report(f"killed {num_hit} processes that an earlier crash left behind")
         check_access(settings)

@@ -1,10 +1,11 @@
 """The first training of a stack without models: when it is due, and what `tailrace up` reports of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from infra.local.commands.first_training import FirstTraining, is_due, log_of
+from infra.local.commands.first_training import FirstTraining, fault_of_live, is_due, log_of
 from infra.local.supervisor.part import Part
 from models.registry.store import BundleStore
 from services.errors import EnvironmentFault
@@ -49,6 +50,18 @@ def go_live(root: Path, **about: object) -> BundleStore:
     folder = root.parent / "made"
     folder.mkdir(exist_ok=True)
     return live_store(root, folder, "v1", about)
+
+
+def test_a_live_bundle_that_cannot_be_served_is_named_at_the_start(tmp_path: Path) -> None:
+    """A missing folder names the version and the command; the wait for an answer would end without a reason."""
+    none = fault_of_live(BundleStore(tmp_path / "bundles"))
+    store = go_live(tmp_path / "bundles")
+    whole = fault_of_live(store)
+    shutil.rmtree(tmp_path / "bundles" / "v1")
+
+    assert (none, whole) == ("", "")
+    assert fault_of_live(store).startswith("v1 is live, but no bundle v1 ")
+    assert "`tailrace rollback --to VERSION`" in fault_of_live(store)
 
 
 @pytest.mark.parametrize(
