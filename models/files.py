@@ -6,32 +6,34 @@ here, after a power loss a name refers to its complete content or does not exist
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 Stamp = tuple[int, int, int]
 """Inode, modification time in ns, size: changes if a file is edited, replaced, or swapped behind a link."""
 
 
-def rename_durably(scratch: Path, target: Path) -> None:
+def rename_durably(scratch: Path, target: Path, changed: Iterable[Path] | None = None) -> None:
     """Flush a finished file or folder to disk, rename it to `target` and flush the rename.
 
-    A file replaces an existing target; a folder requires an absent target. Raises OSError and leaves `scratch`
-    unchanged.
+    Of a folder, all contents are flushed, or only the `changed` paths. A file replaces an existing target; a folder
+    requires an absent target. Raises OSError and leaves `scratch` unchanged.
     """
-    for path in sorted(scratch.rglob("*")) if scratch.is_dir() else ():
+    contents = sorted(scratch.rglob("*")) if scratch.is_dir() else ()
+    for path in contents if changed is None else changed:
         _fsync(path)
     _fsync(scratch)
     scratch.replace(target)
     _fsync(target.parent)
 
 
-def rename_if_absent(scratch: Path, folder: Path) -> None:
+def rename_if_absent(scratch: Path, folder: Path, changed: Iterable[Path] | None = None) -> None:
     """Rename a finished folder durably; if another process has finished the same folder meanwhile, keep that folder.
 
     Raises OSError.
     """
     try:
-        rename_durably(scratch, folder)
+        rename_durably(scratch, folder, changed)
     except OSError:
         if not folder.exists():
             raise

@@ -61,10 +61,13 @@ class VersionCache:
             os.utime(path)  # least recently opened versions are evicted first
         return hold
 
-    def keep(self, folder: Path, version: str, digests: Mapping[str, str]) -> VersionHold | None:
+    def keep(
+        self, folder: Path, version: str, digests: Mapping[str, str], *, are_durable: bool = False
+    ) -> VersionHold | None:
         """Make a finished folder of these files, by their SHA-256, the cached version, and return a hold on it.
 
-        Returns None if another process has finished the version first.
+        `are_durable`: the files are links to cached files. Only the manifest is then flushed to disk, since a link that
+        a power loss removes is made again. Returns None if another process has finished the version first.
         """
         self._room_bytes -= sum((folder / name).stat().st_size for name in digests)
         if self._room_bytes < 0:
@@ -75,7 +78,7 @@ class VersionCache:
                 os.link(folder / name, self.files / digest)
         self._versions.mkdir(parents=True, exist_ok=True)
         hold = _locked(folder / MANIFEST, fcntl.LOCK_SH)  # before others can evict it
-        rename_if_absent(folder, self.folder_of(version))
+        rename_if_absent(folder, self.folder_of(version), [folder / MANIFEST] if are_durable else None)
         return None if folder.exists() else hold
 
     def _make_room(self) -> None:

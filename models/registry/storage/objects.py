@@ -291,7 +291,7 @@ class ObjectStorage:
             (scratch / MANIFEST).write_bytes(manifest)
             files = self._complete(scratch, version)
             log.info("bundle_downloaded", version=version, store=str(self), num_files=len(files))
-            return self._versions.keep(scratch, version, files)
+            return self._versions.keep(scratch, version, files, are_durable=True)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
