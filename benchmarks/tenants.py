@@ -4,13 +4,14 @@
                                  [--url ...] [--grpc ...]
 
 Tenants `a` and `b` have equal shares, keys of normal priority, and names that serve the default name's bundle. The
-capacity is the rate of answers in time, ranked in full, for closed-loop callers of both, as many as give most: the
-edge refuses some of more callers, and fewer leave cores idle. If `most_full_rps`, the most that both got in a case, is
-far above it, `a` was within its share in all cases. `b` sends 0.4 of the capacity, within its share of 0.5: alone,
-while `a` sends its share, and while `a` sends `--flood` times its share. Both are open loop, and each has a load
-generator on the same machine; that of `a` runs at the lowest priority of the system. Latency counts from the intended
-departure. Without `--up`, the running stack must have been started with the same tenants;
-`--up` starts it.
+capacity is found by the cases' own load: both send 0.9 of a rate, divided as in the cases, and the rate falls by a
+tenth until 0.995 of each tenant's requests are answered in time and in full. It begins at the rate of closed-loop
+callers, which is higher: they wait while the gateways are late. `b` sends 0.4 of the capacity, within its share of
+0.5: alone, while `a` sends its share, and while `a` sends 1.2, 1.5, 2 and `--flood` times its share. If
+`most_full_rps`, the most that both got in a case, is far above the capacity, `a` was within its share in all cases.
+Both are open loop, and each has a load generator on the same machine; that of `a` runs at the lowest priority of the
+system. Latency counts from the intended departure. Without `--up`, the running stack must have been started with the
+same tenants; `--up` starts it.
 """
 
 import argparse
@@ -44,7 +45,10 @@ from services.settings.settings import Settings, load_settings
 
 FLOODING, OTHER = "a", "b"
 SHARE, OTHERS_PART = 0.5, 0.4
-TIMES_SHARE = (0.0, 1.0, 5.0)
+TIMES_SHARE = (0.0, 1.0, 1.2, 1.5, 2.0, 5.0)
+SUSTAINED, LOWERED, LEAST_PART = 0.995, 0.9, 0.2
+"""Of both tenants' requests, in full and in time, at the capacity; the factor of the next lower rate; the least rate,
+as a part of the first."""
 LOWEST_PRIORITY = 19
 PAUSE_S = 5.0
 NUM_CALLERS = (4, 8, 16, 32)
@@ -112,19 +116,38 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
         tried = [
             await capacity_of(senders, options.seconds, options.deadline_ms, _is_full, number) for number in NUM_CALLERS
         ]
-        capacity_rps = max(tried)
-        print(f"capacity {capacity_rps:.0f}/s, of {tried}", flush=True)
+        print(f"closed loop {max(tried):.0f}/s, of {tried}", flush=True)
     rows = []
     with _generator(0) as other_process, _generator(LOWEST_PRIORITY) as flooding_process:
         processes = {OTHER: other_process, FLOODING: flooding_process}
+        capacity_rps = await _sustained_rps(processes, max(tried), keys, options)
         for number in range(options.rounds):
-            for times_share in (*TIMES_SHARE[:-1], options.flood):
+            for times_share in (*(one for one in TIMES_SHARE if one < options.flood), options.flood):
                 await asyncio.sleep(PAUSE_S)
-                rates = {OTHER: OTHERS_PART * capacity_rps, FLOODING: times_share * SHARE * capacity_rps}
+                rates = _rates(capacity_rps, times_share)
                 for row in await _case(processes, {one: rate for one, rate in rates.items() if rate}, keys, options):
                     rows.append({"round": number, "times_share": times_share, **row})
                     show(rows[-1], "round", "times_share", "tenant", "rate_rps", "p99_ms", "goodput", "full", "reasons")
     return {**about_run("tenants"), "capacity_rps": round(capacity_rps, 1), "summary": _summary(rows), "rows": rows}
+
+
+def _rates(capacity_rps: float, times_share: float) -> dict[str, float]:
+    return {OTHER: OTHERS_PART * capacity_rps, FLOODING: times_share * SHARE * capacity_rps}
+
+
+async def _sustained_rps(
+    processes: Mapping[str, ProcessPoolExecutor], first_rps: float, keys: dict[str, str], options: argparse.Namespace
+) -> float:
+    """Return the highest rate, of those tried from the first down, at which both tenants are answered."""
+    rate_rps = first_rps
+    while rate_rps > LEAST_PART * first_rps:
+        await asyncio.sleep(PAUSE_S)
+        rows = await _case(processes, _rates(rate_rps, 1.0), keys, options)
+        print(f"open loop {rate_rps:.0f}/s: {[row['full'] for row in rows]}", flush=True)
+        if min(row["full"] for row in rows) >= SUSTAINED:
+            return rate_rps
+        rate_rps *= LOWERED
+    sys.exit("error: the tenants are not answered at a fifth of the closed-loop rate; free the machine, and run again")
 
 
 @contextmanager
@@ -203,22 +226,36 @@ def _full_rps(rows: list[dict[str, Any]]) -> Counter[tuple[int, float]]:
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the other tenant's median p99 in each case, its ratio to the flooded case, and its goodput under it."""
-    alone, at_share, flooded = (
-        [row for row in rows if row["tenant"] == OTHER and row["times_share"] == times]
-        for times in sorted({row["times_share"] for row in rows})
-    )
-    p99s_ms = [percentile([row["p99_ms"] for row in case], 0.5) for case in (alone, at_share, flooded)]
-    total = sum(row["num_requests"] for row in flooded)
+    """Return the other tenant's median p99 in each case, their ratios, and the goodput of both by case."""
+    times = sorted({row["times_share"] for row in rows})
+    cases = {
+        (tenant, one): [row for row in rows if row["tenant"] == tenant and row["times_share"] == one]
+        for tenant in (OTHER, FLOODING)
+        for one in times
+    }
+    p99s_ms = {one: percentile([row["p99_ms"] for row in cases[OTHER, one]], 0.5) for one in times}
+    alone_ms, at_share_ms, flooded_ms = p99s_ms[0.0], p99s_ms[1.0], p99s_ms[times[-1]]
     found = {
-        **dict(zip(("p99_ms_alone", "p99_ms_at_share", "p99_ms_flooded"), p99s_ms, strict=True)),
-        "p99_to_alone": round(p99s_ms[2] / p99s_ms[0], 3),
-        "p99_to_at_share": round(p99s_ms[2] / p99s_ms[1], 3),
+        "p99_ms_alone": alone_ms,
+        "p99_ms_at_share": at_share_ms,
+        "p99_ms_flooded": flooded_ms,
+        "p99_to_alone": round(flooded_ms / alone_ms, 3),
+        "p99_to_at_share": round(flooded_ms / at_share_ms, 3),
+        "p99_to_at_share_by_times": {str(one): round(p99s_ms[one] / at_share_ms, 3) for one in times if one > 1},
+        "full_at_share": {tenant: _mean(cases[tenant, 1.0], "full") for tenant in (OTHER, FLOODING)},
+        "least_goodput": min(_mean(cases[OTHER, one], "goodput") for one in times if one > 1),
         "most_full_rps": round(max(_full_rps(rows).values()), 1),
-        **{part: round(sum(r[part] * r["num_requests"] for r in flooded) / total, 4) for part in _PARTS},
+        **{part: _mean(cases[OTHER, times[-1]], part) for part in _PARTS},
     }
     print(json.dumps(found), flush=True)
     return found
+
+
+def _mean(rows: list[dict[str, Any]], part: str) -> float:
+    """Return the mean of a part over all requests of these rows."""
+    total: int = sum(row["num_requests"] for row in rows)
+    in_part: float = sum(row[part] * row["num_requests"] for row in rows)
+    return round(in_part / total, 4)
 
 
 if __name__ == "__main__":

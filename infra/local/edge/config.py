@@ -132,6 +132,11 @@ _REFUSE_LARGEST = """
 {{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_of_all) gt 0 }}
     http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.has_fair) -m bool }} \
 {{ var(txn.own),sub(proc.fair_{door}),sub(proc.fair_{door}) gt 0 }}
+    http-request set-var(txn.rate_far_above) var(txn.rate_of_all),mul({far_above}),div(100)
+    http-request set-var(txn.fair_parts) var(proc.fair_{door}),mul({quarters})
+    http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.has_fair) -m bool }} \
+{{ var(txn.rate),mul(txn.tenants),mul(100),div(txn.weight),sub(txn.rate_far_above) gt 0 }} \
+{{ var(txn.own),mul(4),sub(txn.fair_parts) gt 0 }}
     http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.is_flood) -m bool }} \
 {{ var(txn.others),sub(proc.fair_{door}) ge 0 }}
     http-request set-var(txn.is_unfair) bool(true) if {{ var(txn.is_flood) -m bool }} \
@@ -141,11 +146,12 @@ _REFUSE_LARGEST = """
     http-request sc-inc-gpc(0,{tenant}) if {{ var(txn.is_unfair) -m bool }}
     http-request track-sc{counter} int({fair}) table {table} if {{ var(txn.is_unfair) -m bool }}
     http-request sc-inc-gpc(0,{counter}) if {{ var(txn.is_unfair) -m bool }}"""
-"""Refuses a tenant that has twice as many requests in flight as the gateways answer without a wait. If a quarter of its
-requests are refused for this, and it sends more than the mean, by weight, it sends a flood: it is refused beyond the
-fair limit, and from half of that on beyond its part of it. A burst of a tenant within its share is shorter.
+"""Refuses a tenant that has twice as many requests in flight as the gateways answer without a wait; five quarters of it
+suffice if the tenant sends far more than the mean, by weight. If an eighth of its requests are refused for this, and it
+sends more than the mean, it sends a flood: it is refused beyond the fair limit, and from half of that on beyond its
+part of it. A burst of a tenant within its share is shorter.
 """
-_FLOOD_PART = 4
+_FLOOD_PART, _FAR_ABOVE_MEAN_PERCENT, _QUARTERS = 8, 115, 5
 _ALL_TENANTS = "*"
 _TENANT_TABLE = """
 backend tenants_{door}
@@ -311,6 +317,8 @@ class EdgePlan:
         return counted + _REFUSE_LARGEST.format(
             door=door,
             part=_FLOOD_PART,
+            far_above=_FAR_ABOVE_MEAN_PERCENT,
+            quarters=_QUARTERS,
             tenant=_ALL_COUNTER - 1,
             counter=_FAIR_COUNTER,
             fair=_FAIR_REFUSALS,

@@ -74,11 +74,13 @@ class Simulation:
         """The edge's rules (infra/local/edge/config.py)."""
         active = [one for one in self.rates if self.num_sent[one]]
         rates = {one: len(times_s) for one, times_s in self.recent.items()}
-        is_flood = rates[tenant] * len(active) > sum(rates.values()) and 4 * len(self.refused[tenant]) >= rates[tenant]
+        to_mean = rates[tenant] * len(active) / sum(rates.values())
+        is_flood = to_mean > 1 and 8 * len(self.refused[tenant]) >= rates[tenant]
         num_others = sum(self.own.values())
         is_above_part = 2 * num_others >= self.limit and (self.own[tenant] + 1) * len(active) > self.limit
         is_over = is_flood and (num_others >= self.limit or is_above_part)
-        return len(active) > 1 and (is_over or self.own[tenant] + 1 > 2 * self.limit)
+        is_far_over = self.own[tenant] + 1 > (1.25 if to_mean > 1.15 else 2) * self.limit
+        return len(active) > 1 and (is_over or is_far_over)
 
     def _work(self, now_s: float, tenant: str, process: int, stage: int, sent_s: float, num_in_flight: int) -> None:
         if stage == NUM_STAGES:
@@ -174,6 +176,19 @@ def test_a_flood_costs_no_more_where_edge_and_gateways_share_the_cores() -> None
     assert answered(flooded, "b") >= 0.99
     assert len(flooded.latencies_s["a"]) >= 0.9 * len(at_share.latencies_s["a"])
     assert answered(at_share, "a") >= 0.99
+
+
+@pytest.mark.parametrize("load", [0.8, 0.9, 1.0])
+@pytest.mark.parametrize("times_share", [1.2, 1.5, 2.0])
+def test_a_tenant_a_little_above_its_share_costs_another_a_bounded_wait(load: float, times_share: float) -> None:
+    """It uses capacity that is free, and so lengthens the other's waits; the other loses no requests."""
+    at_share, above = (SharedCores({"b": load * 140.0, "a": load * times * 175.0}) for times in (1.0, times_share))
+    at_share.run()
+    above.run()
+
+    assert answered(at_share, "a") >= 0.999
+    assert answered(above, "b") >= 0.99
+    assert above.p99_ms("b") <= 2.25 * at_share.p99_ms("b")
 
 
 @pytest.mark.parametrize("load", [0.4, 0.6])
