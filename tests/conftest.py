@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -104,6 +105,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for phase, seconds in spent.items():
         if seconds:
             terminalreporter.write_line(f"{phase}: {seconds:.0f} s of a budget of {BUDGET_S[phase]} s")
+
+
+@pytest.fixture(autouse=True)
+def same_log_settings() -> Iterator[None]:
+    """Undo what a test's code sets for the log: a higher level would drop lines that later tests capture."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,6 @@ def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str
     with structlog.contextvars.bound_contextvars(request_id="r"):
         structlog.get_logger().info("recommended", tier="llm")
         structlog.get_logger().debug("noise")
-    structlog.reset_defaults()
 
     (line,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert {"event": "recommended", "tier": "llm", "request_id": "r", "level": "info"}.items() <= line.items()
