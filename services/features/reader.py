@@ -36,7 +36,6 @@ from services.features.schema import (
     PopularRow,
     user_features,
 )
-from services.features.shared_reads import SharedReads
 from services.observability.tracing import span
 from services.router.breaker import Breaker
 
@@ -71,7 +70,6 @@ class FeatureReader:
         self._history_fields = [*self._histories.fields_of(self._of_history), *self._shown.fields_of(self._of_shown)]
         self._list_fields = [self._lists.time_field, *self._lists.fields_of(self._of_list)]
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
-        self._reads = SharedReads(self._read_rows)
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Return a user's features with this bundle's stored list, within `timeout_s`.
@@ -79,10 +77,10 @@ class FeatureReader:
         Empty for an unknown user. Raises DependencyUnavailable, also while the store lacks rows of the user's
         partition.
         """
-        history, listed, whole = await self._gated(self._reads.read((user_id, bundle_version)), timeout_s)
-        if whole != b"1":
+        found = await self.read_many((user_id,), bundle_version, timeout_s)
+        if user_id not in found:
             raise DependencyUnavailable("features", _RETRY_AFTER_S)
-        return self._features(history, listed, bundle_version)
+        return found[user_id]
 
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
@@ -91,10 +89,10 @@ class FeatureReader:
 
         Raises DependencyUnavailable.
         """
-        rows = await self._gated(self._read_rows([(user_id, bundle_version) for user_id in user_ids]), timeout_s)
+        cells = await self._gated(self._read_rows(user_ids, bundle_version), timeout_s)
         return {
             user_id: self._features(history, listed, bundle_version)
-            for user_id, (history, listed, whole) in zip(user_ids, rows, strict=True)
+            for user_id, (history, listed, whole) in zip(user_ids, zip(*[iter(cells)] * 3, strict=True), strict=True)
             if whole == b"1"
         }
 
@@ -124,18 +122,17 @@ class FeatureReader:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _read_rows(self, asked: Sequence[tuple[str, str]]) -> Sequence[tuple[Any, Any, Any]]:
-        """Return for each user and bundle version the fields of both rows, and whether the partition is whole.
+    async def _read_rows(self, user_ids: Sequence[str], bundle_version: str) -> Any:
+        """Return for each user three consecutive cells: the fields of both rows, and whether the partition is whole.
 
         Raises Redis' errors.
         """
         async with self._client.pipeline(transaction=False) as pipe:
-            for user_id, bundle_version in asked:
+            for user_id in user_ids:
                 pipe.hmget(self._histories.key(user_id), self._history_fields)
                 pipe.hmget(self._lists.key(user_id, bundle_version), self._list_fields)
                 pipe.hget(KEY, whole_field(user_id, self._num_partitions))
-            cells = await pipe.execute()
-        return list(zip(*[iter(cells)] * 3, strict=True))
+            return await pipe.execute()
 
     async def _read_windows(self) -> list[PopularRow]:
         """Return the popularity of all partitions that the store has. Raises Redis' errors."""

@@ -209,7 +209,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
             with suppress(asyncio.CancelledError):
                 await let_go.wait()
 
-    monkeypatch.setattr(reader._reads, "_exchange", stubborn)
+    monkeypatch.setattr(reader, "_read_rows", stubborn)
     started_s = time.monotonic()
     with pytest.raises(DependencyUnavailable):
         await reader.read("u", "v1", 0.05)
