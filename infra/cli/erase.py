@@ -67,6 +67,8 @@ def _check(user_ids: Sequence[str]) -> None:
 def read_accepted(path: Path) -> dict[str, str]:
     """Return the recorded erasures by user; the unfinished line of a killed run is cut off. Raises ConfigError."""
     try:
+        if path.exists() and not path.is_file():  # reading a device may never end
+            raise ConfigError(f"--out: {path} is not a file; give a file")
         content = path.read_bytes()
     except FileNotFoundError:
         return {}

@@ -8,7 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from infra.cli.erase import read_accepted
 from infra.cli.file_errors import described
+from services.errors import ConfigError
 from tests.unit.infra.cli.conftest import Run
 
 FULL = (
@@ -95,3 +97,9 @@ def test_a_missing_file_in_an_existing_state_folder_is_a_defect(tmp_path: Path) 
 def test_an_error_of_a_library_is_described_too(failure: Exception, message: str | None) -> None:
     """Its number and path are in its text only."""
     assert described(failure, ["report", "/data/a.csv"], {}) == message
+
+
+def test_a_device_is_not_read_as_a_file_of_erasures() -> None:
+    """Reading it would never end."""
+    with pytest.raises(ConfigError, match="--out: /dev/full is not a file; give a file"):
+        read_accepted(Path("/dev/full"))
