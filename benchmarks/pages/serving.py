@@ -293,7 +293,7 @@ def soak() -> Iterator[str]:
     yield ""
     yield (
         f"Of {events_['num_acknowledged']:,} acknowledged events {events_['num_lost']} were lost and "
-        f"{events_['num_doubled']} counted twice. Of {explained['asked']:,} explanations {explained['different']} "
+        f"{events_['num_doubled']} counted twice. Of {explained['asked']:,} explanations {len(explained['different'])} "
         f"differed; {explained['missing_in_faults']} were lost during faults of the store. "
         f"Growth above its bound: {broken or 'none'}."
     )

@@ -61,7 +61,7 @@ class Drills:
         return {target: round(until_s - now_s, 1) for target, until_s in self._until.items() if until_s > now_s}
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
-        """Switch dependencies off (True) or on (False): here at once, elsewhere within a quarter of a second."""
+        """Switch dependencies off (True) or on (False): here at once, elsewhere within a second."""
         self._until = await asyncio.to_thread(self._switch_locked, wanted)
 
     async def start(self) -> None:

@@ -39,7 +39,18 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
         opened.goto("/")
         expect(items(opened)).to_have_count(10)
         yield opened
-        stack.rest.post("/console/drills", json=dict.fromkeys(DrillTarget, "on"))
+        end_drills(stack)
+
+
+def end_drills(stack: Stack) -> None:
+    """Switch all parts on, and wait until each gateway has read it: one that has not answers the next page with 503."""
+    stack.rest.post("/console/drills", json=dict.fromkeys(DrillTarget, "on"))
+
+    def are_over() -> bool:
+        answers = [stack.rest.get("/console/history", params={"user_id": "196"}) for _ in range(20)]
+        return all(answer.status_code == 200 for answer in answers)
+
+    wait_for(are_over, what="the store in all gateways")
 
 
 def address(stack: Stack) -> str:

@@ -6,6 +6,7 @@ import { get, recommend, recordEvent, search } from "./api.js"
 
 const SEEN_WITHIN_MS = 5_000
 const POLL_EVERY_MS = 12
+const HISTORY_AGAIN_MS = 1_000
 const USER_KEY = "tailrace-user"
 
 export class Session extends EventTarget {
@@ -17,6 +18,7 @@ export class Session extends EventTarget {
   #generation = 0 // of the chosen user; answers for an earlier one are dropped
   #newestMs = 0 // newest event time of any answer; an answer without features has none
   #clicks = Promise.resolve()
+  #historyAgain = 0 // timer
 
   async choose(userId) {
     this.userId = userId
@@ -63,6 +65,7 @@ export class Session extends EventTarget {
   }
 
   async readHistory() {
+    clearTimeout(this.#historyAgain)
     const generation = this.#generation
     if (this.isStoreOff) {
       this.#emit("history", { error: { status: 503 } })
@@ -73,7 +76,10 @@ export class Session extends EventTarget {
       // Drop an answer from before the store was switched off.
       if (generation === this.#generation && !this.isStoreOff) this.#emit("history", { history })
     } catch (error) {
-      if (generation === this.#generation) this.#emit("history", { error })
+      if (generation !== this.#generation) return
+      this.#emit("history", { error })
+      // The store may come back; the end of a drill reaches the last gateway a second later.
+      if (error.status === 503) this.#historyAgain = setTimeout(() => this.readHistory(), HISTORY_AGAIN_MS)
     }
   }
 
