@@ -39,6 +39,14 @@ def rename_if_absent(scratch: Path, folder: Path, changed: Iterable[Path] | None
             raise
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace or create a file, and its folder if it is missing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(content)
+    rename_durably(scratch, path)
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, as 64 hex digits."""
     with path.open("rb") as stream:

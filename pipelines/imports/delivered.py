@@ -8,12 +8,11 @@ state, which may be newer than the source.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.files import rename_durably
+from models.files import write_durably
 from services.items.live_items import Knowledge, LiveItems
 
 
@@ -56,10 +55,7 @@ class Delivered:
 
     def write(self, path: Path) -> None:
         """Replace or create the file atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps({"topic_id": self.topic_id, "item_ids": sorted(self.item_ids)}))
-        rename_durably(scratch, path)
+        write_durably(path, json.dumps({"topic_id": self.topic_id, "item_ids": sorted(self.item_ids)}).encode())
 
     def missing(self, item_ids: Iterable[str], catalogue: LiveCatalogue) -> list[str]:
         """Return the live items that have left the source, in order."""

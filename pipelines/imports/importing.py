@@ -9,14 +9,13 @@ item, and an event that was delivered before counts once.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
 
-from models.files import rename_durably
+from models.files import write_durably
 
 BATCH_ROWS = 1_000
 _MODULUS = 2**64
@@ -77,7 +76,7 @@ class Import:
             for batch in rows.iter_slices(BATCH_ROWS):
                 self._deliver(batch)
                 done = done.behind(batch)
-                _write_progress(self._file, done)
+                write_durably(self._file, json.dumps(asdict(done)).encode())
                 self._moved(done.num_rows)
         return ImportResult(num_rows=done.num_rows, num_before=begun_at, is_again=is_again)
 
@@ -123,10 +122,3 @@ def _read_progress(path: Path) -> Progress:
     except (OSError, ValueError, TypeError):
         return Progress()
     return read if isinstance(read.num_rows, int) and isinstance(read.digest, int) else Progress()
-
-
-def _write_progress(path: Path, progress: Progress) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(asdict(progress)))
-    rename_durably(scratch, path)

@@ -39,7 +39,7 @@ import structlog
 
 from models.documents import MAX_BYTES, is_version
 from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
-from models.files import file_sha256, rename_durably
+from models.files import file_sha256, rename_durably, write_durably
 from models.registry.bundle import REPORT, hashes, open_bundle
 from models.registry.manifest import MANIFEST, decode_manifest
 from models.registry.name_record import is_name
@@ -110,7 +110,7 @@ class ObjectStorage:
     def keep_record(self, name: str, content: bytes) -> None:
         """Cache a valid record, for times when the store is unavailable or holds an unreadable record."""
         if self.kept_record(name) != content:
-            _replace(self._cache / "names" / f"{name}.json", content)
+            write_durably(self._cache / "names" / f"{name}.json", content)
 
     def kept_record(self, name: str) -> bytes | None:
         """Return the cached record."""
@@ -175,7 +175,7 @@ class ObjectStorage:
         if self._versions.has(version):
             return folder
         if not (alone / MANIFEST).exists():
-            _replace(alone / MANIFEST, self._manifest(version))
+            write_durably(alone / MANIFEST, self._manifest(version))
         if with_report and not (alone / REPORT).exists():
             digest = open_bundle(alone).manifest["files"].get(REPORT)
             if digest is not None:
@@ -457,10 +457,3 @@ def _reason(error: BaseException) -> str:
     code = text.partition("<Code>")[2].partition("</Code>")[0]
     first = text.splitlines()[0].split(": <?xml")[0] if text else type(error).__name__
     return f"{code}: {first}" if code else first
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    rename_durably(scratch, path)
