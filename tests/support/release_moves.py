@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from models.errors import BundleError, CanaryError
+from models.errors import BundleError, CanaryError, InvalidRequest
 from models.registry.canary import Canary, CanaryStage
 from models.registry.store import BundleStore
 
@@ -84,7 +84,12 @@ class Moves(RuleBasedStateMachine):
                 ANALYSIS[name](self.store, self.seen)
             assert self.store.record() == before
             return
-        with suppress(BundleError):  # no stage follows the last, and another version may be live
+        if name == "move on" and self.seen.stage + 1 == len(self.seen.stages):
+            with pytest.raises(InvalidRequest, match="out of range"):
+                ANALYSIS[name](self.store, self.seen)
+            assert self.store.record() == before
+            return
+        with suppress(BundleError):  # another version may be live
             ANALYSIS[name](self.store, self.seen)
 
     @invariant()
