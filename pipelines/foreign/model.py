@@ -8,7 +8,6 @@
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.weights import load_decoder
 from models.errors import CheckpointError
+from models.files import scratch_of
 from models.prompt import Prompt, prompt_of, text_encoder
 from models.search import Search, search_of
 from pipelines.foreign import checkpoint, measure
@@ -109,8 +109,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 def import_model(options: ImportOptions, root: Path, say: Callable[[str], object] = print) -> ImportedModel:
     """Import a checkpoint into `root`, and report on it in sentences. Raises Refused or CheckpointError."""
     target = root / FOLDER / options.import_name
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = scratch_of(target)
     try:
         about = _write(options, scratch, say)
         (scratch / ABOUT).write_text(json.dumps(about, indent=1))

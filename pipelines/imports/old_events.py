@@ -4,14 +4,13 @@ FILE.parts holds the batches of an unfinished import. Each event id is kept once
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
-from models.files import rename_durably
+from models.files import rename_durably, scratch_of
 from services.contracts.events import Interaction
 
 _COLUMNS = ("user_id", "item_id", "event_type", "value", "event_id")
@@ -49,6 +48,6 @@ class OldEvents:
         return pl.scan_parquet(self._table).select(pl.len()).collect().item() if self._table.exists() else 0
 
     def _write(self, rows: pl.DataFrame, path: Path) -> None:
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch = scratch_of(path)
         rows.write_parquet(scratch)
         rename_durably(scratch, path)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from prometheus_client import values
 
-from models.files import rename_durably
+from models.files import rename_durably, scratch_of
 from services.errors import EnvironmentFault
 from services.settings.addresses import RedisAddress
 from services.settings.settings import environment_kept
@@ -106,8 +105,7 @@ def apply_repo(address: RepoAddress) -> None:
     """
     (address.repo_dir / "data").mkdir(parents=True, exist_ok=True)
     (address.repo_dir / "feature_store.yaml").write_text(address.render())
-    mark = uuid.uuid4().hex
-    definitions, registry = (path.with_name(f"{path.name}.{mark}.tmp") for path in _applied(address))
+    definitions, registry = map(scratch_of, _applied(address))
     try:
         shutil.copyfile(_SOURCE / "features.py", definitions)
         _apply(address, definitions, registry)

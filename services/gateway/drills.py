@@ -7,7 +7,6 @@ gateway replicas of a node follow one small shared file; a drill ends by itself 
 import asyncio
 import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -16,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from models.files import Stamp, stamp_of
+from models.files import Stamp, stamp_of, write_durably
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyUnavailable
@@ -96,9 +95,7 @@ class Drills:
             until.pop(target, None)
             if is_off:
                 until[target] = now_s + HOLD_S
-        scratch = self._path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(until))
-        scratch.replace(self._path)
+        write_durably(self._path, json.dumps(until).encode())
         return until
 
 

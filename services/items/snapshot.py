@@ -8,7 +8,6 @@ ignored: the topic has all states.
 """
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from models.files import rename_durably
+from models.files import write_durably
 from services.contracts.tenant import check_tenant
 from services.items.columns import TextColumn
 from services.items.layout import HAS_CATEGORIES, ItemLayout
@@ -60,12 +59,7 @@ def _write(path: Path, items: LiveItems, about: Mapping[str, str]) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=_ROWS)
     data = sink.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.write(_digest(data))
-    rename_durably(scratch, path)
+    write_durably(path, b"".join((data, _digest(data))))
 
 
 def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
@@ -101,7 +95,7 @@ def _path_of(path: Path, tenant: str) -> Path:
 
 
 def _tenant_files(path: Path) -> list[Path]:
-    return [one for one in path.parent.glob(f"{path.name}.*") if not one.name.endswith(".tmp")]
+    return [*path.parent.glob(f"{path.name}.*")]
 
 
 def _whole(path: Path) -> pa.Buffer:

@@ -119,20 +119,21 @@ def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen
 
     Raises EnvironmentFault if a stack already runs.
     """
-    stack_file = StackFile(settings.state_dir)
-    if stack_file.is_claimed():
-        raise stack_file.taken()
     log_path = _log_path(settings)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={**inherited_environment(), **settings.as_environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+
+    def spawn(lock: IO[str]) -> "subprocess.Popen[bytes]":
+        with log_path.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env={**inherited_environment(), **settings.as_environment()},
+                stdin=lock,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    return StackFile(settings.state_dir).claim_for(spawn)
 
 
 def until_ready(

@@ -6,6 +6,8 @@ The supervisor holds the lock until it ends, which distinguishes its record from
 import fcntl
 import json
 import os
+import subprocess
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +16,7 @@ from services.errors import EnvironmentFault
 
 MARK = "STACK_OF_TAILRACE"
 """The variable in the environment of every process of a stack; its value is the stack's state folder."""
+_STDIN = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,21 @@ class StackFile:
 
         Replaces an older record at once, because its process id may belong to another process now.
         """
+        self._lock = self._inherited() or self._locked()
+        self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
+
+    def claim_for(self, spawn: Callable[[IO[str]], "subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
+        """Make a child this folder's only supervisor; `spawn` gives it the lock as its standard input.
+
+        So `tailrace down` stops the child also before its own `claim`. Raises EnvironmentFault as `claim`.
+        """
+        with self._locked() as lock:
+            self.forget()  # its process id may belong to another process now
+            child = spawn(lock)
+            self.write(StackRecord(supervisor_pid=child.pid, stage="starting"))
+        return child
+
+    def _locked(self) -> IO[str]:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         lock = (self._run_dir / "lock").open("a+")
         try:
@@ -59,8 +77,22 @@ class StackFile:
         except BlockingIOError as error:
             lock.close()
             raise self.taken() from error
-        self._lock = lock
-        self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
+        for left in self._run_dir.glob("*.[0-9]*"):
+            left.unlink(missing_ok=True)  # scratch files of a killed supervisor
+        return lock
+
+    def _inherited(self) -> IO[str] | None:
+        """Return the lock that standard input is, and make standard input empty; None if it is another file."""
+        try:
+            is_lock = os.path.samestat(os.fstat(_STDIN), (self._run_dir / "lock").stat())
+        except OSError:
+            return None
+        if not is_lock:
+            return None
+        lock = os.fdopen(os.dup(_STDIN), "a+")
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), _STDIN)  # else every process of the stack would hold the lock
+        return lock
 
     def taken(self) -> EnvironmentFault:
         """Return the error for a second stack in this folder, which names the running one."""

