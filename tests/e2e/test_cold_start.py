@@ -46,9 +46,7 @@ def items_of(shop: Stack, path: str, **sent: object) -> list[str]:
 
 
 def test_the_shop_answers_without_a_model(shop: Stack) -> None:
-    """The first bundle states that it has no models; users get the newest items, and similar items
-    have similar texts.
-    """
+    """The first bundle has no models and says so; users get the newest items, and similar items similar texts."""
     popular = admitted(lambda: shop.rest.get("/v1/popular", params={"k": 8})).raise_for_status().json()
     answer = shop.known(OTHER, k=3, deadline_ms=2_000)
     similar = admitted(lambda: shop.rest.post("/v1/items/lamp-1/similar", json={"k": 2})).raise_for_status().json()

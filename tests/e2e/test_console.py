@@ -223,9 +223,7 @@ def test_the_sliders_set_deadline_and_load(page: Page) -> None:
 
 
 def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
-    """The skip link comes first, focus is visible, shortcuts are listed and disabled in text fields;
-    `n` adds a user.
-    """
+    """The skip link comes first, focus is visible, shortcuts are listed and off in text fields; `n` adds a user."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")

@@ -81,9 +81,7 @@ def logged(stack: Stack, kind: str, request_ids: set[str]) -> list[dict[str, Any
 def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     stack: Stack, experiment: Experiment, tmp_path: Path
 ) -> None:
-    """REST, gRPC and standby assign alike; rules, deadline and tiers apply; explanation, impression
-    and report agree.
-    """
+    """REST, gRPC and standby assign alike; rules, deadline, tiers, explanation, impression and report agree."""
     users, answers = [f"{experiment.name}-{number}" for number in range(16)], dict[str, dict[str, Any]]()
     for user_id in users:
         expected = {experiment.name: experiment.variant_of(user_id)}

@@ -36,9 +36,7 @@ def test_only_loopback_listens(stack: Stack) -> None:
 
 
 def test_a_page_of_another_site_records_no_event(stack: Stack) -> None:
-    """Events from a rebound host name or a cross-site form are rejected; without a browser the same
-    event is accepted.
-    """
+    """Events from a rebound host or a cross-site form are rejected; without a browser the same event is accepted."""
     event = {"user_id": new_user_id(), "item_id": "50"}
     for field, value in (("host", "evil.example"), ("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")):
         refused = stack.rest.post("/v1/events", json=event, headers={field: value})

@@ -9,9 +9,7 @@ from tests.support.wait import wait_for
 
 
 def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) -> None:
-    """REST and gRPC answer batches, similar items from the bundle's table without hidden items, and
-    recent popularity.
-    """
+    """REST and gRPC answer batches, similar items from the bundle without hidden items, and recent popularity."""
     users = [stack.listed_user(), new_user_id(), new_user_id()]
     hidden = new_user_id()
     entries = [{"user_id": user_id, "k": 5} for user_id in users]

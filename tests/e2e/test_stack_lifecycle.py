@@ -1,6 +1,4 @@
-"""The shared stack is interrupted, restarted with keys, TLS and a store password, and crashed, after
-all other tests.
-"""
+"""The shared stack is interrupted, restarted with keys, TLS and a store password, and crashed, after all others."""
 
 import os
 import shutil

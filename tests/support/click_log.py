@@ -42,9 +42,7 @@ class Log:
 
 
 def make_log(num_impressions: int, seed: int) -> Log:
-    """Return a log of two days: visitors, repeated impressions, reused request IDs, and late, early, doubled and
-    foreign clicks.
-    """
+    """Return a log of two days: visitors, repeats, reused request IDs, and late, early, doubled and foreign clicks."""
     draw = np.random.default_rng(seed)
     num_users = max(2, num_impressions // 20)
     times = np.sort(draw.integers(_START_MS, _START_MS + _SPAN_MS, num_impressions))

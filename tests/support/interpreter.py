@@ -8,9 +8,7 @@ from triton.runtime import interpreter
 
 
 def multiply_bf16_as_numbers() -> None:
-    """Widen bf16 operands of `tl.dot` to fp32, exactly, as a device's tensor cores do. No effect on
-    compiled kernels.
-    """
+    """Widen bf16 operands of `tl.dot` to fp32, exactly, as tensor cores do; compiled kernels are unchanged."""
     builder = interpreter.InterpreterBuilder
     if not hasattr(builder, "narrow_dot"):
         builder.narrow_dot = builder.create_dot

@@ -53,9 +53,7 @@ def parse(text: str) -> list[Thing]:
 def with_component(
     overlay: str, component: str, folder: Path, *, is_inside: bool = False, namespace: str = "tailrace"
 ) -> list[Thing]:
-    """Return an overlay's objects with a component on top, or named in its kustomization; `folder` is
-    an empty folder, and `namespace` that of the kustomization on top.
-    """
+    """Return an overlay's objects with a component on top (in `folder`, with `namespace`), or in its kustomization."""
     if is_inside:
         shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("*.py"))
         copy = folder / "infra/kubernetes/overlays" / overlay

@@ -20,9 +20,7 @@ const done = (value) => console.log(JSON.stringify(value));
 
 
 def in_node(script: str, *arguments: str) -> Any:
-    """Run a module with the client's classes, `address`, `given`, `caught` (a call's answer or error) and `done` (the
-    result).
-    """
+    """Run a module with the client's classes, `address`, `given`, `caught` (an answer or error) and `done`."""
     command = [_NODE, "--no-warnings", "--input-type=module", "--eval", _PRELUDE + script, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr

@@ -38,9 +38,7 @@ SMOLLM2_135M = llama(
 
 
 def gpt(layers: int, hidden: int, heads: int, vocab: int = 51_200) -> DecoderShape:
-    """A GPT as Megatron and llm-foundry train it: plain feed-forward of four times the width, learned positions, tied
-    tables.
-    """
+    """A GPT of Megatron and llm-foundry: plain feed-forward of four widths, learned positions, tied tables."""
     return DecoderShape(
         name="gpt",
         num_layers=layers,

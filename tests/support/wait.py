@@ -1,6 +1,4 @@
-"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` and `until_answer` in an event
-loop.
-"""
+"""Wait for a condition with a deadline: `wait_for` in a thread, `until` and `until_answer` in an event loop."""
 
 import asyncio
 import time

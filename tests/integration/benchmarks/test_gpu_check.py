@@ -1,6 +1,4 @@
-"""`make gpu-check` at its smallest size on a CPU, so that only device-specific failures remain for the
-first GPU run.
-"""
+"""`make gpu-check` at its smallest size on a CPU, so that only device-specific failures remain for a GPU."""
 
 import fcntl
 import itertools

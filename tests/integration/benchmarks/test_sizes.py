@@ -1,6 +1,4 @@
-"""`python -m benchmarks.scale` in its short form, over a real store, broker and worker, and row sizes
-in a real store.
-"""
+"""`python -m benchmarks.scale` in its short form over a real store, broker and worker, and sizes of rows."""
 
 import json
 import subprocess
@@ -19,9 +17,7 @@ from tests.support.gateway.rows import history_row
 
 @pytest.mark.grid
 def test_points_are_measured_on_real_servers_and_within_their_time(tmp_path: Path) -> None:
-    """A point on the users' and the catalogue's axis has all its fields; a point that times out is null and stops its
-    servers.
-    """
+    """A point on either axis has all its fields; a point that times out is null and stops its servers."""
     command = [sys.executable, "-m", "benchmarks.scale", "--sizes", "1000", "--seconds", "1", "--json"]
 
     def rows(name: str, *options: str) -> list[dict[str, float]]:

@@ -60,9 +60,7 @@ def test_generators_warn_of_nothing_that_matters(language: str, made: Callable[[
 
 
 def test_fields_have_the_types_that_the_server_means(made: Callable[[str], tuple[Path, str]]) -> None:
-    """Milliseconds since 1970 have 64 bits, IDs are strings, request fields have descriptions, and answers may gain
-    fields.
-    """
+    """Milliseconds have 64 bits, IDs are strings, request fields have descriptions, and answers may gain fields."""
     folder = made("go")[0]
     request, event, answer = (
         (folder / f"model_{name}.go").read_text() for name in ("recommend_body", "event_body", "recommendation_body")

@@ -1,6 +1,4 @@
-"""The TypeScript client: its types match the document, it retries like the Python client, and it calls
-a real gateway.
-"""
+"""The TypeScript client: its types match the document, and it retries and calls like the Python client."""
 
 import json
 import shutil
@@ -71,9 +69,7 @@ def test_the_types_are_those_of_the_document(tmp_path: Path) -> None:
 
 
 def test_the_compiler_takes_the_client_and_what_callers_may_write(tmp_path: Path) -> None:
-    """The client compiles strictly, is short, and its types reject a wrong field, type or path and a misspelt answer
-    field.
-    """
+    """The client compiles strictly, is short, and its types reject a wrong field, type, path or answer field."""
     copy = shutil.copytree(TYPESCRIPT, tmp_path / "client", ignore=shutil.ignore_patterns("node_modules", "dist"))
     lines = [
         'import { Client, type Recommendation } from "./client.ts";',
@@ -135,9 +131,7 @@ RECORDED = Step(200, {"accepted": 1, "event_ids": ["e"], "unknown_items": []})
 )
 @pytest.mark.parametrize("method", ["call", "record"])
 def test_a_repeated_event_has_the_same_id(method: str, body: Any) -> None:
-    """A retried event has the same ID in every form of the body, since the server may have recorded
-    the first attempt.
-    """
+    """A retried event has the same ID in every form of the body: the server may have recorded the first attempt."""
     call = 'call("post", "/v1/events", { body })' if method == "call" else "record(body.events ?? body)"
     script = f"const body = {json.dumps(body)}; done(await caught(new Client(address, {{ firstPauseMs: 1 }}).{call}));"
     with running([Step(0), RECORDED]) as server:

@@ -123,9 +123,7 @@ def in_page(page: Page, script: str, *given: Any) -> Any:
 
 
 def test_a_page_recommends_and_records(page: Page) -> None:
-    """Through its own origin the page gets an answer, events, an operation by path, and an error that
-    names the field.
-    """
+    """Through its origin the page gets an answer, events, an operation by path, and an error with its field."""
     found = in_page(
         page,
         """
@@ -153,9 +151,7 @@ def test_a_page_recommends_and_records(page: Page) -> None:
 
 
 def test_deadlines_signals_and_another_origin_end_a_call(page: Page, door: str) -> None:
-    """Browser errors become the client's codes; another origin is unreachable, and an abort keeps the
-    caller's reason.
-    """
+    """Browser errors become the client's codes; another origin is unreachable; an abort keeps the caller's reason."""
     found = in_page(
         page,
         """

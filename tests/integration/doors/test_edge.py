@@ -343,9 +343,7 @@ def test_a_flood_has_no_more_than_the_fair_limit_in_flight(
 
 @pytest.mark.parametrize("door", ["rest", "grpc"])
 def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> None:
-    """A batch counts by its size: five of six leave room for one request; without a size it counts as 100, and passes
-    only without other requests in flight.
-    """
+    """A batch counts by its size; without a size it counts as 100, and passes only without other requests in flight."""
     whole = {
         "requests": [{name: value for name, value in LONG.items() if name != "deadline_ms"}] * 5,
         "deadline_ms": 5_000,
@@ -389,9 +387,7 @@ def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> Non
 
 @pytest.mark.parametrize("paths", [TAILRACE, OPENAI, ["http://localhost/v1/%65vents", "http://localhost//v1/events"]])
 def test_an_ambiguous_path_is_refused_by_the_edge_and_the_door_alike(edge: Edge, paths: list[str]) -> None:
-    """Refusals use one envelope; the edge forwards only paths whose parameter is invalid UTF-8, which it has no rule
-    for.
-    """
+    """Refusals use one envelope; the edge forwards only paths whose parameter is invalid UTF-8."""
     for path in paths:
         refused, refused_behind = edge.post(path), edge.post(path, edge.settings.inner_http_port)
 
@@ -526,9 +522,7 @@ def test_a_certificate_without_its_key_is_refused(edge: Edge, ca: trustme.CA) ->
 def test_mutual_tls_and_a_change_of_the_clients_authority(
     tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
 ) -> None:
-    """REST and gRPC require a client certificate of the clients' authority; after a change, only of
-    the new authority.
-    """
+    """REST and gRPC require a certificate of the clients' authority; after a change, only of the new authority."""
     old, new = trustme.CA(), trustme.CA()
     with running_edge(tmp_path / "e", ca, doors, client_ca=old) as edge:
         assert edge.settings.tls_client_ca_file is not None

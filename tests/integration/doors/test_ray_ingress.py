@@ -110,9 +110,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway_dies(scene: Scene) -> None:
-    """The standby immediately answers requests that a killed gateway held, and later requests; events
-    are not resent.
-    """
+    """The standby answers at once what a killed gateway held, and later requests; events are not resent."""
     scene.start_doors(HELD, scene.replica)
     scene.start_around()
     async with (

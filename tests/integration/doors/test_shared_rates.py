@@ -71,9 +71,7 @@ async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: S
 
 
 async def test_two_gateways_have_one_rate(valkey: Server) -> None:
-    """At full speed two gateways together admit at most the burst plus the rate times the time, and at
-    least the burst.
-    """
+    """At full speed two gateways together admit at least the burst, and at most the burst plus rate times time."""
     allowance, began_s = Allowance(rate_per_s=200, burst=300), time.monotonic()
     async with gateways(valkey) as both:
         admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=3) for rates in both))

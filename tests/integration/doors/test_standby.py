@@ -60,9 +60,7 @@ class Callers:
         await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()))
 
     def failures(self) -> dict[str, list[str]]:
-        """Return each caller's failed requests, except those with a partial answer, which no other
-        server can complete.
-        """
+        """Return each caller's failed requests, except partial answers, which no other server can complete."""
         return {
             way: [word for word in words if word.startswith("failed") and BEGUN not in word]
             for way, words in self.answers.items()

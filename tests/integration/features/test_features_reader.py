@@ -44,9 +44,7 @@ async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
 async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """A read asks Redis once and agrees with Feast; after Redis was emptied the next read reports
-    unavailable features.
-    """
+    """A read asks Redis once and agrees with Feast; after Redis is emptied it reports unavailable features."""
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "ü"), row_time_us=2_000_000)])
     listed = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7)
@@ -85,9 +83,7 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
 
 
 async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoAddress, reader: FeatureReader) -> None:
-    """A later bundle's lists do not change the live bundle's; a rollback finds its own, and removed
-    bundles leave none.
-    """
+    """A later bundle's lists do not change the live bundle's; a rollback finds its own, removed bundles leave none."""
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a",))])
     for made_at_us, version in enumerate(("v1", "v2", "v3"), 1):

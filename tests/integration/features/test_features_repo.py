@@ -113,9 +113,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("is_sharing", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool) -> None:
-    """import_feast loads no torch, sets no variable and leaves no file, even in a killed process, and hides no
-    warnings.
-    """
+    """import_feast loads no torch, sets no variable, leaves no file even if killed, and hides no warnings."""
     temporary, shared = tmp_path / "tmp", tmp_path / "shared"
     temporary.mkdir()
     shared.mkdir()

@@ -234,9 +234,7 @@ def serve_recorded(rig: Rig, folder: Path, *item_ids: str) -> None:
 
 
 async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path: Path) -> None:
-    """If Redis is emptied between two clicks of a user with 20 recorded events, reads see either no history or all 22
-    events.
-    """
+    """If Redis is emptied between two clicks, reads see either no history or all 22 events of the user."""
     serve_recorded(rig, tmp_path, *(f"old{number}" for number in range(20)))
     base = rig.rows("u")["u"]
     reader = FeatureReader(rig.features, num_partitions=4)
@@ -262,9 +260,7 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
 
 
 def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None:
-    """Without base tables the worker reports that rows cannot be restored, and continues once the
-    tables are written.
-    """
+    """Without base tables the worker reports rows it cannot restore, and continues once the tables are written."""
     serve_recorded(rig, tmp_path, "old")
     table = base_table(rig.settings.offline_log_dir)
     right = table.read_bytes()
@@ -282,9 +278,7 @@ def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None
 
 
 def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, tmp_path: Path) -> None:
-    """SIGTERM during a long rebuild ends it after its batch; requests see no partial history, and the next process
-    resumes.
-    """
+    """SIGTERM ends a long rebuild after its batch; requests see no partial history, and the next process resumes."""
     log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
     log.append(events(0, 2_499))
     rebuild = Rebuild(
@@ -352,9 +346,7 @@ def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
 
 
 def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> None:
-    """When scaling from one worker to two, the new worker waits for owned partitions and takes them when the old
-    worker ends.
-    """
+    """A second worker waits for owned partitions, and takes them when the old worker ends."""
     other = Rig(rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2}), rig.features, rig.broker)
     rig.start_worker()
     rig.send(*many_clicks(40, num_users=20))
@@ -393,9 +385,7 @@ def test_events_of_a_foreign_partitioner_reach_their_users(rig: Rig) -> None:
 
 
 def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddress, valkey: Server) -> None:
-    """A second writer cannot claim; writes are refused after the store was restored, and rows changed meanwhile are
-    kept.
-    """
+    """A second writer cannot claim; writes to a restored store are refused, and rows changed meanwhile are kept."""
     owner, other = FeatureWriter(features), FeatureWriter(features)
     store = Snapshots(valkey.port)
     first, second = history_row("u", ("a",), 1), history_row("u", ("a", "b"), 2)
@@ -416,9 +406,7 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
 
 
 def test_a_lease_of_before_the_clock_was_set_back_is_over(features: RepoAddress, valkey: Server) -> None:
-    """If the machine's clock is an hour earlier after a restart, a stopped worker's lease does not
-    block for that hour.
-    """
+    """A stopped worker's lease does not block for an hour if the clock is an hour earlier after a restart."""
     dead, next_one = FeatureWriter(features), FeatureWriter(features)
     client = Snapshots(valkey.port).client
     dead.partitions.claim(1)
@@ -444,9 +432,7 @@ def test_a_claim_names_whether_another_wrote_meanwhile(features: RepoAddress, va
 
 
 def test_partitions_that_are_written_together_are_fenced_each_by_itself(features: RepoAddress, valkey: Server) -> None:
-    """Large writes succeed for owned partitions, also after the store lost its scripts or another worker took a
-    partition.
-    """
+    """Large writes to owned partitions succeed, also after the store lost its scripts or a partition was taken."""
     writer = FeatureWriter(features)
     rows = [history_row(f"u{number}") for number in range(450)]
     for partition in range(3):

@@ -135,9 +135,7 @@ async def clients(pair: Pair, folder: Path) -> AsyncIterator[dict[str, Call]]:
 
 
 async def test_each_client_uses_the_password_that_its_file_holds_when_it_connects(pair: Pair, tmp_path: Path) -> None:
-    """After the password changes on server and file and every connection ends, clients reconnect without being
-    recreated.
-    """
+    """After the password changes and every connection ends, clients reconnect without being recreated."""
     async with clients(pair, tmp_path) as calls:
         with pair.admin(pair.primary) as admin:
             admin.config_set("requirepass", "two")
@@ -185,9 +183,7 @@ async def test_a_wrong_or_missing_password_is_named(pair: Pair, tmp_path: Path) 
 
 
 async def test_each_client_follows_a_failover_whose_old_primary_lives_on(pair: Pair, tmp_path: Path) -> None:
-    """No connection is closed, but the old primary refuses writes and serves stale reads; each client finds the new
-    primary.
-    """
+    """The old primary keeps its connections, refuses writes and serves stale reads; each client finds the new one."""
     async with clients(pair, tmp_path) as calls:
         await asyncio.to_thread(pair.fail_over)
         await asyncio.sleep(1.1)  # a connection asks for its server's role once a second
@@ -200,9 +196,7 @@ async def test_each_client_follows_a_failover_whose_old_primary_lives_on(pair: P
 
 
 async def test_a_reader_without_traffic_to_write_does_not_go_stale(pair: Pair, tmp_path: Path) -> None:
-    """A second after the failover reads use the new primary, though the connection to the old primary
-    was never closed.
-    """
+    """A second after the failover reads use the new primary, though the old connection was never closed."""
     reader = FeatureReader(repo_of(pair, tmp_path), num_partitions=8)
     await reader.read("u", "v1", TIMEOUT_S)
     await asyncio.to_thread(pair.fail_over)
@@ -229,9 +223,7 @@ async def outcome(call: Call) -> str:
 
 
 async def test_the_faults_of_the_matrix_are_what_they_say(pair: Pair, tmp_path: Path) -> None:
-    """The failover leaves the old primary behind the address until `follow`; the rotation writes the
-    new password file.
-    """
+    """The failover leaves the old primary behind the address until `follow`; the rotation writes its password file."""
     settings = Settings(state_dir=tmp_path / "s", redis_password_file=pair.address.password_file)
     prepare_valkey(settings)
     async with AsyncExitStack() as closing:

@@ -99,9 +99,7 @@ def test_items_of_a_file_are_imported_once(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_events_are_parted_by_age(shop: Shop, tmp_path: Path) -> None:
-    """New events enter the stream with an ID from their content, old ones the pipeline's table; both once after two
-    runs.
-    """
+    """New events enter the stream with an ID from their content, old events the table; both once after two runs."""
     now_s, day_s, path, table = int(time.time()), 86_400, tmp_path / "events.jsonl", tmp_path / "old.parquet"
     rows = [{"user_id": f"u{day % 7}", "item_id": "sku-001", "event_time": now_s - day * day_s} for day in range(1, 60)]
     for title in (1, 2, 1):

@@ -125,9 +125,7 @@ def test_a_record_that_cannot_be_read_stops_nothing(broker: Server, worker: Proc
 def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
     broker: Server, tmp_path: Path, worker: Process
 ) -> None:
-    """If the embedded broker loses its topics, hidden items stay hidden and new changes apply, also in
-    new processes.
-    """
+    """If the broker loses its topics, hidden items stay hidden and changes apply, also in new processes."""
     send(broker, (b"i01", b'{"available":false}'), (b"i04", b'{"available":false}'))
     wait_for(lambda: worker.hides("i01") and worker.hides("i04"), what="the first changes")
     wait_for((tmp_path / "items" / "snapshot.parquet").exists, what="the snapshot")
@@ -149,9 +147,7 @@ def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
 def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
     broker: Server, tmp_path: Path, worker: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the log returns shorter and grows past the snapshot's positions, its hides are read and the snapshot's are
-    kept. The start returns after the last change is applied, however long that takes.
-    """
+    """A log that returns shorter and outgrows the snapshot is read, and the start awaits its last change."""
     send(broker, (b"i01", b'{"available":true}'), (b"i02", b'{"available":false}'), (b"i03", b'{"available":true}'))
     send(broker, *((f"i0{number}".encode(), b'{"available":false}') for number in (4, 5, 6)))
     wait_for(lambda: worker.hides("i02") and worker.hides("i06"), what="the changes")
@@ -178,9 +174,7 @@ def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
 
 
 def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: Server) -> None:
-    """The process knows whether it has nothing, the snapshot, or the whole topic; its start does not wait for the
-    broker.
-    """
+    """The process knows whether it has nothing, the snapshot or the whole topic, and starts without the broker."""
     broker.kill()
     path = tmp_path / "snapshot.parquet"
     process, knowledge = Process(broker, path), []
@@ -230,9 +224,7 @@ async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker
 async def test_a_gateway_that_starts_without_broker_and_snapshot_shows_no_hidden_item(
     features: RepoAddress, broker: Server, tmp_path: Path
 ) -> None:
-    """The gateway refuses until the broker is back and the topic was read; then its answers exclude items hidden
-    before.
-    """
+    """The gateway refuses until the broker is back and the topic was read; then hidden items stay excluded."""
     make_topic(broker)
     await asyncio.to_thread(send, broker, *((f"i{number:02}".encode(), b'{"available":false}') for number in range(10)))
     publish(tmp_path / "bundles", "v1", catalogue_of(), trained=False)

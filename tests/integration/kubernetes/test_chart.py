@@ -1,6 +1,4 @@
-"""The Helm chart, rendered by Helm: the overlays' objects, values that take effect, and refusals that
-name the value.
-"""
+"""The Helm chart, rendered by Helm: the overlays' objects, values that take effect, and refusals by name."""
 
 import json
 import re
@@ -239,9 +237,7 @@ def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_pa
 
 
 def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path: Path) -> None:
-    """Every pod that reads bundles has the store's address and Secret, the annotated account, egress, and a cache
-    volume.
-    """
+    """Every pod that reads bundles has the store's address and Secret, the account, egress, and a cache volume."""
     things = chosen(S3, tmp_path)
     egress = the(things, "NetworkPolicy", "tailrace-object-store")["spec"]
     account = the(things, "ServiceAccount", "tailrace")
@@ -370,9 +366,7 @@ def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
 
 
 def test_a_changed_setting_changes_the_pods() -> None:
-    """The ConfigMap's name follows its content, as in Kustomize, so that Ray builds a new cluster and all pods are
-    replaced.
-    """
+    """The ConfigMap's name follows its content, so that Ray builds a new cluster and all pods are replaced."""
     before, after = (
         {
             source["configMapRef"]["name"]

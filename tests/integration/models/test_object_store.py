@@ -75,9 +75,7 @@ def objects(url: str, prefix: str) -> list[str]:
 
 
 def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
-    """Another machine can list, download, verify, follow, roll back, and read histories; shared files
-    are stored once.
-    """
+    """Another machine lists, downloads, verifies, follows and rolls back; shared files are stored once."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     with pytest.raises(BundleNotFound, match="tailrace pipeline"):
         there.live()
@@ -269,9 +267,7 @@ def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path)
 
 
 def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, server: Server, tmp_path: Path) -> None:
-    """During an outage a new process serves the record and version from this machine's cache; without them it is
-    refused.
-    """
+    """During an outage a new process serves from this machine's cache; without a cache it is refused."""
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2")
     store.promote("v1")
@@ -360,9 +356,7 @@ def test_files_that_vanish_while_the_cache_is_measured_are_not_counted(url: str,
 
 @pytest.mark.parametrize("what", ["changed", "gone", "manifest"])
 def test_what_changed_in_the_store_is_refused(url: str, tmp_path: Path, what: str) -> None:
-    """A version with modified content, a missing file or an unreadable manifest does not open; the
-    live version stays.
-    """
+    """A version with a changed or missing file or an unreadable manifest does not open; the live version stays."""
     here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
     publish(here, tmp_path, "v1", "v2")
     here.promote("v1")
@@ -429,9 +423,7 @@ def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp
 
 
 def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of a killed upload are removed after a day, files of kept versions are not; publishing
-    again restores them.
-    """
+    """A day later the files of a killed upload are gone, kept versions' are not; publishing again restores them."""
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1")
     store.promote("v1")

@@ -46,9 +46,7 @@ def test_rules_are_valid(path: Path) -> None:
     [pytest.param(path, id=path.stem, marks=[] if path.stem in SAMPLE else pytest.mark.grid) for path in DRILLS],
 )
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
-    """Each alert fires within two minutes of a 14.4-fold burn and in each window, not at 0.9, and
-    reports missing data.
-    """
+    """Each alert fires within two minutes of a 14.4-fold burn and in each window, not at .9, and on missing data."""
     done = promtool("test", "rules", str(path))
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -160,9 +160,7 @@ async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
 
 
 async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
-    """Spans cover gateway, features, router, student, and the replica's queue and prefill; the explanation has the same
-    ID.
-    """
+    """Spans cover gateway, features, router, student, queue and prefill; the explanation has the same ID."""
     await scene.click(TRACE["click"])
     await scene.arrived(TRACE["click"], "write")
 

@@ -114,9 +114,7 @@ def copied_state(
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens of the ring at depth 1 in `tokens` and depth 2 in `deep`; with label weights and dislikes in `weighted`
-    and `weighted-deep`.
-    """
+    """Tokens of the ring at depth 1 (`tokens`) and 2 (`deep`), and with label weights and dislikes (`...weighted`)."""
     folder = tmp_path_factory.mktemp("data")
     plain, weighted = write_ingested(folder / "ingest"), write_with_dislikes(folder / "weighted-ingest")
     for name, ingested, depth in (

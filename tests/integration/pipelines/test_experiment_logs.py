@@ -54,9 +54,7 @@ NOW_MS = int(NOW_S * 1_000)
 
 @dataclass(frozen=True)
 class Shown:
-    """A folder with the log, experiments.toml and the joined table; the impressions, and the explored position's
-    candidates by request.
-    """
+    """A folder with log, experiments.toml and joined table; impressions, and explored candidates by request."""
 
     folder: Path
     impressions: tuple[Impression, ...]
@@ -167,9 +165,7 @@ def with_drawn(order: list[str], item_id: str) -> list[str]:
 
 
 def test_lists_that_explore_have_propensities_and_others_have_none(shown: Shown) -> None:
-    """For each tier and variant, drawn items were candidates with the recorded probability; all tiers and variants
-    occur.
-    """
+    """For each tier and variant, drawn items were candidates with the recorded probability; all of both occur."""
     kinds = set()
     for one in shown.impressions:
         if one.surface == "cart":

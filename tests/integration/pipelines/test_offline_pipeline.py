@@ -97,9 +97,7 @@ def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Plac
 
 
 def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(places: Places) -> None:
-    """The store's lists, the catalogue and both models come from the refit; the manifest's metrics from the judged
-    pair.
-    """
+    """Stored lists, catalogue and both models come from the refit; the manifest's metrics from the judged pair."""
     bundle = BundleStore(places.bundle_root).live()
     evaluated = places.stages_dir / "evaluate" / bundle.manifest["lineage"]["stages"]["evaluate"]
 
@@ -118,9 +116,7 @@ def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(pl
 
 
 def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
-    """A global-time split trains from scratch before the cut, ends at the gate, prints the report's path, and publishes
-    nothing.
-    """
+    """A global-time split trains from scratch, ends at the gate, prints the report's path, and publishes nothing."""
     before = BundleStore(places.bundle_root).live_version()
 
     report, shown = run(replace(options, split="global-time"), places)
@@ -151,9 +147,7 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
 async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """With three favourites in rotation per user, the run reports repeats, the decoder reaches the bigram, and lists
-    hold favourites.
-    """
+    """With favourites in rotation the decoder reaches the bigram, and repeats are reported and listed."""
     draw = np.random.default_rng(0)
     favourites = [draw.choice(12, 3, replace=False) for _ in range(40)]
     rows = [(f"u{u:03d}", f"i{own[n % 3]:02d}", 60 * n + u) for u, own in enumerate(favourites) for n in range(12)]
@@ -179,9 +173,7 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
     tmp_path: Path, places: Places, options: PipelineOptions
 ) -> None:
-    """An unchanged run skips every stage, keeps the version and reads no test label; features and lists are stored
-    again.
-    """
+    """An unchanged run skips every stage, keeps the version, reads no test label, and fills the store again."""
     openings = read_ledger(places.stages_dir / LEDGER)
     other = valkey_server(tmp_path / "valkey")
     other.start()
@@ -228,9 +220,7 @@ def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pai
 def test_each_night_starts_from_the_last_whole_training(
     tmp_path: Path, copied_state: Callable[[Path], Places], options: PipelineOptions, depth: int
 ) -> None:
-    """With few events on two nights, both trainings start from the first bundle, which is kept
-    regardless of its age.
-    """
+    """With few events on two nights, both trainings start from the first bundle, which is kept whatever its age."""
     places, events = replace(copied_state(tmp_path / "state"), keep_bundles=1), tmp_path / "events.csv"
     bundles, codes = BundleStore(places.bundle_root), CodesOptions(depth=depth)
     published = [bundles.live_version()] if depth == 1 else []
@@ -249,9 +239,7 @@ def test_each_night_starts_from_the_last_whole_training(
 def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     tmp_path: Path, store: Server, options: PipelineOptions
 ) -> None:
-    """A bundle without an age causes a full training; items keep the bundle's codes, though learned
-    from other events.
-    """
+    """A bundle without an age causes a full training; items keep its codes, though learned from other events."""
     places, codes = places_in(tmp_path, store), CodesOptions(depth=2, codes_per_level=8)
     bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).assembled / "bundle"
     BundleStore(places.bundle_root).publish(bundle, "v1", {})

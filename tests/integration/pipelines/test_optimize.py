@@ -50,9 +50,7 @@ def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
 
 
 def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
-    """Children have parent, recipe, report and picture; the table gives reasons for other rows; no child is promoted
-    unasked.
-    """
+    """Children have parent, recipe, report and picture; the table has reasons; none is promoted unasked."""
     store = BundleStore(places.bundle_root)
     parent = store.live()
 
@@ -78,9 +76,7 @@ def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
 
 
 def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Places) -> None:
-    """With a refit both decoders are pruned; post-training quantisation keeps both, and a second run
-    reuses the work.
-    """
+    """With a refit both decoders are pruned; quantisation keeps both, and a second run reuses the work."""
     parent = BundleStore(places.bundle_root).live()
     pruned, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
     again, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)

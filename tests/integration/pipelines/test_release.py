@@ -40,9 +40,7 @@ def other_student(options: PipelineOptions) -> PipelineOptions:
 def test_a_rollback_is_not_undone_by_the_next_run(
     places: Places, other_student: PipelineOptions, tmp_path: Path
 ) -> None:
-    """Without new events a run after a rollback publishes nothing; with new events it does; --force restores the
-    version.
-    """
+    """After a rollback, a run without new events publishes nothing; with new events it does; --force restores."""
     store = BundleStore(places.bundle_root)
     first = store.live_version()
     second = run(other_student, places)[0].bundle_version
@@ -78,9 +76,7 @@ def run_overtaken(options: PipelineOptions, places: Places, version: str) -> Non
 
 
 def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_student: PipelineOptions) -> None:
-    """A run publishes only if its initial live version is still live; the next run continues from the
-    finished stages.
-    """
+    """A run publishes only if its initial live version is still live; the next run continues from its stages."""
     store = BundleStore(places.bundle_root)
     first = store.live()
     store.publish(first.path, "by-hand", {name: first.manifest[name] for name in ("prompt", "data")})
@@ -118,9 +114,7 @@ def test_a_renamed_table_is_compared_with_the_live_bundle(
 def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
     places: Places, options: PipelineOptions, tmp_path: Path
 ) -> None:
-    """Items with equal IDs but other titles are different items; the suggested option skips comparison
-    and warm start.
-    """
+    """Items of other titles are other items; the suggested option skips comparison and warm start."""
     store, shown = BundleStore(places.bundle_root), io.StringIO()
     before = store.live_version()
     titles = pl.format("Book {}", pl.col("item_id"))
@@ -145,9 +139,7 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
 
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
-    """A refusal names the report; output and report have the reason, the best baseline and remedies. The live bundle
-    stays.
-    """
+    """A refusal names the report; both have the reason, the best baseline and remedies. The live bundle stays."""
     beyond, shown = replace(options, gate=GateOptions(baseline="best", student_floor=100)), io.StringIO()
     before = BundleStore(places.bundle_root).live_version()
 

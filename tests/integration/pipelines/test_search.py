@@ -49,9 +49,7 @@ def test_the_search_has_no_test_label(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_search_goes_on(tokens: Path, tmp_path: Path) -> None:
-    """After SIGKILL in the second trial, the first stays, the second repeats its values, and the number of trials is as
-    requested.
-    """
+    """After SIGKILL in the second trial the first stays, the second repeats its values, and all trials are made."""
     child = [sys.executable, "-m", "tests.integration.pipelines.test_search", str(tokens), str(tmp_path)]
     killed = subprocess.run(child, check=False)
     first = search(tokens, BASE, tmp_path, 1)

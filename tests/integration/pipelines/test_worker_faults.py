@@ -81,9 +81,7 @@ def test_a_killed_rank_does_not_change_the_result(
 def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
     data: Path, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With a rank stopped by SIGSTOP, its peer waits for its timeout, the stopped rank prints its stack, and the result
-    is that of an undisturbed fit.
-    """
+    """The peer of a rank stopped by SIGSTOP times out, the rank prints its stack, and the fit has the usual result."""
     _, expected = undisturbed("tokens", LONG, TWO)
     broken, paused = tmp_path, list[int]()
 

@@ -103,9 +103,7 @@ def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_p
 def test_ranks_write_their_files_of_a_decoder_that_transformers_loads(
     parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """A file per rank and their index hold one process's weights, and transformers computes the decoder's hidden
-    states.
-    """
+    """A file per rank and their index hold one process's weights, and transformers computes the same states."""
     transformers = pytest.importorskip("transformers")
     one, _ = undisturbed("tokens", DROPPED_DECODER)
 
@@ -202,9 +200,7 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(
 @pytest.mark.grid  # the fits above run over two workers, and each end-to-end run trains by the command
 @pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), ("--refit", 5)])
 def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str, num_fits: int, tmp_path: Path) -> None:
-    """`tailrace pipeline --workers 2` with the shipped shapes starts two ranks for each fit and refit, and promotes a
-    bundle.
-    """
+    """`tailrace pipeline --workers 2` starts two ranks for each fit and refit, and promotes a bundle."""
     raw_events(40, 30, 12).write_csv(tmp_path / "events.csv")
     raw_items(30).write_ndjson(tmp_path / "items.jsonl")
     command = [sys.executable, "-m", "infra.cli.main", "pipeline", "--workers", "2", refit]

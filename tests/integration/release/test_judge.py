@@ -102,9 +102,7 @@ def scene(tmp_path: Path, broker: Server) -> Iterator[Scene]:
 
 
 def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> None:
-    """Each stage begins a lead time after its record, uses its own impressions, and the last stage promotes the
-    candidate.
-    """
+    """Each stage begins a lead time after its record with its own impressions; the last promotes the candidate."""
     canary = scene.release((CanaryStage(0.3, 1.0), CanaryStage(0.5, 1.0)), budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     began_ms = time.time_ns() // 1_000_000

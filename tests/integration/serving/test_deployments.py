@@ -1,6 +1,4 @@
-"""Ranking and text on a real local Ray: killed replicas, version changes, disconnecting callers, and
-replica affinity.
-"""
+"""Ranking and text on a real local Ray: killed replicas, version changes, leaving callers, and affinity."""
 
 import asyncio
 import os
@@ -102,9 +100,7 @@ async def first_failure(handle, within_s: float) -> TailraceError:
 
 
 async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
-    """A replica refuses without a bundle and for other versions, keeps timeouts, and after a kill fails fast and is
-    replaced.
-    """
+    """A replica refuses without a bundle or for other versions, keeps timeouts, and is replaced after a kill."""
     handle = rankers(settings)
     with pytest.raises(BundleNotFound):
         await handle.rank(rank_request("v1"), timeout_s=20.0)
@@ -233,9 +229,7 @@ async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(writers) -> N
 
 
 async def test_of_two_replicas_one_may_die(writers) -> None:
-    """Prompts stick to a replica, and both serve; after a kill the second replica serves every new or unstarted
-    request.
-    """
+    """Prompts stick to a replica and both serve; after a kill the second serves every new or unstarted request."""
     handle = writers(text_replicas=2, kv_block_tokens=4)
     prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
 

@@ -190,9 +190,7 @@ def export_of(rig: Rig, user_id: str) -> dict[str, object]:
 def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
     rig: Rig, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """All stores of a user's data are in the export before the erasure and empty after it, including Redis' file;
-    others stay.
-    """
+    """All stores of a user's data are in the export before and empty after, including Redis' file; others stay."""
     serve_past(rig, tmp_path_factory.mktemp("given"), SECRET, OTHER)
     publish_bundle(rig.settings.bundle_root, "v1")
     lists = [

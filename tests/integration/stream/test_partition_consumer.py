@@ -115,9 +115,7 @@ LEADER = 111
 def test_a_log_is_intact_as_far_as_the_epoch_of_its_last_record_reaches(
     consumer: PartitionConsumer, broker: Server, monkeypatch: pytest.MonkeyPatch, end_of_epoch: int, intact: int
 ) -> None:
-    """KIP-320: records lost in an epoch were replaced, however long the log is; an unknown epoch means a different
-    record.
-    """
+    """KIP-320: records lost in an epoch were replaced, however long the log; an unknown epoch is another record."""
     produce(broker, *[b"x"] * 10)
     asked = consumer.broker_log
     without_epochs = asked.knows_epochs, asked.intact_until(0, 5, 3), asked.intact_until(0, 30, None)
@@ -222,9 +220,7 @@ def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, b
 
 
 def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker: Server) -> None:
-    """Lag includes fetched records that `poll` has not returned, even if the broker reports the last batch's start as
-    the end.
-    """
+    """Lag includes fetched records that `poll` still holds, even if the broker reports the last batch's start."""
     produce(broker, *[b"x"] * 10)
 
     given = 0

@@ -80,9 +80,7 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
 
 
 def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) -> None:
-    """While Redis is stopped, nothing is lost, logged or committed, and the lag counts it; afterwards all is applied
-    once.
-    """
+    """While Redis is stopped nothing is lost, logged or committed and the lag counts it; then all is applied once."""
     rig.start_worker()
     rig.send(click(1))
     wait_for(lambda: rig.rows("u"), what="first event")
@@ -100,9 +98,7 @@ def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) ->
 
 
 def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
-    """Oversized values and headers on a wrong partition become dead letters; the next event is
-    forwarded and applied.
-    """
+    """Oversized values and headers on a wrong partition become dead letters; the next event is applied."""
     rig.start_worker()
     rig.send_to(0, click(1, "u"), padding=b" " * 1_100_000)
     rig.send_to(0, click(2, "u"), headers=[("tracestate", b"x" * 1_100_000)])

@@ -76,9 +76,7 @@ CASES = [
 
 
 def deviations(case: Case, device: torch.device, *, beside_torch: bool = False) -> tuple[float, float]:
-    """Return the largest relative error of a row of one head, of our kernels and (else 0) of torch's
-    attention in bf16.
-    """
+    """Return the largest relative error of a head's row, of our kernels and (else 0) of torch's attention in bf16."""
     torch.manual_seed(0)
     plan, cache = _plan_of(case), _cache_of(case, device)
     heads = KV_HEADS * case.heads_per_group
@@ -168,9 +166,7 @@ def most(device: torch.device) -> float:
 
 
 def sample(number: int) -> list[Case]:
-    """Return this number of cases, ordered so that the first cover the most pairs of values (head
-    size, work, cache).
-    """
+    """Return this number of cases, the first of which cover the most pairs of values."""
     left, chosen, covered = list(CASES), list[Case](), set[object]()
     while left and len(chosen) < number:
         best = max(left, key=lambda case: len(_pairs(case) - covered))

@@ -64,9 +64,7 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:
-    """Compile attention of a text token, of whole and split prefill tiles, of captured beams with tails, and of
-    captured prompts.
-    """
+    """Compile attention of a text token, of whole and split prefill tiles, and of captured beams and prompts."""
     attention = TritonAttention(HEADS, GROUPS, BLOCK, torch.device("cpu"), window)
     cache = cache_of(kind, dtype)
     for rows, limit in ((1, 40), (1, 400), (40, 40), (40, 400)):

@@ -76,9 +76,7 @@ def exhaustive_ranking(
 
 
 def drain(engine: Engine, *others: Engine) -> dict[str, EngineOutcome]:
-    """Step until the engine has no work, checking its integrity, with the other engines on its memory,
-    after each step.
-    """
+    """Step to the end, checking the integrity of the engine and of the others on its memory after each step."""
     outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
         for outcome in engine.step(0.0):

@@ -1,6 +1,4 @@
-"""A small in-process TextWriter that repeats the prompt's words, one token per word. Deterministic; can be slow or
-fail.
-"""
+"""A small TextWriter that repeats the prompt's words, a token each. Deterministic; can be slow or fail."""
 
 import asyncio
 from collections.abc import AsyncGenerator

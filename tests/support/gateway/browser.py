@@ -1,6 +1,4 @@
-"""A headless system Chromium for tests, driven by Playwright, and checks of a page: names, structure,
-contrast, width.
-"""
+"""A headless system Chromium driven by Playwright, and checks of a page: names, structure, contrast, width."""
 
 import os
 import shutil

@@ -219,9 +219,7 @@ class ComposeStack(Stack):
         return self._processes.container(service)
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
-        """Run docker compose on this project and return its output. Raises AssertionError with the
-        output on failure.
-        """
+        """Run docker compose on this project; return its output. Raises AssertionError with it on failure."""
         files = [word for file in self._files for word in ("--file", str(file))]
         done = subprocess.run(
             [*compose_command(), "--project-name", self.project, *files, *words],
@@ -323,9 +321,7 @@ class ComposeProcesses:
         return {name: one["RestartCount"] for name, one in self._services().items()}
 
     def _services(self) -> dict[str, Any]:
-        """Return the containers by service, as `docker inspect` describes them. Raises AssertionError
-        if one is absent.
-        """
+        """Return the containers by service, as `docker inspect` has them. Raises AssertionError if one is absent."""
         ids = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._project}").split()
         found = json.loads(docker("inspect", *ids)) if ids else []
         services = {one["Config"]["Labels"][_SERVICE]: one for one in found}

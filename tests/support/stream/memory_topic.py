@@ -32,9 +32,7 @@ class MemoryTopic:
         own.append(Record(place, event.key, event.encode(), event.event_time_ms, leader_epoch=self.leader_epoch))
 
     def cut(self, num_lost: int) -> None:
-        """Lose the newest records of each partition, as after a power loss of a broker's machine, and start a new
-        leader epoch.
-        """
+        """Lose the newest records of each partition, as after a broker's power loss, and start a new leader epoch."""
         for own in self.records:
             del own[max(0, len(own) - num_lost) :]
         self.epoch_begins.append([len(own) for own in self.records])

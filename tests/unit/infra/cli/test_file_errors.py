@@ -1,6 +1,7 @@
 """Errors of the file system are one line that names the option or setting."""
 
 import errno
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -27,16 +28,18 @@ COMMANDS = [
     ["precompute"],
     ["import", "items", __file__],
 ]
+FOLDERS = ("/proc/x", "/proc/x/y", "{file}", "{file}/x", "{ring}/x", "/" + "x" * 300)
+CASES = [*itertools.product(COMMANDS, FOLDERS), (["status"], "{file}")]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("folder", ["/proc/x", "/proc/x/y", "{file}", "{file}/x", "/" + "x" * 300])
+@pytest.mark.parametrize(("command", "folder"), CASES, ids=lambda value: value if value in FOLDERS else " ".join(value))
 def test_a_state_folder_that_cannot_be_made_is_named(
     tailrace: Run, tmp_path: Path, command: list[str], folder: str
 ) -> None:
     """The line names the setting and its folder."""
-    (file := tmp_path / "file").write_text("")
-    refused = tailrace(*command, state_dir=folder.format(file=file))
+    (file := tmp_path / "file").touch()
+    (ring := tmp_path / "ring").symlink_to(ring)
+    refused = tailrace(*command, state_dir=folder.format(file=file, ring=ring))
     (line,) = refused.err.strip().splitlines()
 
     assert refused.code == 1

@@ -16,7 +16,6 @@ import pytest
 from infra.cli.session import user_name
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
-from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
 from tests.unit.infra.cli.conftest import Run
 
@@ -80,17 +79,6 @@ def test_an_unknown_fault_is_named_with_those_that_exist(tailrace: Run) -> None:
 
     assert refused.code == 2
     assert {"nope", "store-hang", "llm-killed"} <= set(re.findall(r"[a-z-]+", refused.err))
-
-
-@pytest.mark.parametrize("command", ["up", "status", "rollback", "pipeline"])
-def test_an_unusable_state_folder_is_one_line(tailrace: Run, tmp_path: Path, command: str) -> None:
-    """Every command names the path and the setting, without a traceback."""
-    (tmp_path / "file").touch()
-
-    refused = tailrace(command, state_dir=str(tmp_path / "file"), redis_port=str(free_port()))
-
-    (line,) = refused.err.strip().splitlines()
-    assert (refused.code, str(tmp_path / "file") in line, "TAILRACE_STATE_DIR" in line) == (1, True, True)
 
 
 def test_up_names_every_taken_port_before_it_starts_anything(tailrace: Run, tmp_path: Path) -> None:
@@ -277,16 +265,3 @@ def test_a_damaged_bundle_hides_neither_the_others_nor_the_rest_of_a_comparison(
     for shown in (listed, compared):
         assert (shown.code, "0.1110" in shown.out, "v2/report.json: hash differs" in shown.out) == (0, True, True)
     assert ["live", "v2", "damaged"] in [line.split()[:3] for line in listed.out.splitlines()]
-
-
-@pytest.mark.parametrize("folder", ["file/state", "ring/state", "n" * 300])
-def test_a_state_folder_that_cannot_be_made_is_named(folder: str, tailrace: Run, tmp_path: Path) -> None:
-    """A file, a ring of links or too long a name in its path is one line, without a traceback."""
-    (tmp_path / "file").touch()
-    (tmp_path / "ring").symlink_to(tmp_path / "ring")
-
-    found = tailrace("down", state_dir=str(tmp_path / folder))
-
-    assert found.code == 1
-    assert found.err.startswith("error: ")
-    assert "TAILRACE_STATE_DIR" in found.err
