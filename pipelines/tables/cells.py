@@ -36,7 +36,7 @@ def as_text(values: pl.Series) -> pl.Series:
         return whole.zip_with(is_whole.fill_null(value=False), values.fill_nan(None).cast(pl.String))
     if dtype == pl.Null:
         return values.cast(pl.String)
-    if dtype == pl.Object or isinstance(dtype, pl.Struct):
+    if dtype in (pl.Object, pl.Duration) or isinstance(dtype, pl.Struct):
         return pl.Series(values.name, [None if value is None else str(value) for value in values], dtype=pl.String)
     if dtype == pl.Binary:
         return pl.Series(values.name, [_decoded(value) for value in values], dtype=pl.String)

@@ -158,6 +158,7 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
         raise _missing(table, missing, left)
     if kind == "items":
         attributes |= _attributes(left, attributes, findings)
+        left = [name for name in left if name in attributes.values()]
     _note_unused(kind, left, fields, findings)
     others = {field: other for field in needed if (other := _suggest(field, left)) is not None}
     return Named({name: tuple(named) for name, named in fields.items()}, attributes, frozenset(used), others)
@@ -345,9 +346,8 @@ def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], f
         if field not in fields and (column := _suggest(field, free)) is not None:
             words[column] = f" ({_option(column, field)} reads it)"
             free.remove(column)
-    unread = [name for name in left if kind == "events" or name not in RESERVED_NAMES]
-    if not unread:
+    if not left:
         return
-    named = ", ".join(f"{name}{words.get(name, '')}" for name in unread[:20]) + (", ..." if len(unread) > 20 else "")
+    named = ", ".join(f"{name}{words.get(name, '')}" for name in left[:20]) + (", ..." if len(left) > 20 else "")
     what = "ignored" if kind == "events" else "attributes, which models do not learn from"
     findings.note(f"columns that are {what}: {named}")

@@ -53,6 +53,8 @@ class Dialect:
         second: The fields of the second line.
         sequences: Columns that hold lists separated by blanks, according to their header.
         skipped_lines: Lines before the header.
+        preamble: The first of these lines that has text, such as a report's title; "" if none has.
+        is_padded: Whether a blank follows each separator, so that a quote may follow it.
     """
 
     separator: str
@@ -62,6 +64,8 @@ class Dialect:
     sequences: frozenset[str]
     has_header: bool
     skipped_lines: int
+    preamble: str = ""
+    is_padded: bool = False
 
 
 def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]) -> Dialect:
@@ -76,6 +80,8 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
         lines, skipped = lines[1:], skipped + 1
     if not lines:
         raise DataError("", f"{path.name} has no rows", "a file with a row for each event or item")
+    preamble: Sequence[str] = () if header is not None else _preamble(lines, is_known)
+    lines, skipped = lines[len(preamble) :], skipped + len(preamble)
     separator = separator or _detect(lines, is_known)
     fields = [_fields(line, separator) or () for line in lines]
     first, second = fields[0], fields[1] if len(fields) > 1 else ()
@@ -88,6 +94,8 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
             )
         names = tuple(f"{UNNAMED}{place}" if name == UNNAMED else name for place, name in enumerate(header, 1))
         return Dialect(separator, names, first, second, frozenset(), has_header=False, skipped_lines=skipped)
+    if any(re.search(r"[\x00\x02-\x08\x0e-\x1f]", name) for name in first):
+        raise DataError("", f"{path.name} is not text", "CSV, JSON or Parquet")
     if len(first) > 1 and all(len(name) > 1 and name[0] == name[-1] == "'" for name in first):
         raise DataError("", f"{path.name} has its fields in single quotes; write double quotes or none", '"user_id"')
     named = first
@@ -100,7 +108,17 @@ def read_dialect(path: Path, header: Sequence[str] | None, is_known: Callable[[s
     )
     if all(typed):
         named = tuple(match[1] for match in typed if match)
-    return Dialect(separator, _distinct(named), first, second, sequences, has_header=True, skipped_lines=skipped)
+    return Dialect(
+        separator,
+        _distinct(named),
+        first,
+        second,
+        sequences,
+        has_header=True,
+        skipped_lines=skipped,
+        preamble=next((line for line in preamble if line.strip()), ""),
+        is_padded=len(first) > 1 and all(name.startswith(" ") for name in first[1:]),
+    )
 
 
 class Delimited:
@@ -140,6 +158,11 @@ class Delimited:
         """Return the batch, its number of rows, and the remaining data, which belongs to an incomplete row."""
         data, num_other, _ = as_utf8(data)
         notes = [("{n} rows are not UTF-8 and are read as Windows-1252", num_other, "")] if num_other else []
+        dialect = self.dialect
+        if dialect.preamble and row == dialect.skipped_lines + 2:
+            notes.append(("{n} lines before the header are skipped", dialect.skipped_lines, dialect.preamble[:60]))
+        if dialect.is_padded:
+            data = data.replace(self._separator + b' "', self._separator + b'"')
         if len(self.dialect.separator) > 1:
             data = data.replace(_STAND_IN, b" ").replace(self.dialect.separator.encode(), _STAND_IN)
         if b"\0" in data or (spans := _spans(data, self._separator, self._quotes)) is None:
@@ -383,6 +406,17 @@ def _fields(line: str, separator: str, escape: str | None = None) -> tuple[str, 
     except csv.Error:
         return None if is_strict else tuple(line.split(separator))
     return tuple(rows[0]) if rows else ()
+
+
+def _preamble(lines: Sequence[str], is_known: Callable[[str], bool]) -> Sequence[str]:
+    """Return the lines before a header of at least two known names, if they are comments or have one cell each."""
+    for number, line in enumerate(lines):
+        fields = (_fields(line, _detect([line], is_known)) or ()) if line.strip() else ()
+        if sum(map(is_known, fields)) > 1:
+            return lines[:number]
+        if not line.startswith("#") and sum(map(bool, map(str.strip, fields))) > 1:
+            return ()
+    return ()
 
 
 def _detect(lines: Sequence[str], is_known: Callable[[str], bool]) -> str:

@@ -418,7 +418,8 @@ def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: 
 
 
 def _as_shown(column: pl.Series) -> pl.Series:
-    return pl.Series(column.name, [None if value is None else str(value)[:256] for value in column], dtype=pl.String)
+    values = column.to_list()
+    return pl.Series(column.name, [None if value is None else str(value)[:256] for value in values], dtype=pl.String)
 
 
 def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:

@@ -26,7 +26,11 @@ _REFUSED = (
     (b"\x80\x04", "is a pickle, which may run code; write it as Parquet"),
     (b"\x80\x05", "is a pickle, which may run code; write it as Parquet"),
     (b"%PDF", "is a PDF; save the table as CSV"),
+    (b"\x89PNG", "is a picture; write the table as CSV"),
+    (b"7z\xbc\xaf", "is a 7z archive; unpack it"),
+    (b"Rar!", "is a RAR archive; unpack it"),
 )
+_MARKUP = (b"<!doctype", b"<html", b"<head", b"<meta", b"<table", b"<?xml")
 
 
 class _Rows(Protocol):
@@ -77,6 +81,10 @@ class Table:
         for magic, why in _REFUSED:
             if head.startswith(magic):
                 raise DataError("", f"{self.name} {why}", KINDS)
+        if head[257:262] == b"ustar":
+            raise DataError("", f"{self.name} is a tar archive; unpack it", KINDS)
+        if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
+            raise DataError("", f"{self.name} is HTML or XML; open it in a spreadsheet and save it as CSV", KINDS)
         if head.startswith(b"PAR1") or path.suffix in (".parquet", ".pq"):
             parquet = Columnar(path, is_parquet=True)
             return parquet, parquet.columns

@@ -99,4 +99,5 @@ def describe_reason(kind: str, reason: str, group: SetAside) -> str:
 
 
 def describe_row(sample: Mapping[str, Any]) -> str:
-    return ", ".join(f"{column}={value}" for column, value in sample.items() if column not in ("reason", "row"))
+    cells = {column: " ".join(str(value).split()) for column, value in sample.items()}
+    return ", ".join(f"{column}={cell}" for column, cell in cells.items() if column not in ("reason", "row"))

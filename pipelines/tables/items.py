@@ -192,13 +192,14 @@ class _Cells:
         found = lists(values, split)
         if values.dtype == pl.String and split is None:
             whole = found.list.len() == 1
-            commas = found.list.first().str.contains(",", literal=True) & whole
-            if commas.any():
-                what = (
-                    f"{{n}} values of column {column} hold a comma and are one category each; --list '{column}=,' "
-                    "splits them"
-                )
-                self._findings.note(what, int(commas.sum()), str(found.filter(commas.fill_null(value=False))[0][0]))
+            for sign in (",", ">"):
+                has_sign = (found.list.first().str.contains(sign, literal=True) & whole).fill_null(value=False)
+                if has_sign.any():
+                    what = (
+                        f"{{n}} values of column {column} hold '{sign}' and are one category each; "
+                        f"--list '{column}={sign}' splits them"
+                    )
+                    self._findings.note(what, int(has_sign.sum()), str(found.filter(has_sign)[0][0]))
         texts = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.slice(0, MAX_TEXT_CHARS))
         return texts.list.eval(pl.element().filter(pl.element() != ""))
 

@@ -250,7 +250,10 @@ def test_the_page_s_override_serves_names_and_tenants(composed: ComposeStack, tm
         )
 
         event = {"user_id": user_id, "item_id": "50"}
-        composed.rest.post("/v1/events", json=event, headers=bearer(shop)).raise_for_status()
+        headers = bearer(shop)
+        wait_for(
+            lambda: composed.rest.post("/v1/events", json=event, headers=headers).is_success, what="the new key's event"
+        )
         wait_for(lambda: ask(shop).json().get("newest_event_time_ms"), what="the tenant's event")
         assert ask(composed.api_key).json()["newest_event_time_ms"] is None
         assert (ask(composed.api_key, surface="fr").status_code, ask(shop, surface="fr").status_code) == (200, 422)

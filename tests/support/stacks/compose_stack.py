@@ -212,7 +212,7 @@ class ComposeStack(Stack):
 
     def keeps_events(self) -> bool:
         """Return whether the broker is Apache Kafka, which keeps events on disk; a replacement may not."""
-        look = ["docker", "exec", self.container("kafka"), "ls", "/opt/kafka"]
+        look = ["docker", "exec", self.container("kafka"), "ls", "/opt/kafka/libs"]
         return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
     def container(self, service: str) -> str:

@@ -367,6 +367,18 @@ EVENTS = {
     "decimal times": Case(
         parquet(event_time=[Decimal(1_780_000_000), Decimal(1_780_000_001)]), WITHOUT_TYPE, name="e.parquet"
     ),
+    "durations as types": Case(
+        parquet(event_type=pa.array([60, 61], pa.duration("s"))),
+        [("u", "a", AT, "0:01:00", 1.0), ("v", "a", AT + timedelta(seconds=1), "0:01:01", 1.0)],
+        name="e.parquet",
+    ),
+    "a report's title": Case(
+        f"# exported by Shop, 2026\nVisits;;;;\n\n{GOOD.replace(',', ';')}x;a\n",
+        [U, V],
+        {"2 fields where the header has 5": [7]},
+        notes=("3 lines before the header are skipped, such as # exported by Shop, 2026",),
+    ),
+    "a blank after each separator": Case(GOOD.replace(",", ", ").replace("buy", '"buy"'), [U, V]),
     "flags as values": Case(parquet(value=[True, True]), WITHOUT_TYPE, name="e.parquet"),
 }
 
@@ -530,6 +542,11 @@ REFUSED = {
         "--column properties.product_id=item_id",
     ),
     "ORC": ("ORC\nu,a\n", {}, "is an ORC file"),
+    "7z": ("7z\xbc\xaf\x27\x1c".encode("latin-1"), {}, "is a 7z archive"),
+    "tar": ("events.csv".ljust(257, "\0") + "ustar", {}, "is a tar archive"),
+    "a picture": (b"\x89PNG\r\n\x1a\n", {}, "is a picture"),
+    "a program": ("\x7fELF\x02\x01\x01\n", {}, "is not text"),
+    "a web page": ("\n<!DOCTYPE html><table><tr><td>user_id</td></tr></table>", {}, "is HTML or XML"),
     "a first line of data": (
         "1::1193::5::978300760\n1::661::3::978302109\n",
         {},
@@ -616,6 +633,26 @@ def test_json_without_a_row_is_refused_by_its_first_reason(content: str, words: 
     (tmp_path / "events.jsonl").write_text(content)
     with pytest.raises(DataError, match=words):
         open_table(tmp_path / "events.jsonl", "events", TableOptions())
+
+
+def test_a_note_on_a_row_is_one_line(tmp_path: Path) -> None:
+    """Lists and line breaks of a rejected row are shown on one line, as they are in the file."""
+    path = tmp_path / "e.parquet"
+    path.write_bytes(parquet(user_id=["u", None], item_id=[["a"], ["b", "c"]], event_type=["buy", "add\nto cart"]))
+
+    table = EventTable(open_table(path, "events", PLAIN))
+    table.read()
+
+    (sentence,) = table.findings.describe_set_aside()
+    assert "item_id=['b', 'c'], " in sentence
+    assert "event_type=add to cart" in sentence
+
+
+def test_a_skipped_column_is_no_attribute(tmp_path: Path) -> None:
+    """A column whose name is not valid for an attribute is not listed among the attributes."""
+    _, findings = states_of(f"item_id,price,{'n' * 200}\np1,2,3\n", tmp_path)
+
+    assert any(str(note).endswith("models do not learn from: price") for note in findings.notes)
 
 
 def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
