@@ -4,8 +4,9 @@ A TailraceError, or a given path that cannot be used, is one red line and exit c
 """
 
 import sys
+from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -29,7 +30,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Serve and train LLM recommendations. Settings are TAILRACE_* variables.",
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
@@ -55,6 +55,19 @@ app.command()(pipeline.recommend)
 app.command()(pipeline.optimize)
 app.command("add-items")(with_options(pipeline.add_items))
 app.command()(stack.explain)
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"tailrace {metadata.version('tailrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[bool, typer.Option(help="Print the version.", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Serve and train LLM recommendations. Settings are TAILRACE_* variables."""
 
 
 def main() -> None:

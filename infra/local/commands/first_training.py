@@ -15,6 +15,7 @@ from pipelines.runner.remaining import TRAINING
 from services.errors import BundleError, BundleNotFound, EnvironmentFault
 from services.settings.settings import Settings
 
+TRAINING_PART = "pipeline"
 _NICENESS = 10
 """The stack's processes get about nine times the CPU time of a training on the same core."""
 
@@ -48,7 +49,7 @@ def fault_of_live(store: BundleStore) -> str:
 def pipeline_part(name: str) -> Part:
     """Return the offline pipeline with its defaults, for a name of bundles."""
     words = ("-m", "infra.cli.main", "pipeline", "--name", name, "--first-bundle")
-    return Part(name="pipeline", command=(sys.executable, *words))
+    return Part(name=TRAINING_PART, command=(sys.executable, *words))
 
 
 def log_of(settings: Settings) -> Path:
@@ -77,14 +78,14 @@ class FirstTraining:
             self._supervisor.tick()
             self.observe()
             if self.stage == "untrained":
-                raise EnvironmentFault(self._supervisor.why_down("pipeline"))
-        self._supervisor.lower_priority("pipeline", _NICENESS)  # so far the stack waited for it
+                raise EnvironmentFault(self._supervisor.why_down(TRAINING_PART))
+        self._supervisor.lower_priority(TRAINING_PART, _NICENESS)  # so far the stack waited for it
 
     def observe(self) -> bool:
         """Report new estimates; return whether the training has just ended."""
         if self.stage != "training":
             return False
-        code = self._supervisor.ended("pipeline")
+        code = self._supervisor.ended(TRAINING_PART)
         self._relay()
         if code is None:
             return False

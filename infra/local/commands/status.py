@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from infra.local.commands.first_training import TRAINING_PART
 from infra.local.parts import stack_parts
 from infra.local.supervisor.part import Part
 from infra.local.supervisor.probes import http_answer
@@ -45,7 +46,7 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
 def is_training(settings: Settings) -> bool:
     """Return whether the first training of this state folder's stack runs."""
     record = StackFile(settings.state_dir).read()
-    return record is not None and record.stage == "training"
+    return record is not None and TRAINING_PART in record.parts
 
 
 def readiness(settings: Settings) -> str:

@@ -58,9 +58,12 @@ def accepts(host: str, port: int) -> bool:
 
 
 def beats(heartbeat: Path) -> bool:
-    """Return whether a process without a port has touched its file recently."""
+    """Return whether a process without a port has touched its file recently.
+
+    A beat from the future was made before the clock was set back.
+    """
     try:
-        return time.time() - heartbeat.stat().st_mtime < BEAT_S
+        return abs(time.time() - heartbeat.stat().st_mtime) < BEAT_S
     except FileNotFoundError:
         return False
 

@@ -92,11 +92,15 @@ class Eraser:
         self._next_s = 0.0
         self._progress = _Progress()
         self._restored: set[int] = set()
-        self._gone_ms: dict[str, int] = {}
-        """By erasure, when the user's row and lists had left Redis: answers that began earlier may have read them."""
+        self._gone: dict[str, tuple[int, float]] = {}
+        """By erasure, when the user's row and lists had left Redis (Unix ms, and monotonic s).
+
+        Answers that began earlier may have read them.
+        """
         self._absent_s: dict[Path, float] = {}
         self._rewrite: list[Tombstone] | None = None
-        self._rewritten_s = self._scrubbed_s = 0.0
+        self._rewritten_s = 0.0
+        self._scrubbed_s: float | None = None
 
     def begin(self, partitions: Collection[int]) -> BaseException | None:
         """Start a round for these owned partitions, unless a round runs or just ran.
@@ -149,7 +153,7 @@ class Eraser:
         for number, ones in opened.items():
             if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
                 self._ledger.close(number, done, _now_ms())
-                self._gone_ms = {one: at_ms for one, at_ms in self._gone_ms.items() if one not in done}
+                self._gone = {one: at for one, at in self._gone.items() if one not in done}
                 _log.info("erasure.done", partition=number, num_erasures=len(done))
         self._scrub(partitions)
         for failure in failures:
@@ -157,14 +161,14 @@ class Eraser:
 
     def _scrub(self, partitions: Collection[int]) -> None:
         """Rewrite hourly the files of the last two hours: a paused process may have merged erased events into them."""
-        now_s = time.time()
-        if now_s < self._scrubbed_s + _SCRUB_EVERY_S:
+        if self._scrubbed_s is not None and time.monotonic() < self._scrubbed_s + _SCRUB_EVERY_S:
             return
+        since_s = time.time() - 2 * _SCRUB_EVERY_S
         for log in self._files.logs.values():
             for number in partitions:
                 if self._ledger.tombstones(number):
-                    log.erase(number, changed_since_s=now_s - 2 * _SCRUB_EVERY_S)
-        self._scrubbed_s = now_s
+                    log.erase(number, changed_since_s=since_s)
+        self._scrubbed_s = time.monotonic()
 
     def _erase_online(self, opened: dict[int, list[Tombstone]]) -> None:
         every = [one for ones in opened.values() for one in ones]
@@ -172,13 +176,14 @@ class Eraser:
             users = [str(one.user_id) for one in new]
             self._store.remove_base_rows(users)
             self._store.remove_lists(users, self._versions())
-            self._gone_ms |= dict.fromkeys((one.erasure_id for one in new), _now_ms())
+            self._gone |= dict.fromkeys((one.erasure_id for one in new), (_now_ms(), time.monotonic()))
             self._done(new, _S.FEATURES)
-        settle_ms, now_ms = int(self._settle_s * 1_000), _now_ms()
-        settled = [one for one in every if self._gone_ms.get(one.erasure_id, now_ms) + settle_ms <= now_ms]
+        gone = {name for name, (_, at_s) in self._gone.items() if time.monotonic() >= at_s + self._settle_s}
+        settled = [one for one in every if one.erasure_id in gone]
         if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
             until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
-            answered_ms = {str(one.user_id): self._gone_ms[one.erasure_id] + settle_ms for one in new}
+            settle_ms = int(self._settle_s * 1_000)
+            answered_ms = {str(one.user_id): self._gone[one.erasure_id][0] + settle_ms for one in new}
             self._store.remove_leftover_lists(until_ms)
             self._store.remove_shown(until_ms)
             self._store.remove_explanations(lambda user_id, at_ms: at_ms <= answered_ms.get(user_id, -1))

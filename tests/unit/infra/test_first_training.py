@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from infra.local.commands.first_training import FirstTraining, fault_of_live, is_due, log_of
+from infra.local.commands.status import is_training
 from infra.local.supervisor.part import Part
+from infra.local.supervisor.stackfile import PartRecord, StackFile, StackRecord
 from models.registry.store import BundleStore
 from services.errors import EnvironmentFault
 from services.settings.settings import Settings
@@ -116,3 +118,17 @@ def test_a_training_that_fails_before_its_first_bundle_ends_the_start(tmp_path: 
 
     with pytest.raises(EnvironmentFault):
         FirstTraining(supervisor, settings, print).begin()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", ["starting", "answering", "training"])
+def test_status_reports_the_training_from_its_first_moment(tmp_path: Path, stage: str) -> None:
+    """The first training is reported while other parts still start, and no longer once it has ended."""
+    settings, stack_file = Settings(state_dir=tmp_path), StackFile(tmp_path)
+    part = PartRecord(phase="starting", keeper_pid=1, num_restarts=0)
+    (tmp_path / "run").mkdir()
+
+    stack_file.write(StackRecord(supervisor_pid=1, stage=stage, parts={"pipeline": part}))
+    assert is_training(settings)
+
+    stack_file.write(StackRecord(supervisor_pid=1, stage=stage, parts={"serve": part}))
+    assert not is_training(settings)

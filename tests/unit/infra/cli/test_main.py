@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def test_up_names_every_taken_port_before_it_starts_anything(tailrace: Run, tmp_
             refused.err
         )
     assert not (tmp_path / "logs").exists()
+
+
+def test_the_version_is_that_of_the_package(tailrace: Run) -> None:
+    """`tailrace --version` prints the installed version."""
+    assert tailrace("--version").out.strip() == f"tailrace {metadata.version('tailrace')}"
 
 
 def test_status_down_and_doctor_without_a_stack(tailrace: Run) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,11 +65,14 @@ def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_heartbeat_is_fresh_or_unhealthy(tmp_path: Path) -> None:
-    """A recent heartbeat is healthy; a missing or old heartbeat is not."""
+    """A recent heartbeat is healthy; a missing or old heartbeat is not, nor is one from before the clock went back."""
     heartbeat = tmp_path / "beat"
     never = beats(heartbeat)
     heartbeat.touch()
     now = beats(heartbeat)
     os.utime(heartbeat, (0, 0))
+    old = beats(heartbeat)
+    hour_ahead_s = time.time() + 3_600
+    os.utime(heartbeat, (hour_ahead_s, hour_ahead_s))
 
-    assert (never, now, beats(heartbeat)) == (False, True, False)
+    assert (never, now, old, beats(heartbeat)) == (False, True, False, False)
