@@ -99,5 +99,6 @@ def describe_reason(kind: str, reason: str, group: SetAside) -> str:
 
 
 def describe_row(sample: Mapping[str, Any]) -> str:
+    """Return a row's cells on one line."""
     cells = {column: " ".join(str(value).split()) for column, value in sample.items()}
     return ", ".join(f"{column}={cell}" for column, cell in cells.items() if column not in ("reason", "row"))
