@@ -43,7 +43,8 @@ def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
     number, processes = (str(_TINY_ORACLE_CASES), "1") if tiny else (str(_NUM_ORACLE_CASES), "4")
     oracle = (device, number, "--processes", processes, "--json", str(out / "oracle.json"))
     yield Step("oracle", "kernels", _module("tests.support.engine.attention_oracle", *oracle), 75)
-    yield Step("tests", "kernels", _tests(scratch, tiny=tiny), 75)
+    if importlib.util.find_spec("pytest") is not None:
+        yield Step("tests", "kernels", _tests(scratch, tiny=tiny), 75)
     yield Step("compile", "kernels", _module("benchmarks.gpu.compile", device, *small), 75)
     yield measured("beams", 150, "beams", module="cases")
     yield measured("text", 75, "text", module="cases")
@@ -55,10 +56,8 @@ def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
 
 
 def _tests(scratch: Path, *, tiny: bool) -> tuple[str, ...]:
-    """Return the command of the GPU tests; without pytest, a runner that implements what they use of it."""
+    """Return the command of the GPU tests."""
     engine = "tests/gpu/test_engine_on_gpu.py"
-    if importlib.util.find_spec("pytest") is None:
-        return _module("tests.support.engine.plain_runner", engine)
     if tiny:  # without a GPU all of them are skipped: one kernel test runs in Triton's interpreter
         return (*_pytest(2), engine, _KERNEL_TESTS[0], "-k", "on_gpu or test_norms")
     return (*_pytest(8), f"--junit-xml={scratch / 'tests.xml'}", engine)

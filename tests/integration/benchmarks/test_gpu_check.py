@@ -131,26 +131,3 @@ def _can_lock(path: Path) -> bool:
         except BlockingIOError:
             return False
         return True
-
-
-def test_the_card_s_tests_run_without_pytest(tmp_path: Path) -> None:
-    """On a bare image the plain runner calls every case with its fixtures, and fails with the failing test."""
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n"
-        "pytestmark = [pytest.mark.gpu, pytest.mark.skipif(False, reason='no card')]\n"
-        "made = []\n"
-        "@pytest.fixture(autouse=True)\n"
-        "def _made(): made.append(1)\n"
-        "@pytest.mark.parametrize('x', [1, 2])\n"
-        "@pytest.mark.parametrize(('y', 'z'), [(3, 4), (5, 6)])\n"
-        "def test_sums(x, y, z): assert made and x + y + z == pytest.approx(8.0, abs=4.0) or z == 6\n"
-        "def test_fails(): raise ValueError('why')\n"
-    )
-    command = [sys.executable, "-m", "tests.support.engine.plain_runner", str(tmp_path / "test_it.py")]
-
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("passed", "FAILED"))]
-    assert done.returncode == 1
-    assert [line.split()[:2] for line in lines] == [["FAILED", "test_fails"]] + [["passed", "test_sums"]] * 4
-    assert "ValueError: why" in done.stdout
