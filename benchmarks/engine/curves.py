@@ -1,4 +1,4 @@
-"""The cost of a ranking by catalogue size and history length, and the cost of a large catalogue.
+"""The cost of a ranking by catalogue size and history length.
 
     python -m benchmarks.engine curves --json OUT [--rounds N]
 
@@ -22,8 +22,7 @@ from rich.progress import track
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
-from services.llm.engine.beam.item_mask import ItemMasks
-from services.llm.engine.beam.trie import ItemCodes, Trie
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
@@ -101,7 +100,6 @@ def main() -> None:
         "rounds": options.rounds,
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
         "history": _measure("history", list(_by_history(usual)), options.rounds),
-        "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
     write_report(options.json, shown)
@@ -151,19 +149,6 @@ def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
     for row in rows:
         by_state.setdefault(row["state"], []).append(row[figure])
     return {state: round(max(found) / min(found), 3) for state, found in by_state.items()}
-
-
-def catalogue_costs(num_items: int) -> list[dict[str, Any]]:
-    """Measure catalogues of this many items at each depth, evenly spread and, at depth 3, skewed."""
-    rows = []
-    for depth, skew in ((1, 1.0), (2, 1.0), (3, 1.0), (3, 2.0), (4, 1.0)):
-        items = random_items(num_items, depth, skew=skew)
-        began = time.perf_counter()
-        trie = Trie(items, torch.device("cpu"))
-        ItemMasks(trie)
-        cost = {"build_s": round(time.perf_counter() - began, 3), "trie_mb": round(trie.num_bytes / 1e6, 1)}
-        rows.append({"num_items": num_items, "depth": depth, "skew": skew, **cost})
-    return rows
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:

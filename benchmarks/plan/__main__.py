@@ -5,15 +5,15 @@
     python -m benchmarks.plan capacity --json OUT       costs of the running stack, for `tailrace plan load`
 
 Evaluates the constants of pipelines/planner/fitted.json on the file's runs, except fitted runs; unreadable rows are
-named. The columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU
-types but one, evaluates on the rest, and counts by group how many runs lie in intervals from other runs. `--fit` fits
-the constants to all runs and to the cited runs (cited_runs.py), and writes them.
+named. The columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, evaluates on
+the rest, and counts by group how many runs lie in intervals from other runs. `--fit` fits the constants to all runs and
+to the cited runs (cited_runs.py), and writes them.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from benchmarks.plan.fit import (
     log_errors,
     share_left_out,
     shortest_interval,
-    without_device,
 )
 from benchmarks.plan.runs import PublishedRun, predict, read_runs
 from pipelines.planner.step_time import FITTED, Constants, Group, fitted
@@ -64,7 +63,7 @@ def main() -> None:
         report |= {"num_rows": len(runs) + len(bad), "num_fitted_rows": len(runs) - len(judged)}
         report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
         if options.cross:
-            report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
+            report["cross"] = {"halves": random_halves(runs)}
             report["groups"] = coverage_by_group(runs, report["cross"]["halves"]["share_within_interval"])
     print(report)
     write_report(options.json, about_run("plan") | report)
@@ -95,19 +94,10 @@ def random_halves(runs: Sequence[PublishedRun]) -> dict[str, Any]:
         constants = fit(ours, fitted())
         interval = shortest_interval(log_errors(ours, constants), COVERAGE)
         found.append(judge(others, replace(constants, intervals=dict.fromkeys(("data", "parallel"), interval))))
-    medians, p90s, shares, widths = (
-        [half[name] for half in found]
-        for name in ("median_error_points", "p90_error_points", "share_within_interval", "median_half_width_points")
-    )
     return {
         "number": _NUM_HALVES,
-        "median_error_points": _points(np.mean(medians)),
-        "worst_median_error_points": max(medians),
-        "p90_error_points": _points(np.mean(p90s)),
-        "worst_p90_error_points": max(p90s),
-        "share_within_interval": round(float(np.mean(shares)), 3),
-        "least_share_within_interval": min(shares),
-        "median_half_width_points": _points(np.mean(widths)),
+        "median_error_points": _points(np.mean([half["median_error_points"] for half in found])),
+        "share_within_interval": round(float(np.mean([half["share_within_interval"] for half in found])), 3),
     }
 
 
@@ -133,19 +123,11 @@ def coverage_by_group(runs: Sequence[PublishedRun], share_of_halves: float) -> d
     }
 
 
-def without_each(runs: Sequence[PublishedRun]) -> Iterator[dict[str, Any]]:
-    """Evaluate each GPU type with constants from all other types, with the stored interval."""
-    stored = fitted()
-    for name in sorted({run.device.name for run in runs}):
-        constants = replace(without_device(runs, name), intervals=stored.intervals)
-        yield {"device": name} | judge([run for run in runs if run.device.name == name], constants)
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, metavar="CSV", help="published runs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the results file")
-    parser.add_argument("--cross", action="store_true", help="judge fits to other halves and to other GPU types, too")
+    parser.add_argument("--cross", action="store_true", help="judge fits to other halves, too")
     parser.add_argument("--fit", action="store_true", help="fit the constants again and write them")
     options = parser.parse_args()
     if not options.fit and options.json is None:

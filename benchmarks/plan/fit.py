@@ -117,10 +117,6 @@ def share_left_out(errors: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean(inside))
 
 
-def without_device(runs: Sequence[PublishedRun], name: str) -> Constants:
-    return fit([run for run in runs if run.device.name != name])
-
-
 def log_errors(runs: Sequence[PublishedRun], constants: Constants) -> list[float]:
     """Return the logarithm of measured over predicted MFU."""
     return [math.log(run.mfu / predict(run, constants).mfu) for run in runs]

@@ -1,4 +1,4 @@
-"""Summary of several runs: a row per model, gains of distillation, seen items and slices, and the value of routing.
+"""Summary of several runs: a row per model, gains of distillation and slices, and the value of routing.
 
 All seeds of a split test the same users. A user's NDCG@10 is averaged over the seeds first, and intervals are 95 %
 bootstraps of the mean over users: they cover the sampling of users. The variance of training is reported as `..._std`,
@@ -105,7 +105,6 @@ def summarise(runs: Sequence[QualityRun]) -> dict[str, Any]:
         "distillation": _distillation,
         "mixer": _mixer,
         "new_items": _new_items,
-        "seen_items": _seen_items,
         "gain": _gain,
         "routing": _routing,
     }
@@ -163,15 +162,6 @@ def _new_items(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
     pairs = [(run.served_ndcg("student")[~is_new], run.ndcg(UNRAISED)[~is_new]) for run in runs]
     recall = {f"{name}_recall10": float((found <= 10).mean()) for name, found in ranks.items()}
     yield {"num_cases": int(is_new.sum())} | recall | {"others": _difference(pairs)}
-
-
-def _seen_items(runs: Sequence[QualityRun]) -> Iterator[dict[str, Any]]:
-    """Yield the served student's gain over the same weights with the opposite setting for seen items."""
-    both = []
-    for run in runs:
-        ranks, repeats = run.variants["student"], run.evaluation["repeats"]
-        both.append(tuple(gains(ranks.as_served(repeats=served), 10) for served in (repeats, not repeats)))
-    yield {"model": "student"} | _difference(both)
 
 
 def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 graph           no training at all: `TransitionGraph`
 student_alone   a student without a decoder: its rows start at random, and it is trained on the labels
 distilled       the student trained on the decoder's targets, whether or not it serves
-student         the served student, here also with the opposite setting for seen items
+student         the served student
 unraised        the served student mixed with sources, without the factors of items without events
 fresh_student   the served student mixed with sources whose counts follow events (fresh.py)
 
