@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
+from hashlib import sha256
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
@@ -21,6 +22,7 @@ MAX_TIME_MS = 253_402_300_799_999
 """Unix milliseconds at the end of the year 9999."""
 _NUM_KEPT, _KEPT_BYTES = 16, 2**18
 """The documents read last are kept decoded: a load reads its manifest several times, and requests wait meanwhile."""
+_MAX_VALID = 20_000
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RESERVED = frozenset({"names", "LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"})
 """Entries of a folder store that are not versions."""
@@ -41,6 +43,8 @@ class Schema(BaseModel):
 
 Document = TypeVar("Document")
 _adapter: Any = cache(TypeAdapter)
+_VALID: set[bytes] = set()
+"""Hashes of the documents that this process has validated."""
 
 
 def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Document, dict[str, Any]]:
@@ -53,13 +57,29 @@ def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Do
     try:
         read = _read_again if len(content) <= _KEPT_BYTES else _read
         found, plain = read(content, schema)
-        return found, {name: one for name, one in plain.items() if one is not None}
+        return found, _without_nulls(plain)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))[:200] or "content"
         raise BundleCorrupt(f"{where}: {field}: {first['msg'][:200]}") from error
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{where}: not JSON ({str(error)[:200]})") from error
+
+
+def decode_plain(content: bytes, schema: type[Document], where: str) -> dict[str, Any]:
+    """Return the content as plain values, as `decode` does. A content that was valid before is only parsed."""
+    digest = sha256(schema.__name__.encode() + content).digest()
+    if digest in _VALID:
+        parse = _parse_again if len(content) <= _KEPT_BYTES else json.loads
+        return _without_nulls(parse(content))
+    plain = decode(content, schema, where)[1]
+    if len(_VALID) >= _MAX_VALID:
+        _VALID.clear()
+    _VALID.add(digest)
+    return plain
+
+
+_parse_again: Any = lru_cache(_NUM_KEPT)(json.loads)
 
 
 def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[str, Any]]:
@@ -69,6 +89,10 @@ def _read(content: bytes | str, schema: type[Document]) -> tuple[Document, dict[
 
 
 _read_again: Any = lru_cache(_NUM_KEPT)(_read)
+
+
+def _without_nulls(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in plain.items() if one is not None}
 
 
 def is_version(text: str) -> bool:

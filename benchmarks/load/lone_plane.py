@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,18 @@ def write_bundle(catalogue: Catalogue, folder: Path) -> None:
     SimilarTable(np.zeros((num_items, 1), np.int32), np.ones((num_items, 1), np.float16)).save(folder / SIMILAR)
 
 
+@cache
+def _made_up_vectors(num_items: int) -> np.ndarray:
+    vectors = np.random.default_rng(0).normal(size=(num_items, HIDDEN_SIZE)).astype(np.float32)
+    unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
+
+
 class _Student:
+    """A copy of made-up vectors: drawing them at each load would cost more than a load."""
+
     def __init__(self, num_items: int) -> None:
-        vectors = np.random.default_rng(0).normal(size=(num_items, HIDDEN_SIZE)).astype(np.float32)
-        self._vectors: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        self._vectors: np.ndarray = _made_up_vectors(num_items).copy()
 
     def vectors(self, items: np.ndarray) -> np.ndarray:
         rows: np.ndarray = self._vectors[items]

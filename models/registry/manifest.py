@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode
+from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode_plain
 from models.errors import BundleCorrupt
 from models.mixer import MODEL
 from models.search import Scores
@@ -230,10 +230,10 @@ class ManifestReport(Schema):
     gain: list[_Gain] = Field(default_factory=list)
 
 
-def decode_manifest(content: bytes | str, version: str, where: str) -> dict[str, Any]:
+def decode_manifest(content: bytes, version: str, where: str) -> dict[str, Any]:
     """Return the manifest of this version. Raises BundleCorrupt, also for another version's manifest."""
-    found, manifest = decode(content, Manifest, where)
-    if (named := found.version or version) != version:
+    manifest = decode_plain(content, Manifest, where)
+    if (named := manifest.get("version") or version) != version:
         raise BundleCorrupt(f"{where}: version: names {named} instead of {version}")
     return manifest
 

@@ -129,9 +129,9 @@ class BundleStore:
                 if (parent := about.get("adapter", {}).get("of")) is not None:
                     self._share(scratch, files, parent)
                 manifest = {"version": version, **about, "popular": popular_items(scratch), "files": files}
-                text = json.dumps(manifest, indent=1, sort_keys=True)
-                decode_manifest(text, version, f"manifest of {version}")
-                (scratch / MANIFEST).write_text(text)
+                content = json.dumps(manifest, indent=1, sort_keys=True).encode()
+                decode_manifest(content, version, f"manifest of {version}")
+                (scratch / MANIFEST).write_bytes(content)
                 self._storage.add(scratch, version)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)

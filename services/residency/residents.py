@@ -179,6 +179,7 @@ class Residents(Generic[Model]):
         with self._changed:
             fits = self._table.resize(name, size, self._clock())
             self._act()
+            self._report_bytes()
             return fits
 
     def _is_settled(self, name: str) -> bool:
@@ -266,6 +267,7 @@ class Residents(Generic[Model]):
             self._metrics.evictions.labels(self._metrics.part, name, reason).inc()
             log.info("model_unloaded", name=name, reason=reason.value)
             self._act()
+            self._report_bytes()
 
     def _act(self) -> None:
         """Start the loads and unloads that the table allows now."""
@@ -274,7 +276,8 @@ class Residents(Generic[Model]):
             self._loader.submit(self._load, name)
         for name in actions.unload:
             self._loader.submit(self._unload, name)
-        self._report_bytes()
+        if actions.load:
+            self._report_bytes()
 
     def _report_bytes(self) -> None:
         """Update the metrics of memory that have changed; names that share memory change together."""

@@ -259,10 +259,11 @@ class ResidencyTable:
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
         while self._wanted and num_free > 0:
             name = self._next_wanted()
-            size, before = self._wanted[name].size, self.num_bytes
+            size = self._wanted[name].size
             if not self._make_room(name, size, now_s):
                 return
             del self._wanted[name]
+            before = self.num_bytes
             self._models[name] = _Model(Residency.LOADING, size, now_s, now_s)
             self._order.charge(self._tenant_of(name), 1, self.num_bytes - before)
             num_free -= 1
@@ -299,9 +300,11 @@ class ResidencyTable:
         others = {name: model for name, model in self._models.items() if name != requester}
         if ModelBytes.sum([size, *(model.size for model in others.values())]).total <= self._budget_bytes:
             return True
+        if not (displaceable := self._displaceable(self._tenant_of(requester), now_s)):
+            return False
         kept = {name: model.size for name, model in others.items() if model.state is not Residency.DRAINING}
         victims = list[str]()
-        for name in self._displaceable(self._tenant_of(requester), now_s):
+        for name in displaceable:
             if ModelBytes.sum([size, *kept.values()]).total <= self._budget_bytes:
                 break
             if name != requester:
@@ -321,6 +324,8 @@ class ResidencyTable:
             and name not in self.pinned
             and now_s - model.since_s >= self._min_stay_s
         ]
+        if not old:
+            return old
         spared = self._within_share() - {tenant}
 
         def turn(name: str) -> tuple[bool, bool, float]:

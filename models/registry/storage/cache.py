@@ -111,7 +111,7 @@ class VersionCache:
 
     def _delete_unused(self) -> None:
         for path, status in _statuses(self.files, "*"):
-            if status.st_nlink == 1 and path.suffix != ".part":
+            if status.st_nlink == 1:
                 path.unlink(missing_ok=True)
 
 

@@ -10,8 +10,8 @@
                                             conditional write, also from a holder that has not renewed it for two
                                             minutes
 
-    <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` during the download, which
-    resumes
+    <cache>/files/<sha256>                  downloaded once, verified by hash
+    <cache>/parts/<sha256>.<pid>.<thread>   a download in progress, or of a killed process: the next one resumes it
     <cache>/versions/<version>/             links to these files (see cache.py)
     <cache>/manifests/<version>/            manifest and optional report of a version that was only described
     <cache>/names/<name>.json               the record as it was last read
@@ -59,6 +59,8 @@ _KEPT_S = 24 * 3_600
 """Age above which an unreferenced file cannot belong to a running publication."""
 _LOCK = "lock"
 _LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
+_PART_KEPT_S = 60
+"""A part that was not written to for this long belongs to no download in progress."""
 _CHUNK_BYTES = 8 * 2**20
 _TIMEOUT = "20s"
 _MAX_LINKS, _MAX_OPENINGS = 10, 3
@@ -328,11 +330,12 @@ class ObjectStorage:
         path = self._cache / "files" / digest
         if path.exists():
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{digest}.{os.getpid()}.{threading.get_ident()}.part")  # names may share files
-        for left in path.parent.glob(f"{digest}.*.part"):  # of a killed process, or of a download in progress
+        part = self._cache / "parts" / f"{digest}.{os.getpid()}.{threading.get_ident()}"  # names may share files
+        for folder in (path.parent, part.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        for left in [one for one in part.parent.iterdir() if one.name.startswith(digest)]:
             with suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > 60:
+                if time.time() - left.stat().st_mtime > _PART_KEPT_S:
                     left.replace(part)
         for _ in range(2):  # a part that another writer has damaged is downloaded again from the start
             self._continue(digest, part)
@@ -344,7 +347,10 @@ class ObjectStorage:
 
     def _continue(self, digest: str, part: Path) -> None:
         with self._asking(f"files/{digest}"), part.open("ab") as file:
-            size = self._store.head(f"files/{digest}")["size"]
+            found = self._store.get(f"files/{digest}")
+            size = found.meta["size"]
+            if not file.tell() and size <= _CHUNK_BYTES:
+                file.write(found.bytes())
             while (at := file.tell()) < size:
                 file.write(self._store.get_range(f"files/{digest}", start=at, end=min(size, at + _CHUNK_BYTES)))
 

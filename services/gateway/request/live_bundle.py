@@ -5,10 +5,12 @@ The function that reads a student from a bundle is a parameter.
 """
 
 import asyncio
+import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,6 +25,7 @@ from models.prompt import Prompt, prompt_of
 from models.registry.bundle import CATALOGUE, Bundle, learned_repeats, lists_version, llm_pays
 from models.registry.bundle_follower import BundleFollower, Serving
 from models.registry.canary import Canary
+from models.registry.manifest import MANIFEST
 from models.registry.popular import popular_catalogue
 from models.registry.store import BundleStore
 from models.search import OWN_SEARCH, Search, search_of
@@ -159,6 +162,19 @@ class Live:
         return llm_pays(self.manifest, num_history)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A version whose files were on this machine: its memory when loaded, its folder, and its files' names."""
+
+    size: ModelBytes
+    folder: str
+    names: tuple[str, ...]
+
+    @property
+    def paths(self) -> Iterator[str]:
+        return (f"{self.folder}/{name}" for name in self.names)
+
+
 class LiveBundle:
     """Owns the loaded bundles of one name, and the follower of its record."""
 
@@ -182,6 +198,7 @@ class LiveBundle:
         self._prepare: list[Callable[[Live], object]] = []
         self._store = store
         self._bytes_by_version: dict[str, ModelBytes] = {}
+        self._fetched: dict[str, _Fetched] = {}
         self._last_version: str | None = None
         self.reserve: Callable[[ModelBytes], bool] | None = None
         """Counts the memory of all versions of the name; returns whether it fits. None where it is not counted."""
@@ -260,9 +277,15 @@ class LiveBundle:
 
         Raises StoreUnavailable, BundleError or OSError.
         """
-        opened = {version: memory_of(self._store.open(version)) for version in self._store.record().serving}
-        self._bytes_by_version |= opened
-        return ModelBytes.sum(opened.values())
+        serving = self._store.record().serving
+        self._fetched = {version: self._at_hand(version) or _fetched(self._store.open(version)) for version in serving}
+        self._bytes_by_version |= {version: one.size for version, one in self._fetched.items()}
+        return ModelBytes.sum(one.size for one in self._fetched.values())
+
+    def _at_hand(self, version: str) -> "_Fetched | None":
+        """Return a version that was fetched last time, if all its files are still on this machine."""
+        found = self._fetched.get(version)
+        return found if found is not None and all(map(os.path.exists, found.paths)) else None
 
     def unload(self) -> None:
         """Unload all versions, and wait until no request uses them."""
@@ -386,6 +409,11 @@ def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
 def _kept(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is served of a manifest: garbage collections would visit each popular item of each loaded bundle."""
     return {key: value for key, value in manifest.items() if key != "popular"}
+
+
+def _fetched(bundle: Bundle) -> _Fetched:
+    names = (MANIFEST, *bundle.manifest["files"])
+    return _Fetched(memory_of(bundle), str(bundle.path), tuple(map(sys.intern, names)))
 
 
 def memory_of(bundle: Bundle) -> ModelBytes:

@@ -290,7 +290,7 @@ def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
     publish(open_at(url, tmp_path / "here"), tmp_path, "v1", size=500_000)
     digest = open_at(url, tmp_path / "here").open("v1").manifest["files"]["decoder/model.safetensors"]
     for kind, content in (("half", b"v1" * 200_000), ("other", b"x" * 300_000)):
-        part = tmp_path / kind / "files" / f"{digest}.1.part"
+        part = tmp_path / kind / "parts" / f"{digest}.1.1"
         part.parent.mkdir(parents=True)
         part.write_bytes(content)
         os.utime(part, (time.time() - 100, time.time() - 100))
@@ -298,7 +298,7 @@ def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
         found = open_at(url, tmp_path / kind).open("v1")
 
         assert found.decoder_dir.joinpath("model.safetensors").read_bytes() == b"v1" * 500_000
-        assert not list(part.parent.glob("*.part"))
+        assert not list(part.parent.iterdir())
 
 
 def test_versions_that_share_a_file_load_at_the_same_time(url: str, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_versions_that_share_a_file_load_at_the_same_time(url: str, tmp_path: Pa
             opened = list(pool.map(there.open, versions))
 
         assert [bundle.version for bundle in opened] == versions
-        assert not list((tmp_path / f"cache-{cache}" / "files").glob("*.part"))
+        assert not list((tmp_path / f"cache-{cache}" / "parts").iterdir())
 
 
 def test_deleted_files_of_a_cached_version_are_downloaded_again(url: str, tmp_path: Path) -> None:
@@ -329,22 +329,22 @@ def test_deleted_files_of_a_cached_version_are_downloaded_again(url: str, tmp_pa
 
 
 def test_files_that_vanish_while_the_cache_is_measured_are_not_counted(url: str, tmp_path: Path) -> None:
-    """Downloads of other threads end, and their part files vanish, while a version makes room in the cache."""
+    """Other processes add files to the cache and delete them while a version makes room in it."""
     versions = [f"v{number}" for number in range(6)]
     publish(open_at(url, tmp_path / "here"), tmp_path, *versions)
     files = tmp_path / "there" / "files"
     files.mkdir(parents=True)
     stopped = Event()
 
-    def other_downloads() -> None:
+    def other_processes() -> None:
         while not stopped.is_set():
-            parts = [files / f"{number}.part" for number in range(100)]
-            for act in (Path.touch, Path.unlink):
-                for part in parts:
-                    act(part)
+            for path in [files / str(number) for number in range(100)]:
+                path.touch()
+            for path in [files / str(number) for number in range(100)]:
+                path.unlink(missing_ok=True)
 
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(other_downloads)
+        other = pool.submit(other_processes)
         try:
             opened = [open_at(url, tmp_path / "there").open(version) for version in versions]
         finally:

@@ -27,6 +27,7 @@ from models.errors import (
 )
 from models.registry.bundle import Bundle
 from models.registry.canary import CanaryStage
+from models.registry.manifest import decode_manifest
 from models.registry.name_record import ReferenceVersion
 from models.registry.storage.folder import FolderStorage
 from models.registry.storage.port import StoredRecord
@@ -82,6 +83,16 @@ def change_record(root: Path, **fields: Any) -> None:
 def promote(store: BundleStore, *versions: str) -> None:
     for version in versions:
         store.promote(version)
+
+
+def test_a_document_reads_the_same_after_it_was_validated() -> None:
+    """A process validates a content once, and rejects an invalid content every time."""
+    valid, invalid = (json.dumps({"files": {"a": one}, "data": None}).encode() for one in ("0" * 64, "no hash"))
+
+    assert [decode_manifest(valid, "v1", "here") for _ in range(3)] == [{"files": {"a": "0" * 64}}] * 3
+    for _ in range(2):
+        with pytest.raises(BundleCorrupt, match=r"files\.a"):
+            decode_manifest(invalid, "v1", "here")
 
 
 def test_publishing_does_not_promote(store: BundleStore, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from models.registry.canary import CanaryStage
 from models.registry.store import BundleStore
-from services.errors import DependencyUnavailable
+from services.errors import BundleIncomplete, DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
 from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
@@ -63,6 +63,20 @@ async def test_a_loaded_bundle_does_not_keep_its_manifests_popular_items(started
 
     assert manifest.keys() - started.live.current().manifest.keys() == {"popular"}
     assert "popular" not in started.live.partial().manifest
+
+
+async def test_a_fetched_version_is_opened_again_only_if_a_file_is_missing(started: Follower) -> None:
+    """Requests for a name that waits for memory fetch it again and again."""
+    sizes = [started.live.fetch() for _ in range(2)]
+    (started.root / "v1" / "catalogue.parquet").rename(started.root / "elsewhere")
+
+    assert sizes[0] == sizes[1]
+    assert sizes[0].total > 0
+    with pytest.raises(BundleIncomplete):
+        started.live.fetch()
+
+    (started.root / "elsewhere").rename(started.root / "v1" / "catalogue.parquet")
+    assert started.live.fetch() == sizes[0]
 
 
 async def test_a_promotion_is_followed(started: Follower) -> None:
