@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.files import sweep_scratch
-
 _SOURCES = Path(__file__).parent
 PREBUILT = _SOURCES / "prebuilt"
 """Folder of prebuilt libraries; it may be absent."""
@@ -133,8 +131,7 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
     openmp = _loaded_openmp()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        sweep_scratch(library)
-        with tempfile.TemporaryDirectory(dir=library.parent, prefix=f".{library.name}.") as folder:
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made, unlinked = Path(folder) / library.name, Path(folder) / "forward.o"
             threads = () if openmp is None else ("-fopenmp",)
             _run(compiler, *_FLAGS, *options, *threads, "-c", str(_MAIN), "-o", str(unlinked))

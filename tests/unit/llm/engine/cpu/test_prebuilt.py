@@ -31,6 +31,17 @@ def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
+def test_the_command_needs_only_its_own_folder(tmp_path: Path) -> None:
+    """The image's stage of kernels copies no other source, and imports no package before the build."""
+    folder = tmp_path / "services" / "llm" / "engine" / "cpu"
+    shutil.copytree(Path(compiler.__file__).parent, folder, ignore=shutil.ignore_patterns("prebuilt"))
+    command = [sys.executable, "-S", "-c", "import services.llm.engine.cpu.prebuild"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={})
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def built(own_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library for this processor, built by the command; skipped without a compiler."""
