@@ -4,7 +4,8 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Mapping
-from itertools import count
+from itertools import chain, count
+from statistics import median
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -25,10 +26,12 @@ NUM_CORES, OWN_S, OTHERS_S, REFUSAL_S = 2, 0.0026, 0.0031, 0.0002
 class Simulation:
     """Requests visit the queue of one process in four stages, with a pause elsewhere between the second and third."""
 
-    def __init__(self, rates: Mapping[str, float], *, has_limit: bool = True, is_even: bool = True) -> None:
+    def __init__(
+        self, rates: Mapping[str, float], *, has_limit: bool = True, is_even: bool = True, seed: int = 1
+    ) -> None:
         self.rates = rates
         self.has_limit, self.is_even = has_limit, is_even
-        self.rng, self.order = random.Random(1), count()
+        self.rng, self.order = random.Random(seed), count()
         self.events: list[tuple[float, int, tuple[object, ...]]] = []
         self.free_at_s, self.busy_s, self.num_read = [0.0] * NUM_PROCESSES, [0.0] * NUM_PROCESSES, [0] * NUM_PROCESSES
         self.clocks = [EdgeClock() for _ in range(NUM_PROCESSES)]
@@ -113,8 +116,10 @@ class Simulation:
 class SharedCores(Simulation):
     """Two processes, and the work and refusals elsewhere, share two cores: stages 1 and 3 are the processes'."""
 
-    def __init__(self, rates: Mapping[str, float], *, has_limit: bool = True, is_even: bool = True) -> None:
-        super().__init__(rates, has_limit=has_limit, is_even=is_even)
+    def __init__(
+        self, rates: Mapping[str, float], *, has_limit: bool = True, is_even: bool = True, seed: int = 1
+    ) -> None:
+        super().__init__(rates, has_limit=has_limit, is_even=is_even, seed=seed)
         self.cores_s = [0.0] * NUM_CORES
 
     def _core(self, now_s: float, cost_s: float) -> float:
@@ -181,7 +186,10 @@ def test_a_flood_costs_no_more_where_edge_and_gateways_share_the_cores() -> None
 @pytest.mark.parametrize("load", [0.8, 0.9, 1.0])
 @pytest.mark.parametrize("times_share", [1.2, 1.5, 2.0])
 def test_a_tenant_a_little_above_its_share_costs_another_a_bounded_wait(load: float, times_share: float) -> None:
-    """It uses capacity that is free, and so lengthens the other's waits; the other loses no requests."""
+    """It uses capacity that is free, and so lengthens the other's waits; the other loses no requests.
+
+    Evenly spaced requests hardly wait while both are within their shares, so that the ratio is large.
+    """
     at_share, above = (SharedCores({"b": load * 140.0, "a": load * times * 175.0}) for times in (1.0, times_share))
     at_share.run()
     above.run()
@@ -189,6 +197,27 @@ def test_a_tenant_a_little_above_its_share_costs_another_a_bounded_wait(load: fl
     assert answered(at_share, "a") >= 0.999
     assert answered(above, "b") >= 0.99
     assert above.p99_ms("b") <= 2.25 * at_share.p99_ms("b")
+
+
+@pytest.mark.parametrize("times_share", [1.2, 1.5, 2.0, 5.0])
+def test_a_tenant_above_its_share_costs_little_more_where_requests_bunch(times_share: float) -> None:
+    """The measured stack's bar holds in the simulation whose latencies are the measured ones.
+
+    `benchmarks.tenants` measures 13 ms at p99 alone and 31 beside a tenant at its share, of whose requests 0.97 are
+    answered: as requests that come independently of each other do at seven tenths of the load, and no evenly spaced
+    ones.
+    """
+    runs = [
+        [SharedCores({"b": 98.0, "a": times * 122.5}, is_even=False, seed=seed) for times in (1.0, times_share)]
+        for seed in range(3)
+    ]
+    for simulation in chain.from_iterable(runs):
+        simulation.run()
+    at_share, above = ([one.p99_ms("b") for one in some] for some in zip(*runs, strict=True))
+
+    assert 25 <= median(at_share) <= 35
+    assert median(above) <= 1.2 * median(at_share)
+    assert min(answered(one, "b") for one in chain.from_iterable(runs)) >= 0.99
 
 
 @pytest.mark.parametrize("load", [0.4, 0.6])
