@@ -100,6 +100,7 @@ class _Model:
 class _Wanted:
     size: ModelBytes
     wanted_s: float
+    tenant: str
     num_requests: int = 1
 
 
@@ -182,7 +183,7 @@ class ResidencyTable:
                 f"{name}: needs {needed:,} bytes more; of {self._budget_bytes:,} bytes for models "
                 f"pinned names take {pinned.total:,}"
             )
-        self._wanted.setdefault(name, _Wanted(wanted, now_s))
+        self._wanted.setdefault(name, _Wanted(wanted, now_s, self._tenant_of(name)))
 
     def still_wanted(self, name: str, now_s: float) -> None:
         """Record that a request wanted a name, so that it is not forgotten while it waits."""
@@ -250,14 +251,14 @@ class ResidencyTable:
         return Actions(load, tuple(self._start_unloads()))
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
-        pinned, seen = self._pinned_bytes(), self._seen_pinned
-        self._seen_pinned = pinned  # `want` refused models that did not fit next to it
+        pinned = self._pinned_bytes()
+        has_changed, self._seen_pinned = pinned != self._seen_pinned, pinned  # `want` refused models that did not fit
         for name, one in list(self._wanted.items()):
-            is_forgotten = name not in self.pinned and now_s - one.wanted_s > FORGET_S
-            if is_forgotten or (pinned != seen and not self._can_fit(one.size)):
+            is_forgotten = now_s - one.wanted_s > FORGET_S and name not in self.pinned
+            if is_forgotten or (has_changed and not self._can_fit(one.size)):
                 del self._wanted[name]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
-        while self._wanted and num_free > 0:
+        while self._wanted and num_free > 0 and not self._is_full(now_s):
             name = self._next_wanted()
             size = self._wanted[name].size
             if not self._make_room(name, size, now_s):
@@ -269,11 +270,17 @@ class ResidencyTable:
             num_free -= 1
             yield name
 
+    def _is_full(self, now_s: float) -> bool:
+        """Return whether no waiting name has room, and none can be made. Spares a search for the next of many names."""
+        if self._budget_bytes is None or self._old(now_s):
+            return False
+        return self.num_bytes + min(one.size.own for one in self._wanted.values()) > self._budget_bytes
+
     def _next_wanted(self) -> str:
         """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is."""
         wanted = [name for name in self._wanted if name in self.pinned] or list(self._wanted)
-        tenant = self._order.next(map(self._tenant_of, wanted))
-        own = (name for name in wanted if self._tenant_of(name) == tenant)
+        tenant = self._order.next(dict.fromkeys(self._wanted[name].tenant for name in wanted))
+        own = (name for name in wanted if self._wanted[name].tenant == tenant)
         return max(own, key=lambda name: self._wanted[name].num_requests)
 
     def _can_fit(self, size: ModelBytes) -> bool:
@@ -317,14 +324,7 @@ class ResidencyTable:
 
     def _displaceable(self, tenant: str, now_s: float) -> list[str]:
         """Return the names that may be unloaded for a name of this tenant, first those displaced first."""
-        old = [
-            name
-            for name, model in self._models.items()
-            if model.state is Residency.RESIDENT
-            and name not in self.pinned
-            and now_s - model.since_s >= self._min_stay_s
-        ]
-        if not old:
+        if not (old := self._old(now_s)):
             return old
         spared = self._within_share() - {tenant}
 
@@ -333,13 +333,23 @@ class ResidencyTable:
 
         return sorted(old, key=turn)
 
+    def _old(self, now_s: float) -> list[str]:
+        """Return the names that may be unloaded for room."""
+        return [
+            name
+            for name, model in self._models.items()
+            if model.state is Residency.RESIDENT
+            and name not in self.pinned
+            and now_s - model.since_s >= self._min_stay_s
+        ]
+
     def _within_share(self) -> set[str]:
         """Return the tenants that hold at most an equal part of the budget, among tenants that hold or want memory.
 
         A shared part belongs to its users in equal parts.
         """
         users = Counter(key for model in self._models.values() for key in model.size.shared)
-        num_bytes: dict[str, float] = dict.fromkeys(map(self._tenant_of, self._wanted), 0)
+        num_bytes: dict[str, float] = dict.fromkeys((one.tenant for one in self._wanted.values()), 0)
         for name, model in self._models.items():
             tenant = self._tenant_of(name)
             parts = sum(one / users[key] for key, one in model.size.shared.items())

@@ -27,7 +27,8 @@ log = structlog.get_logger()
 
 _NUM_READING = _NUM_LEARNING = 8
 """Threads that read manifests: for requests, and in the background. A read takes a second in a slow store."""
-_MAX_PARTIAL = 100
+_MAX_PARTIAL = 300
+"""Names whose popular items are kept, at about 35 kB each."""
 _LEARN_PAUSE_S = 0.1
 _LOAD_SHARE, _MANIFEST_SHARE = 0.7, 0.2
 """Fractions of a request's wait: for the bundle, then its manifest (read meanwhile)."""
