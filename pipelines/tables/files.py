@@ -1,5 +1,6 @@
 """One file as a table. Its first bytes decide the format, not its name. The meaning of columns is decided elsewhere."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -58,6 +59,9 @@ class Table:
         if path.is_dir():
             join = f"one file, as by polars.read_parquet('{path}/*.parquet').write_parquet('{path.stem}-whole.parquet')"
             raise DataError("", f"{path} is a folder", join)
+        if address := re.match(r"(\w{2,}):/", str(path)):
+            problem = f"{path.name} is at an address ({address[1]}:) and not on disk; download it first"
+            raise DataError("", problem, "a path; `tailrace import` also reads s3://, gs://, az:// and databases")
         if not path.is_file():
             raise DataError("", f"no file {path}", KINDS)
         self._rows, self.columns = self._open(path, header, is_known)

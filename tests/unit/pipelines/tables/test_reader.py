@@ -655,6 +655,12 @@ def test_a_skipped_column_is_no_attribute(tmp_path: Path) -> None:
     assert any(str(note).endswith("models do not learn from: price") for note in findings.notes)
 
 
+def test_an_address_is_refused_as_one() -> None:
+    """A URL, which a path has one slash of, is not reported as a missing file."""
+    with pytest.raises(DataError, match=r"events.csv is at an address \(https:\)"):
+        open_table(Path("https://example.com/events.csv"), "events", TableOptions())
+
+
 def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
     """Clusters write a table as a folder of files."""
     with pytest.raises(DataError, match="is a folder"):
