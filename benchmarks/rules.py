@@ -3,12 +3,12 @@
     python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000] [--no-stack]
 
 Requests without rules, with a surface's rules and with the same rules in the body alternate, one at a time over REST,
-for each tier of a stack that the benchmark starts. Everything else runs without a stack: requests in this process, from
-the bytes of the body to the bytes of the answer; 200 candidates under all rules at once; columns of `--items` items.
+for each tier of a stack that the benchmark starts, with `llm_routing` at `always`. Everything else runs without a
+stack: requests in this process, from the bytes of the body to the bytes of the answer; 200 candidates under all rules
+at once; columns of `--items` items.
 """
 
 import asyncio
-import gc
 import json
 import logging
 import sys
@@ -39,6 +39,7 @@ from services.contracts.message import convert, decode, encode
 from services.contracts.protobuf import message_of, parse_strictly, plain_of
 from services.contracts.recommend import RecommendBody, RecommendRequest, Tier
 from services.contracts.rules import Rules
+from services.garbage import freeze_start
 from services.gateway.data_plane import DataPlane
 from services.gateway.ranking import ItemRanking, choose
 from services.gateway.rules.slate import Known
@@ -98,7 +99,8 @@ def _measure_stack(settings: Settings, num_rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "surfaces.toml")
         file.write_text(tomlkit.dumps({SURFACE: {"filter": FILTERS, "rules": RULES}}))
-        with stack_for(settings.model_copy(update={"surfaces_file": file}), is_started=True):
+        changes = {"surfaces_file": file, "llm_routing": "always"}
+        with stack_for(settings.model_copy(update=changes), is_started=True):
             return asyncio.run(_measure_requests(settings, num_rounds))
 
 
@@ -145,11 +147,9 @@ async def measure_in_process(num_rounds: int) -> list[dict[str, Any]]:
         pairs = tuple((f"c{number % 20}", f"c{number % 7}x") for number in range(NUM_ITEMS))
         catalogue = replace(catalogue_of(NUM_ITEMS), categories=pairs, popularity=np.arange(NUM_ITEMS, dtype=float))
         async with lone_plane(catalogue) as plane:
-            gc.collect()
-            gc.freeze()  # as a gateway does
+            freeze_start()
             return [await _door_case(plane, door, num_rounds) for door in ("rest", "grpc")]
     finally:
-        gc.unfreeze()
         structlog.reset_defaults()
 
 

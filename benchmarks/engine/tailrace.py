@@ -8,7 +8,6 @@ An asynchronous engine reports a step's cost one call after it started the step,
 of the device: a step lasts from the end of the previous one to its own end, which on CUDA the device reports.
 """
 
-import gc
 import platform
 import time
 from collections import defaultdict
@@ -28,6 +27,7 @@ from benchmarks.engine.worker import Reply, Request, serve
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.search import Scores
+from services.garbage import freeze_start
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import StepCost, StepKind
@@ -64,8 +64,7 @@ class TailraceEngine:
             )
             engine.warm_up()
             self._engines[scores] = engine
-            gc.collect()
-            gc.freeze()  # as the deployments do
+            freeze_start()
         self._engine = self._engines[scores]
 
     def describe(self) -> Reply:

@@ -76,7 +76,7 @@ def merge(
         if parts:  # for a few hundred items a loop is faster than np.isin, which sorts
             taken = {index for part in parts for index in part.indices.tolist()}
             may_be_shown &= np.array([index not in taken for index in indices.tolist()], dtype=bool)
-        kept = np.flatnonzero(may_be_shown)[: k - num_taken]
+        kept = may_be_shown.nonzero()[0][: k - num_taken]
         if len(kept):
             scores = ranking.scores[kept]
             if parts:

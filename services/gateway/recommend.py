@@ -432,7 +432,7 @@ class Recommend:
             return choose(rankings, showable, context.request.num_items, available), None
         known = Known(
             expressions=context.expressions,
-            index=context.live.items.index,
+            index=context.live.items.lookup,
             showable=showable,
             available=available,
             vectors=context.live.vectors,

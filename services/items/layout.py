@@ -83,6 +83,11 @@ class ItemLayout:
         known = self.catalogue.index_of.get(item_id)
         return self._new_index.get(item_id) if known is None else known
 
+    @property
+    def lookup(self) -> Callable[[str], int | None]:
+        """`index` as of now, for many items: the catalogue's own dictionary while no item is new."""
+        return self.index if self._new_index else self.catalogue.index_of.get
+
     def has(self, item_id: str) -> bool:
         """Return whether the bundle has an item, or the live catalogue has it and did not delete it."""
         index = self.index(item_id)
@@ -118,7 +123,7 @@ class ItemLayout:
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
         """Return the indices of these items in order; unknown ids are skipped."""
-        return [index for item_id in item_ids if (index := self.index(item_id)) is not None]
+        return [index for index in map(self.lookup, item_ids) if index is not None]
 
     def allowed(
         self,

@@ -144,9 +144,10 @@ class Live:
         """
         if self.student is None:
             return None
-        if items.max(initial=0) < self.items.num_known:
+        num_known, num_named = self.items.num_known, self.items.num_named
+        if num_known == num_named or items.max(initial=0) < num_known:
             return self.student.vectors(items)
-        is_known = items < self.items.num_known
+        is_known = items < num_known
         found = self.student.vectors(np.where(is_known, items, 0))
         return found if found is None else found * is_known[:, None]
 

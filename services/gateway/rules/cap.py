@@ -4,7 +4,7 @@ Each position gets the first candidate within all caps, or the first remaining c
 cap.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from services.contracts.rules import Cap, Rules
 from services.gateway.rules.slate import Known, Slate
@@ -13,14 +13,12 @@ from services.items.columns import ItemColumns
 
 def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
     """Yield the candidates' ranks in the new order."""
-    room, indices = Room(rules.caps or (), known.expressions.columns), slate.indices.tolist()
+    room, index_of = Room(rules.caps or (), known.expressions.columns), slate.indices.item
     for index in slate.pinned.values():
-        room.take(room.keys(index))
+        room.take(index)
     deferred = []
     for place in order:
-        keys = room.keys(indices[place])
-        if room.is_for(keys):
-            room.take(keys)
+        if room.takes(index_of(place)):
             yield place
         else:
             deferred.append(place)
@@ -28,24 +26,36 @@ def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Itera
 
 
 class Room:
-    """Remaining items of each value within the caps. A key is a cap's index and a value."""
+    """Remaining items of each value within the caps."""
 
     def __init__(self, caps: Sequence[Cap], columns: ItemColumns) -> None:
-        self._caps = caps
-        self._values_of = [values_by(columns, one.attribute) for one in caps]
-        self._left: dict[tuple[int, Hashable], int] = {}
+        self._caps: list[tuple[Callable[[int], tuple[Hashable, ...]], int, dict[Hashable, int]]]
+        self._caps = [(values_by(columns, one.attribute), one.most, {}) for one in caps]
 
-    def keys(self, index: int) -> Sequence[tuple[int, Hashable]]:
-        return [(number, value) for number, values_of in enumerate(self._values_of) for value in values_of(index)]
+    def is_for(self, index: int) -> bool:
+        """Whether an item stays within the caps."""
+        for values_of, most, left in self._caps:
+            for value in values_of(index):
+                if left.get(value, most) <= 0:
+                    return False
+        return True
 
-    def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
-        """Whether an item with these keys stays within the caps."""
-        left = self._left
-        return all(left.get(key, 1) > 0 for key in keys)
+    def take(self, index: int) -> None:
+        for values_of, most, left in self._caps:
+            for value in values_of(index):
+                left[value] = left.get(value, most) - 1
 
-    def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
-        for key in keys:
-            self._left[key] = self._left.get(key, self._caps[key[0]].most) - 1
+    def takes(self, index: int) -> bool:
+        """Take an item if it stays within the caps, and return whether it does."""
+        taken: list[tuple[dict[Hashable, int], Hashable, int]] = []
+        for values_of, most, left in self._caps:
+            for value in values_of(index):
+                if left.get(value, most) <= 0:
+                    return False
+                taken.append((left, value, most))
+        for left, value, most in taken:
+            left[value] = left.get(value, most) - 1
+        return True
 
 
 def values_by(columns: ItemColumns, attribute: str) -> Callable[[int], tuple[Hashable, ...]]:

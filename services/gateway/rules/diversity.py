@@ -29,19 +29,22 @@ def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) ->
         return
     relevant = ((1.0 - weight) * relevance(slate.scores[:MAX_COMPARED])).astype(np.float32)
     unlike, best = np.float32(-weight) * vectors, 0
-    value, beside = np.full(len(relevant), np.inf, dtype=np.float32), np.empty(len(relevant), dtype=np.float32)
-    for _ in range(min(MAX_PLACES, len(relevant), 2 * slate.num_free)):
-        yield best
-        np.dot(unlike, vectors[best], out=beside)
-        np.minimum(value, np.add(beside, relevant, out=beside), out=value)
+    yield best
+    value = unlike.dot(vectors[best]) + relevant
+    beside = np.empty_like(value)
+    for _ in range(min(MAX_PLACES, len(relevant), 2 * slate.num_free) - 1):
         value[best] = -np.inf
         best = int(value.argmax())
+        yield best
+        unlike.dot(vectors[best], beside)
+        np.minimum(value, np.add(beside, relevant, out=beside), out=value)
+    value[best] = -np.inf
     yield from np.flatnonzero(value > -np.inf).tolist()
     yield from range(len(leading), len(slate.indices))
 
 
 def relevance(scores: np.ndarray) -> np.ndarray:
     """Scale scores, highest first, to 0 to 1; equal scores all become 1."""
-    highest, least = scores[0], scores[-1]
+    highest, least = scores.item(0), scores.item(-1)
     scaled: np.ndarray = (scores - least) / (highest - least) if highest > least else np.ones(len(scores))
     return scaled

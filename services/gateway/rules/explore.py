@@ -9,7 +9,6 @@ are deterministic, so the propensity of this position covers all randomness of t
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -55,7 +54,7 @@ def explore(
         return slate, tuple(propensity)
     indices = slate.indices.copy()
     indices[[ranks[0], shown]] = indices[[shown, ranks[0]]]
-    return replace(slate, indices=indices), tuple(propensity)
+    return slate._replace(indices=indices), tuple(propensity)
 
 
 def _drawable(slate: Slate, exploration: Exploration, rules: Rules, known: Known) -> Sequence[int]:
@@ -80,5 +79,5 @@ def _within_caps(ranks: Sequence[int], slate: Slate, rules: Rules, known: Known)
     for index, _ in slate.listed():
         listed.add(index)
         if index != indices[ranks[0]]:
-            room.take(room.keys(index))
-    return [rank for rank in ranks if indices[rank] in listed or room.is_for(room.keys(indices[rank]))]
+            room.take(index)
+    return [rank for rank in ranks if indices[rank] in listed or room.is_for(indices[rank])]

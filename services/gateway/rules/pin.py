@@ -1,7 +1,5 @@
 """Pins: an item at a fixed position of the list, regardless of its score. Blocks and filters take precedence."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from services.contracts.rules import Rules
@@ -19,4 +17,4 @@ def pin(slate: Slate, rules: Rules, known: Known) -> Slate:
             pinned[one.position] = index
     taken = set(pinned.values())  # for a few hundred candidates faster than np.isin, which sorts
     is_free = np.array([index not in taken for index in slate.indices.tolist()], dtype=bool)
-    return replace(slate, indices=slate.indices[is_free], scores=slate.scores[is_free], pinned=pinned)
+    return slate._replace(indices=slate.indices[is_free], scores=slate.scores[is_free], pinned=pinned)

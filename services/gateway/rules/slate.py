@@ -1,7 +1,9 @@
 """The input of rules: the candidates of one answer, and item data other than the ranking."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +27,10 @@ class Known:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slate:
+_NO_PINS: Mapping[int, int] = MappingProxyType({})
+
+
+class Slate(NamedTuple):
     """Ordered candidates: unique item indices (n,) and their scores (n,), log-likelihoods up to a constant.
 
     The list takes `num_wanted` items from the candidates and `pinned`. `pinned` maps a position (from 1) to an item,
@@ -36,7 +40,7 @@ class Slate:
     indices: np.ndarray
     scores: np.ndarray
     num_wanted: int
-    pinned: Mapping[int, int] = field(default_factory=dict)
+    pinned: Mapping[int, int] = _NO_PINS
 
     @property
     def num_free(self) -> int:
@@ -59,7 +63,8 @@ class Slate:
 
     def only(self, places: Sequence[int] | np.ndarray) -> "Slate":
         """Return the candidates with these ranks (from 0), in this order."""
-        return Slate(self.indices[places], self.scores[places], self.num_wanted, self.pinned)
+        ranks = np.array(places, dtype=np.int64)
+        return Slate(self.indices[ranks], self.scores[ranks], self.num_wanted, self.pinned)
 
     def led_by(self, places: Sequence[int]) -> "Slate":
         """Return the candidates with these ranks (from 0) first, then all other candidates in their order."""

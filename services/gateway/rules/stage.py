@@ -4,9 +4,9 @@ To add a rule: add its fields in `services/contracts/rules.py`, a file here, and
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import accumulate, filterfalse, islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,44 +29,28 @@ _LEAST_SHARE = 1e-12
 """Lower bound of a popularity share, so that its logarithm is finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A reweighting rule: name, whether a request sets it, and each candidate's factor (n,), or None for no change."""
+WEIGHTS: Mapping[str, Callable[[Slate, Rules, Known], np.ndarray | None]] = {
+    "boosts": boost,
+    "freshness": freshen,
+    "decay": decay,
+}
+"""Reweighting rules by the field that sets them: each candidate's factor (n,), or None for no change.
 
-    name: str
-    is_set: Callable[[Rules], bool]
-    factors: Callable[[Slate, Rules, Known], np.ndarray | None]
+The factors multiply, so the candidates are sorted once.
+"""
+REORDERS: Mapping[str, Callable[[Slate, Iterator[int], Rules, Known], Iterator[int]]] = {
+    "diversity": diversify,
+    "caps": cap,
+}
+"""Reordering rules by the field that sets them: a function from an order of ranks (from 0) to another.
 
-
-@dataclass(frozen=True, slots=True)
-class Reorder:
-    """A reordering rule: name, whether a request sets it, and a function from an order of ranks (from 0) to another.
-
-    The function is lazy: it draws only as many candidates as are drawn from it, so a list of ten inspects few
-    candidates.
-    """
-
-    name: str
-    is_set: Callable[[Rules], bool]
-    order: Callable[[Slate, Iterator[int], Rules, Known], Iterator[int]]
-
-
-WEIGHTS = (
-    Weight("boosts", lambda rules: bool(rules.boosts), boost),
-    Weight("freshness", lambda rules: rules.freshness is not None, freshen),
-    Weight("decay", lambda rules: rules.decay is not None, decay),
-)
-"""The factors multiply, so the candidates are sorted once."""
-REORDERS = (
-    Reorder("diversity", lambda rules: bool(rules.diversity), diversify),
-    Reorder("caps", lambda rules: bool(rules.caps), cap),
-)
-"""Each rule reorders the output of the previous one, starting with the weighted order. Pinned positions are reserved
-first."""
+Each rule reorders the output of the previous one, starting with the weighted order. Pinned positions are reserved
+first. The functions are lazy: they draw only as many candidates as are drawn from them, so a list of ten inspects few
+candidates.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruled:
+class Ruled(NamedTuple):
     """The final list and how it was made: the candidates before the rules, each rule's result, and exploration.
 
     `explored` is set if exploration drew another item. `propensity` holds for each item the probability of being shown
@@ -109,7 +93,7 @@ def apply_rules(
     where a rule moved an item above one with a higher score, so that they never increase along the list. `draw`,
     uniform in [0, 1), decides the exploration.
     """
-    scaled = (_as_logs(one) for one in rankings) if rules.reorder else rankings
+    scaled = map(_as_logs, rankings) if rules.reorder else rankings
     num_enough = _ENOUGH_A_PLACE * num_wanted if exploration is None else num_candidates
     parts = merge(scaled, known.showable, num_candidates, known.available, num_enough)
     before = slate = Slate(*_joined(parts), num_wanted)
@@ -117,18 +101,19 @@ def apply_rules(
         slate = pin(slate, rules, known)
     pinned = slate if rules.pins else None
     weights = [
-        (rule.name, factors)
-        for rule in WEIGHTS
-        if rule.is_set(rules) and (factors := rule.factors(slate, rules, known)) is not None
+        (name, factors)
+        for name, weigh in WEIGHTS.items()
+        if getattr(rules, name) and (factors := weigh(slate, rules, known)) is not None
     ]
     if weights:
         slate = slate.weighted(reduce(np.multiply, (factors for _, factors in weights)))
     orders: list[tuple[str, list[int]]] = []
     order = iter(range(len(slate.indices)))
-    for rule in REORDERS:
-        if rule.is_set(rules):
-            orders.append((rule.name, []))
-            order = _noting(rule.order(slate, order, rules, known), orders[-1][1])
+    for name, reorder in REORDERS.items():
+        if getattr(rules, name):
+            drawn: list[int] = []
+            orders.append((name, drawn))
+            order = filterfalse(drawn.append, reorder(slate, order, rules, known))  # yields all: `append` returns None
     if orders:
         listed = list(islice(order, slate.num_free))
         slate = slate.only(listed) if exploration is None else slate.led_by(listed)
@@ -166,13 +151,6 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
         seen = [of_stage.get(index) for of_stage in places]
         movers = [name for (name, _), one, other in zip(steps, seen, seen[1:], strict=False) if one != other]
         yield index, seen[0], after.get(index), tuple(movers)
-
-
-def _noting(order: Iterator[int], drawn: list[int]) -> Iterator[int]:
-    """Yield an order, and record the drawn ranks."""
-    for place in order:
-        drawn.append(place)
-        yield place
 
 
 def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
@@ -213,8 +191,8 @@ def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[
 def _falling(slate: Slate) -> Sequence[tuple[int, float]]:
     """Return the items of a list without pinned items, and their scores, lowered where they increase."""
     num_listed = slate.num_listed
-    scores = np.minimum.accumulate(slate.scores[:num_listed])
-    return list(zip(slate.indices[:num_listed].tolist(), scores.tolist(), strict=True))
+    scores = accumulate(slate.scores[:num_listed].tolist(), min)
+    return list(zip(slate.indices[:num_listed].tolist(), scores, strict=True))
 
 
 def _as_logs(ranking: ItemRanking) -> ItemRanking:
