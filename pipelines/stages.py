@@ -87,7 +87,7 @@ class ModelRun:
     judgement: judge.Judgement | None = None
 
     def __post_init__(self) -> None:
-        self.cache = StageCache(self.places.stages_dir)
+        self.cache = StageCache(self.places.stages_dir, tenant_of_name(self.options.model_name))
         self.store = BundleStore.of(self.places, self.options.model_name)
         self.live_version = self.store.live_version()  # as the run began
         self.split = SplitKind(self.options.split)

@@ -28,6 +28,7 @@ def pipeline(options: PipelineOptions, tables: TableArguments, recipes: RecipeOp
     from pipelines.training.recipes import recipes_of
 
     settings = running_settings()
+    _refuse_deleted(settings, options.model_name)
     options = replace(
         options,
         tables=tables.parsed(),
@@ -40,6 +41,17 @@ def pipeline(options: PipelineOptions, tables: TableArguments, recipes: RecipeOp
     audit = audited(settings.state_dir, " ".join(("pipeline", *overrides))) if overrides else nullcontext()
     with audit, feature_store(settings, print_line) as settings:
         run_pipeline(options, Places.from_settings(settings), out)
+
+
+def _refuse_deleted(settings: "Settings", name: str) -> None:
+    """Raise ConfigError for a deleted tenant's name: nobody would delete its outputs and bundles again."""
+    from services.contracts.tenant import TenantState, tenant_of_name
+    from services.gateway.access.tenants import read_tenants
+
+    if (tenant := tenant_of_name(name)) and settings.tenants_file is not None:
+        found = read_tenants(settings.tenants_file).find(tenant)
+        if found is not None and found.state is TenantState.DELETED:
+            raise ConfigError(f"--name: tenant {tenant} is deleted; train under another tenant's name")
 
 
 def precompute(

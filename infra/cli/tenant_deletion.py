@@ -2,7 +2,8 @@
 
     state of the tenants file, keys ─▶ erasures of its users, in the interactions log ─▶ the worker, store by store
                                    ├─▶ deletions of its items, in the items topic
-                                   └─▶ explanations of its anonymous visitors
+                                   ├─▶ explanations of its anonymous visitors
+                                   └─▶ outputs of its trainings, in this state folder
 
 Each run continues where the last ended, and reports. Open erasures are in a file of the state folder,
 which is removed at the end. A gateway may accept events until it has reloaded the tenants file, and the worker may
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from services.settings.settings import Settings
 
 
+_OWN = "your own backups"
 _LOOK_S = 0.2
 _RELOADED_S = 3.0
 """After this time every gateway has reloaded a changed tenants file."""
@@ -58,11 +60,16 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
         accepted |= erase_users(settings, new, path)
     _drop_items(settings, tenant, is_counted=bool(found.entries["popularity"]))
     _drop_explanations(settings, tenant)
-    if _num_open(settings, accepted) or any(scan(settings, tenant).entries.values()):
+    if (
+        not _drop_outputs(settings, tenant)
+        or _num_open(settings, accepted)
+        or any(scan(settings, tenant).entries.values())
+    ):
         return None
     files = [] if _rewrite_file(settings) else ["Redis' own files until it writes them again"]
     path.unlink(missing_ok=True)
-    return ["records in the broker's topics until their retention ends", *files, "bundles", "your own backups"]
+    topics = "records in the broker's topics until their retention ends"
+    return [topics, *files, "bundles", f"outputs of trainings in state folders other than {settings.state_dir}", _OWN]
 
 
 def _await_reload(settings: "Settings") -> None:
@@ -222,6 +229,19 @@ def _drop_explanations(settings: "Settings", tenant: str) -> None:
     client, mark = open_redis(settings.redis_address, 5.0), _mark_of(prefix_of(tenant))
     remove_explanations(client, lambda record: mark in record)
     client.close()
+
+
+def _drop_outputs(settings: "Settings", tenant: str) -> bool:
+    """Remove the outputs of the tenant's trainings; return False while a run of the pipeline uses the folder."""
+    from pipelines.runner.run_lock import run_lock_if_free
+    from pipelines.runner.stage import remove_outputs_of
+
+    if not settings.stages_dir.exists():
+        return True
+    with run_lock_if_free(settings.stages_dir) as is_free:
+        if is_free:
+            remove_outputs_of(settings.stages_dir, tenant)
+    return is_free
 
 
 def _mark_of(prefix: str) -> bytes:

@@ -4,8 +4,9 @@ A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stag
 of the source files that it imports. Equal keys mean equal outputs: a finished folder is reused, and an unfinished
 folder is never visible, because the rename is the last step. The most recently used outputs of a stage are kept and
 older outputs removed; nightly runs would fill the disk otherwise. A long stage keeps checkpoints in a separate folder,
-which survives a kill or an error for the next run with the same key; a finished run removes it. One run at a time works
-in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
+which survives a kill or an error for the next run with the same key; a finished run removes it. An output that a
+tenant's training used is marked by an empty file beside it, which outlives kills: the tenant's deletion removes it. One
+run at a time works in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from models.files import file_sha256, rename_if_absent
 
 Progress = Callable[[int, int, str], None]
 """Called with the amount done, the total, and a few words of detail."""
+_TENANT_MARK = ".tenant-"
 _NUM_KEPT = 5
 """Outputs of a stage that are kept in addition to this run's: enough to return to the previous experiments."""
 
@@ -42,14 +44,18 @@ class StageOutput:
 class StageCache:
     """The folder of stage outputs, by stage and key."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, tenant: str = "") -> None:
+        """`tenant` is the tenant whose model is trained, if any."""
+        self._root, self._tenant = root, tenant
         self._given: set[Path] = set()
 
     def run(self, stage: str, key: str, work: Callable[[Path], None]) -> StageOutput:
         """Return the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
         target = self._root / stage / key
         self._given.add(target)
+        if self._tenant:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.with_name(f".{key}{_TENANT_MARK}{self._tenant}").touch()
         if target.exists():
             os.utime(target)  # it counts as new as its last use
             return StageOutput(stage, key, target, skipped=True, seconds=0.0)
@@ -75,6 +81,21 @@ class StageCache:
         finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
         for path in {*folders} - {*finished[-_NUM_KEPT:]}:
             shutil.rmtree(path, ignore_errors=True)
+            for mark in path.parent.glob(f".{path.name}{_TENANT_MARK}*"):
+                mark.unlink(missing_ok=True)
+
+
+def remove_outputs_of(root: Path, tenant: str) -> None:
+    """Remove the outputs that a tenant's trainings used, their checkpoints and what killed runs left.
+
+    The caller holds the folder's lock. Raises OSError.
+    """
+    for mark in sorted(root.glob(f"*/.*{_TENANT_MARK}{tenant}")):
+        key = mark.name[1:].removesuffix(f"{_TENANT_MARK}{tenant}")
+        for path in mark.parent.iterdir():
+            if path.is_dir() and (path.name == key or path.name.startswith(f".{key}.")):
+                shutil.rmtree(path)
+        mark.unlink()  # last: a removal that was killed is repeated
 
 
 def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:

@@ -19,7 +19,8 @@ from infra.cli.tenant_deletion import delete_data, scan
 from infra.kafka.sender import topic_sender
 from models.registry.store import BundleStore
 from pipelines.features.tables import build_tables, serve
-from pipelines.runner.stage import silent
+from pipelines.runner.run_lock import run_lock_if_free
+from pipelines.runner.stage import StageCache, silent
 from services.contracts.erasure import Erasure, ErasureReceipt
 from services.contracts.events import Interaction
 from services.contracts.explanation import OWN_FIELDS, encode_explanation
@@ -110,10 +111,24 @@ def test_a_deleted_tenant_is_in_no_file_and_no_key(rig: Rig) -> None:
     assert traces_of(rig.settings, OTHER)
 
 
+def test_a_tenant_is_not_deleted_while_a_training_runs(rig: Rig) -> None:
+    """A training that publishes meanwhile ends first; then its outputs are removed."""
+    settings = rig.settings
+    rig.start_worker()
+    with run_lock_if_free(settings.stages_dir):
+        output = StageCache(settings.stages_dir, "acme").run("train", "k1", lambda out: (out / "weights").touch())
+        while_training = [delete_data(settings, "acme") for _ in range(2)]
+    wait_for(lambda: delete_data(settings, "acme"), 120.0, "the deletion")
+    rig.stop_worker()
+
+    assert while_training == [None, None]
+    assert not output.path.exists()
+
+
 def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> None:
     """Events that a worker has not read yet are found before the deletion is done, and a returning user is erased."""
     settings = rig.settings
-    settings.stages_dir.mkdir(parents=True, exist_ok=True)
+    output = StageCache(settings.stages_dir, "acme").run("ingest", "k1", lambda out: (out / "events").touch())
     rig.send(*(click(number, scoped("acme", f"u{number}")) for number in range(4)))
 
     while_waiting = delete_data(settings, "acme")
@@ -125,6 +140,7 @@ def test_a_tenant_is_not_deleted_while_its_events_are_not_applied(rig: Rig) -> N
     wait_for(lambda: delete_data(settings, "acme"), 120.0, "the deletion")
     rig.stop_worker()
 
+    assert not output.path.exists()
     assert not while_waiting
     assert traces_of(settings, "acme\x1f") == []
 

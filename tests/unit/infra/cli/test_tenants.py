@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from infra.cli.main import app
 from services.contracts.tenant import TenantState
 from services.gateway.access.keys import read_keys
-from services.gateway.access.tenants import read_tenants
+from services.gateway.access.tenants import read_tenants, write_tenants
 from tests.support.servers import free_port
 
 
@@ -67,6 +67,17 @@ def test_a_key_is_made_for_a_known_tenant(path: Path, tmp_path: Path) -> None:
 
     assert (unknown.exit_code, made) == (1, [0, 0])
     assert [key.tenant for key in read_keys(tmp_path / "keys.json").keys] == ["acme", ""]
+
+
+def test_a_deleted_tenants_name_is_not_trained(path: Path) -> None:
+    """Nobody would delete the outputs and the bundle again."""
+    tailrace("tenants", "new", "acme")
+    write_tenants(path, read_tenants(path).with_changed("acme", state=TenantState.DELETED))
+
+    refused = tailrace("pipeline", "--name", "acme.default", "--until", "ingest")
+
+    assert refused.exit_code == 1
+    assert "acme is deleted" in str(refused.exception or refused.output)
 
 
 def test_a_deletion_outside_of_the_stack_ends_the_calls_and_says_where_to_repeat_it(

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.data import examples
 from pipelines.evaluation import gate
-from pipelines.runner.stage import StageCache, content_key, sources
+from pipelines.runner.stage import StageCache, content_key, remove_outputs_of, sources
 from pipelines.training import train_decoder
 
 
@@ -83,6 +83,36 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
     assert {path.name for path in (tmp_path / "train").iterdir()} == {"new", "used", "k1", "k2", "k3", "k4"}
     assert (tmp_path / "ingest" / "k0").exists()
+
+
+def test_a_deleted_tenants_outputs_are_removed_whole(tmp_path: Path) -> None:
+    """Those of its finished, failed and killed runs, and those of others that it used; no other tenant's."""
+
+    def breaks(out: Path) -> None:
+        StageCache(tmp_path).checkpoint_dir("train", "k3").mkdir()
+        raise RuntimeError("power cut")
+
+    StageCache(tmp_path).run("ingest", "shared", write("a", []))
+    for tenant, key in (("", "k0"), ("acme", "k1"), ("acme-2", "k2")):
+        StageCache(tmp_path, tenant).run("ingest", key, write(key, []))
+    with pytest.raises(RuntimeError):
+        StageCache(tmp_path, "acme").run("train", "k3", breaks)
+    (tmp_path / "train" / ".k3.99").mkdir()
+    StageCache(tmp_path, "acme").run("ingest", "shared", write("b", []))
+
+    remove_outputs_of(tmp_path, "acme")
+
+    assert {path.name for path in (tmp_path / "ingest").iterdir()} == {"k0", "k2", ".k2.tenant-acme-2"}
+    assert list((tmp_path / "train").iterdir()) == []
+
+
+def test_the_mark_of_a_removed_output_is_removed(tmp_path: Path) -> None:
+    """Nightly runs leave no marks behind."""
+    for number in range(9):
+        StageCache(tmp_path, "acme").run("train", f"k{number}", write("a", []))
+
+    names = {path.name for path in (tmp_path / "train").iterdir()}
+    assert {name for name in names if name[0] == "."} == {f".{key}.tenant-acme" for key in names if key[0] != "."}
 
 
 def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
