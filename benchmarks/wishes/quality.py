@@ -54,7 +54,7 @@ _TOP = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QualityOptions(StateOptions):
+class WishQualityOptions(StateOptions):
     """The options of this benchmark."""
 
     users: Annotated[int, Option("Number of test users.", at_least=1)] = 1_000
@@ -64,13 +64,13 @@ class QualityOptions(StateOptions):
 def main() -> None:
     """Train what the state folder lacks, read all wishes, and write the results."""
     with exit_on_errors():
-        options = parsed(QualityOptions, __doc__)
+        options = parsed(WishQualityOptions, __doc__)
         made, _, _, measured = prepare(options, "benchmarks.wishes.quality")
         found = {"reader": read_found(made), "written": measured.written(), "open": measured.open_wishes()}
     write_report(options.json, about_run("wishes.quality") | {"num_users": len(measured.cases)} | found)
 
 
-def prepare(options: QualityOptions, reason: str) -> tuple[Path, Path, Scorer, "MeasuredReaders"]:
+def prepare(options: WishQualityOptions, reason: str) -> tuple[Path, Path, Scorer, "MeasuredReaders"]:
     """Train what the state folder lacks. Return the folders of the reader and its tokens, the student, the readers."""
     console = Console(stderr=True)
     settings = with_own_store(load_settings(), options.state)

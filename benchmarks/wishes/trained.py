@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from benchmarks.load.command import about_run, exit_on_errors, write_report
 from benchmarks.wishes.llm import LlmReader, wants_of
-from benchmarks.wishes.quality import MeasuredReaders, QualityOptions, phrasings_of, prepare, read_open_wishes
+from benchmarks.wishes.quality import MeasuredReaders, WishQualityOptions, phrasings_of, prepare, read_open_wishes
 from models.wishes.meaning import text_of
 from models.wishes.reader import Parts
 from pipelines.data.examples import Cases, Split, cases_where, read_cases, read_sequences, sample_cases
@@ -57,7 +57,7 @@ Score = Callable[[Wish, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedOptions(QualityOptions):
+class TrainedOptions(WishQualityOptions):
     """The options of this benchmark."""
 
     wishes: Annotated[int, Option("Written wishes to learn from.", at_least=1)] = 500

@@ -1,7 +1,7 @@
 """Assignments: by surface the model name, its version and the experiment variants of a user or a visitor's session."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -38,8 +38,10 @@ class SurfaceAssignment(Answer, frozen=True, kw_only=True):
     ]
 
 
-class Assigned(Answer, frozen=True):
+class AssignResponse(Answer, frozen=True):
     """The assignment of a user, or a visitor's session, now."""
+
+    component: ClassVar = "AssignedBody"
 
     surfaces: Annotated[
         tuple[SurfaceAssignment, ...], Meta(description="All surfaces; first requests without a surface")

@@ -82,7 +82,7 @@ class Erasure(Message, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureReceipt:
+class ErasureProgress:
     """The receipt of an erasure: when each store was done, in Unix ms (None: not yet), and what remains until when."""
 
     erasure_id: str
@@ -119,7 +119,7 @@ class ReceiptBody(Answer, frozen=True):
     remaining: Annotated[tuple[Remaining, ...], Meta(description="Data that remains, and until when")]
 
     @classmethod
-    def of(cls, receipt: ErasureReceipt) -> "ReceiptBody":
+    def of(cls, receipt: ErasureProgress) -> "ReceiptBody":
         return cls(
             receipt.erasure_id,
             receipt.accepted_time_ms,

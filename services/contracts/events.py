@@ -5,7 +5,7 @@ strict, because an unknown field is a producer's mistake that would otherwise go
 against which events are too old or in the future is an argument.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -109,11 +109,13 @@ class Interaction(EventBody, frozen=True, kw_only=True):
         return self.user_id.encode()
 
 
-class Recorded(Answer, frozen=True):
+class RecordEventsResponse(Answer, frozen=True):
     """Number of events that the broker acknowledged, with each id counted once, and all ids in the order sent.
 
     While no bundle is loaded, every item counts as known.
     """
+
+    component: ClassVar = "RecordedBody"
 
     event_ids: tuple[str, ...]
     unknown_items: Annotated[

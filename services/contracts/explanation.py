@@ -70,7 +70,7 @@ class WishedItem(Answer, frozen=True):
     after: int | None
 
 
-class Explanation(Answer, frozen=True, kw_only=True):
+class ExplanationRecord(Answer, frozen=True, kw_only=True):
     """How a request was answered; fields that a rejected request lacks are null or empty.
 
     `planned_tier` and `planned_reason` are the first decision, by `facts` (services.router.policy.Facts); `tier` and
@@ -113,7 +113,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
     ] = ()
 
 
-class ExplanationAnswer(Explanation, frozen=True):
+class ExplanationAnswer(ExplanationRecord, frozen=True):
     """How a request was answered; fields that a rejected request lacks are null."""
 
     component: ClassVar = "ExplanationBody"
@@ -121,7 +121,7 @@ class ExplanationAnswer(Explanation, frozen=True):
     sentences: Annotated[tuple[str, ...], Meta(description="The explanation in words")] = ()
 
     @classmethod
-    def of(cls, explanation: Explanation, sentences: Sequence[str]) -> "ExplanationAnswer":
+    def of(cls, explanation: ExplanationRecord, sentences: Sequence[str]) -> "ExplanationAnswer":
         return cls(**msgspec.structs.asdict(explanation), sentences=tuple(sentences))
 
 
@@ -148,11 +148,11 @@ def encode_explanation(
     return to_json((own, facts, llm, stages, ruled, mixed, wish))
 
 
-def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
+def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> ExplanationRecord:
     """Read the stored form. Raises ValueError or TypeError for anything else."""
     own, facts, llm, stages, ruled, mixed, wish = from_json(stored)
     understood, wished = wish or (None, ())
-    return Explanation(
+    return ExplanationRecord(
         **dict(zip(OWN_FIELDS, own, strict=True)),
         facts=dict(zip(fact_names, facts, strict=True)) if facts else {},
         llm=None
@@ -196,7 +196,7 @@ def _rounded(value: Any) -> Any:
 
 OWN_FIELDS = tuple(
     name
-    for name in Explanation.__struct_fields__
+    for name in ExplanationRecord.__struct_fields__
     if name not in {"facts", "llm", "stages", "ruled", "mixed", "understood", "wished"}
 )
 _USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")

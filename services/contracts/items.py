@@ -142,7 +142,7 @@ class PutItemsBody(Message, frozen=True):
         return [one.draft for one in self.items]
 
 
-class ItemRefusal(Answer, frozen=True):
+class ItemError(Answer, frozen=True):
     """Why an entry was rejected."""
 
     component: ClassVar = "RefusalBody"
@@ -156,14 +156,14 @@ class ItemOutcome(Answer, frozen=True):
     """The outcome of one entry: without an error the broker has acknowledged it."""
 
     item_id: str
-    error: ItemRefusal | None = None
+    error: ItemError | None = None
 
     @classmethod
     def of(cls, item_id: str, error: InvalidRequest | None) -> "ItemOutcome":
         """Return the outcome of an entry."""
         if error is None:
             return cls(item_id)
-        return cls(item_id, ItemRefusal(error.field or "", error.problem, error.fix or ""))
+        return cls(item_id, ItemError(error.field or "", error.problem, error.fix or ""))
 
 
 class PutOutcomesBody(Answer, frozen=True):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.contracts.erasure import ErasureReceipt, ErasureStore
+from services.contracts.erasure import ErasureProgress, ErasureStore
 from services.contracts.explanation import whose
 from services.errors import RowChanged
 from services.features.explanations import remove_explanations
@@ -183,14 +183,14 @@ class RedisReceipts:
         with redis_as_dependency():
             await within(timeout_s, self._open(_RECEIPT + erasure_id, accepted_ms))
 
-    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureProgress | None:
         """Return a receipt; None if unknown or older than 90 days. Raises DependencyUnavailable."""
         with redis_as_dependency():
             found: Any = await within(timeout_s, self._read(_RECEIPT + erasure_id))
         if b"accepted" not in found:
             return None
         done = {store: found.get(store.value.encode()) for store in ErasureStore}
-        return ErasureReceipt(
+        return ErasureProgress(
             erasure_id=erasure_id,
             accepted_time_ms=int(found[b"accepted"]),
             stores={store: None if at is None else int(at) for store, at in done.items()},

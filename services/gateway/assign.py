@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from services.contracts.assignment import Assigned, SurfaceAssignment
+from services.contracts.assignment import AssignResponse, SurfaceAssignment
 from services.contracts.experiments import Assignment
 from services.contracts.tenant import local_name, local_surface
 from services.errors import DependencyUnavailable
@@ -19,13 +19,13 @@ class Assign:
         self._experiments = experiments
         self._wall_clock = wall_clock
 
-    def __call__(self, unit_id: str, tenant: str) -> Assigned:
+    def __call__(self, unit_id: str, tenant: str) -> AssignResponse:
         """Return this user's (or session's) assignment on every surface of the tenant."""
         nowhere = self._experiments.find(None, unit_id, tenant)
         found = [self._on(nowhere, unit_id, ())]
         assigned = self._experiments.assigned(unit_id, tenant)
         found += [self._on(surface, unit_id, made) for surface, made in assigned.values()]
-        return Assigned(surfaces=tuple(found))
+        return AssignResponse(surfaces=tuple(found))
 
     def _on(self, surface: Surface, unit_id: str, assigned: Sequence[Assignment]) -> SurfaceAssignment:
         bundles = self._names.of(surface.model)

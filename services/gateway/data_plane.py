@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.contracts.answers import BundleInfo, CanaryInfo
-from services.contracts.events import EventBody, Recorded
+from services.contracts.events import EventBody, RecordEventsResponse
 from services.contracts.tenant import scoped
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch, Refused
@@ -156,7 +156,9 @@ class DataPlane:
         for sink in self._refusal_sinks:
             sink(record)
 
-    async def record(self, drafts: Sequence[EventBody], tenant: str, door: str, request_id: str) -> Recorded:
+    async def record(
+        self, drafts: Sequence[EventBody], tenant: str, door: str, request_id: str
+    ) -> RecordEventsResponse:
         """Record events of a tenant's users; see RecordEvents."""
         sent = await self._record(drafts, tenant)
         events, known = once_each(sent), [live.items for live in self.names.all_loaded_for(tenant)]
@@ -167,7 +169,7 @@ class DataPlane:
             door, [event.request_id and scoped(tenant, event.request_id) for event in events], len(unknown)
         )
         log.info("recorded", request_id=request_id, door=door, num_events=len(events), num_unknown=len(unknown))
-        return Recorded(
+        return RecordEventsResponse(
             event_ids=tuple(event.event_id for event in sent),
             unknown_items=tuple(dict.fromkeys(unknown)),
             accepted=len(events),

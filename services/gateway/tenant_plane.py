@@ -15,11 +15,11 @@ import msgspec
 
 from services.contracts.access import Caller
 from services.contracts.answers import BundleInfo
-from services.contracts.assignment import Assigned, AssignRequest
+from services.contracts.assignment import AssignRequest, AssignResponse
 from services.contracts.batch import BatchAnswer, BatchEntry
-from services.contracts.erasure import ErasureReceipt
-from services.contracts.events import EventBody, Recorded
-from services.contracts.explanation import Explanation
+from services.contracts.erasure import ErasureProgress
+from services.contracts.events import EventBody, RecordEventsResponse
+from services.contracts.explanation import ExplanationRecord
 from services.contracts.message import check_id
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.tenant import local, local_name, local_surface, scoped, without_prefix
@@ -52,10 +52,10 @@ class TenantPlane:
         ]
         return await self.plane.recommend_batch(own, arrival, door, self.caller)
 
-    async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> Recorded:
+    async def record(self, drafts: Sequence[EventBody], door: str, request_id: str) -> RecordEventsResponse:
         return await self.plane.record(drafts, self.tenant, door, request_id)
 
-    def assign(self, request: AssignRequest) -> Assigned:
+    def assign(self, request: AssignRequest) -> AssignResponse:
         """Return the assignment of a user or session; see Assign."""
         return self.plane.assign(scoped(self.tenant, request.unit_id), self.tenant)
 
@@ -65,7 +65,7 @@ class TenantPlane:
         info = self.plane.bundle(full_name)
         return msgspec.structs.replace(info, name=local_name(info.name))
 
-    async def explanation(self, request_id: str) -> Explanation:
+    async def explanation(self, request_id: str) -> ExplanationRecord:
         """Return how one of the tenant's requests was answered; see Explanations."""
         check_id("request_id", request_id)
         found = await self.plane.explanations.find(scoped(self.tenant, request_id))
@@ -80,10 +80,10 @@ class TenantPlane:
     def items(self) -> ItemOperations:
         return self.plane.items.of(self.tenant)
 
-    async def erase(self, user_id: str, door: str, request_id: str) -> ErasureReceipt:
+    async def erase(self, user_id: str, door: str, request_id: str) -> ErasureProgress:
         return await self.plane.users.erase(user_id, self.tenant, door, request_id)
 
-    async def receipt(self, erasure_id: str) -> ErasureReceipt:
+    async def receipt(self, erasure_id: str) -> ErasureProgress:
         return await self.plane.users.receipt(erasure_id, self.tenant)
 
     async def export(self, user_id: str) -> Mapping[str, Any]:

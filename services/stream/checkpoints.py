@@ -20,7 +20,7 @@ from services.stream.report import LogStep, WorkerReport
 _log = structlog.get_logger()
 
 
-class Checkpoints:
+class LogCheckpoints:
     """At most one batch of events on its way to the disk. All methods are called from the worker's thread."""
 
     def __init__(

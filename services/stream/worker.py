@@ -32,7 +32,7 @@ from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import HistoryLimits
 from services.stream.background import DEFAULT_PACE, Chores, LogUpkeep, Pace, PopularCounts, Timer
-from services.stream.checkpoints import Checkpoints
+from services.stream.checkpoints import LogCheckpoints
 from services.stream.continuity import Continuity
 from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
@@ -91,7 +91,9 @@ class StreamWorker:
         self._missing: tuple[int, ...] = ()
         self._background = ThreadPoolExecutor(1, "background")
         self._popularity = PopularCounts(log, items, roles, self._background)
-        self._checkpoints = Checkpoints(log, writer.partitions, self._report, self._renew, interruptions.before_commit)
+        self._checkpoints = LogCheckpoints(
+            log, writer.partitions, self._report, self._renew, interruptions.before_commit
+        )
         self._log_upkeep = LogUpkeep(log, self._background, keep_days)
         self._published: dict[int, PopularRow] = {}
 

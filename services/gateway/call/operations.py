@@ -9,10 +9,10 @@ from typing import Any
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.contracts.answers import BatchAnswersBody, BundleInfo, ErrorBody, ErrorDetail, Status
-from services.contracts.assignment import Assigned, AssignRequest
+from services.contracts.assignment import AssignRequest, AssignResponse
 from services.contracts.batch import MAX_BATCH, BatchBody
 from services.contracts.erasure import ReceiptBody, UserDataBody
-from services.contracts.events import EventBody, EventsBody, Recorded
+from services.contracts.events import EventBody, EventsBody, RecordEventsResponse
 from services.contracts.explanation import ExplanationAnswer
 from services.contracts.items import ItemPatchBody, ItemStateBody, PutItemsBody, PutOutcomesBody, StatedItemBody
 from services.contracts.message import MAX_ID_CHARS, PRINTABLE
@@ -165,7 +165,7 @@ RECORD_EVENTS = Operation(
     kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
     bodies=(EventsBody, ListOf("EventListBody", EventBody, "Many events as a list."), EventBody),
     examples=({"events": [_EVENT]}, _EVENT),
-    answers=json_answer(Recorded),
+    answers=json_answer(RecordEventsResponse),
     is_traced=True,
     rpc=Rpc("RecordEvents", pb.RecordEventsRequest, pb.RecordEventsResponse),
 )
@@ -178,7 +178,7 @@ ASSIGNMENT = Operation(
     errors=REST_ERRORS,
     for_tenants=True,
     parameters=query_parameters(AssignRequest),
-    answers=json_answer(Assigned),
+    answers=json_answer(AssignResponse),
     rpc=Rpc("Assign", pb.AssignRequest, pb.AssignResponse),
 )
 BUNDLE = Operation(

@@ -13,10 +13,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.assignment import Assigned
+from services.contracts.assignment import AssignResponse
 from services.contracts.batch import check_batch_size
 from services.contracts.erasure import ReceiptBody
-from services.contracts.events import Recorded
+from services.contracts.events import RecordEventsResponse
 from services.contracts.items import ItemState, PutOutcomesBody
 from services.contracts.protobuf import message_of, parse_strictly
 from services.contracts.recommend import MAX_DEADLINE_MS, Recommendation, RecommendRequest
@@ -151,10 +151,10 @@ class RpcDoor:
         answers = await TenantPlane(plane, call.admitted).recommend_batch(entries, arrival, DOOR)
         return await plane.reading.run(None, format_batch, answers)
 
-    async def _assign(self, request: bytes, call: Call, _: dict[str, str]) -> Assigned:
+    async def _assign(self, request: bytes, call: Call, _: dict[str, str]) -> AssignResponse:
         return TenantPlane(self._plane(), call.admitted).assign(parse_assign(request, self._max_bytes))
 
-    async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> Recorded:
+    async def _record(self, request: bytes, call: Call, _: dict[str, str]) -> RecordEventsResponse:
         plane = self._plane()
         events = await plane.reading.read(request, parse_events, request, self._max_bytes, plane.max_events_per_request)
         return await TenantPlane(plane, call.admitted).record(events, DOOR, call.request_id)

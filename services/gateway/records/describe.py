@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from services.contracts.explanation import Explanation, ListState, StageTime
+from services.contracts.explanation import ExplanationRecord, ListState, StageTime
 from services.contracts.recommend import Reason, Tier
 from services.gateway.reasons import REASONS
 
@@ -18,7 +18,7 @@ _DAY_MS = 86_400_000
 _NUM_MOVES = 3
 
 
-def describe(explanation: Explanation) -> list[str]:
+def describe(explanation: ExplanationRecord) -> list[str]:
     """Return the explanation as sentences, the most important first."""
     if explanation.outcome != "ok":
         return [f"Refused with {explanation.outcome}: {explanation.message}.", _request_sentence(explanation)]
@@ -38,7 +38,7 @@ def describe(explanation: Explanation) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def reason_sentence(explanation: Explanation) -> str:
+def reason_sentence(explanation: ExplanationRecord) -> str:
     """Return why this tier answered, with the deciding numbers."""
     text = REASONS[Reason(explanation.reason or "")]
     template = text.planned if explanation.reason == explanation.planned_reason else text.ended
@@ -49,26 +49,26 @@ def reason_sentence(explanation: Explanation) -> str:
     return template.format(**facts, **numbers, planned_reason=explanation.planned_reason)
 
 
-def longest_stage(explanation: Explanation) -> StageTime | None:
+def longest_stage(explanation: ExplanationRecord) -> StageTime | None:
     """Return the longest stage; `rank` counts only if neither `llm` nor `student` ran inside it."""
     names = {stage.name for stage in explanation.stages}
     leaves = [stage for stage in explanation.stages if stage.name != "rank" or not names & {"llm", "student"}]
     return max(leaves, key=lambda stage: stage.duration_ms, default=None)
 
 
-def _answer_sentence(explanation: Explanation) -> str:
+def _answer_sentence(explanation: ExplanationRecord) -> str:
     items = f"{explanation.num_items} of {explanation.k} items"
     return (
         f"Answered by {explanation.tier} ({explanation.reason}) with {items}, from bundle {explanation.bundle_version}."
     )
 
 
-def _list_sentence(explanation: Explanation) -> str:
+def _list_sentence(explanation: ExplanationRecord) -> str:
     is_used = explanation.tier == Tier.PRECOMPUTED
     return "" if is_used else _LIST_SENTENCES.get(explanation.list_state or "", "")
 
 
-def _mix_sentence(explanation: Explanation) -> str:
+def _mix_sentence(explanation: ExplanationRecord) -> str:
     """Return the sentence on the sources of the first items' scores: each source's fraction of their sum."""
     total = sum(item.score for item in explanation.mixed)
     if not total:
@@ -79,7 +79,7 @@ def _mix_sentence(explanation: Explanation) -> str:
     return f"The scores of the first {len(explanation.mixed)} items come from: {parts}."
 
 
-def _wish_sentence(explanation: Explanation) -> str:
+def _wish_sentence(explanation: ExplanationRecord) -> str:
     """Return the sentence on the wish: what was read, and how many places it changed."""
     understood = explanation.understood
     if understood is None:
@@ -91,7 +91,7 @@ def _wish_sentence(explanation: Explanation) -> str:
     return f"The wish was read as {'; '.join(parts)}{relaxed}; it changed {num_moved} places."
 
 
-def _rules_sentence(explanation: Explanation) -> str:
+def _rules_sentence(explanation: ExplanationRecord) -> str:
     """Return the sentence on the rules: their names, and the first moved items with positions before and after."""
     moved = [one for one in explanation.ruled if one.before != one.after]
     if not explanation.ruled:
@@ -104,7 +104,7 @@ def _rules_sentence(explanation: Explanation) -> str:
     return f"The rules {', '.join(names)} changed {len(moved)} places, for example {', '.join(parts)}."
 
 
-def _llm_sentences(explanation: Explanation) -> list[str]:
+def _llm_sentences(explanation: ExplanationRecord) -> list[str]:
     llm = explanation.llm
     if llm is None or llm.queue_ms is None or llm.compute_ms is None or llm.decode_ms is None:
         return []
@@ -119,7 +119,7 @@ def _llm_sentences(explanation: Explanation) -> list[str]:
     ]
 
 
-def _deadline_sentence(explanation: Explanation) -> str:
+def _deadline_sentence(explanation: ExplanationRecord) -> str:
     if explanation.elapsed_ms is None or explanation.deadline_ms is None:
         return ""
     left_ms = explanation.deadline_ms - explanation.elapsed_ms
@@ -127,7 +127,7 @@ def _deadline_sentence(explanation: Explanation) -> str:
     return f"It took {explanation.elapsed_ms:.1f} ms of a deadline of {explanation.deadline_ms} ms: {verdict}."
 
 
-def _longest_stage_sentence(explanation: Explanation) -> str:
+def _longest_stage_sentence(explanation: ExplanationRecord) -> str:
     longest = longest_stage(explanation)
     if longest is None or not explanation.elapsed_ms:
         return ""
@@ -135,7 +135,7 @@ def _longest_stage_sentence(explanation: Explanation) -> str:
     return f"The longest stage was {longest.name}: {longest.duration_ms:.1f} ms, {share:.0%} of the whole."
 
 
-def _age_sentence(explanation: Explanation) -> str:
+def _age_sentence(explanation: ExplanationRecord) -> str:
     age_ms = explanation.feature_age_ms
     if age_ms is None:
         return ""
@@ -143,7 +143,7 @@ def _age_sentence(explanation: Explanation) -> str:
     return f"The newest event that it took into account was {age} old."
 
 
-def _request_sentence(explanation: Explanation) -> str:
+def _request_sentence(explanation: ExplanationRecord) -> str:
     moment = datetime.fromtimestamp(explanation.at_unix_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     caller = f" of caller {explanation.caller}, priority {explanation.priority}," if explanation.caller else ""
     surface = f" for the surface {explanation.surface}" if explanation.surface else ""

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from models.mixer import DECODER, MODEL, STUDENT
 from services.contracts.explanation import (
     OWN_FIELDS,
-    Explanation,
+    ExplanationRecord,
     ListState,
     RuledItem,
     decode_explanation,
@@ -102,7 +102,7 @@ class Explanations:
         else:
             self._dropped.inc()
 
-    async def find(self, request_id: str) -> Explanation:
+    async def find(self, request_id: str) -> ExplanationRecord:
         """Return the explanation of a recent request by its scoped id.
 
         Raises NotFound if it is unknown, expired, or in another version's format; DependencyUnavailable.

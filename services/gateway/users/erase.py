@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from services.contracts.erasure import Erasure, ErasureReceipt, ErasureStore, remaining_after
+from services.contracts.erasure import Erasure, ErasureProgress, ErasureStore, remaining_after
 from services.contracts.message import check_id
 from services.contracts.tenant import scoped, scoped_name, tenant_of_name
 from services.errors import DependencyUnavailable, NotFound
@@ -26,7 +26,7 @@ class Receipts(Protocol):
         """Create a receipt unless the worker already has. Raises DependencyUnavailable."""
         ...
 
-    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureProgress | None:
         """Return a receipt, or None. Raises DependencyUnavailable."""
         ...
 
@@ -52,7 +52,7 @@ class EraseUsers:
         self._keeps = keeps
         self._wall_clock = wall_clock
 
-    async def erase(self, user_id: str, tenant: str, door: str, request_id: str) -> ErasureReceipt:
+    async def erase(self, user_id: str, tenant: str, door: str, request_id: str) -> ErasureProgress:
         """Erase a tenant's user; returns when the broker has the event. Later events begin a new history.
 
         Raises InvalidRequest; DependencyUnavailable or Overloaded if the broker has not acknowledged it. May be
@@ -70,12 +70,12 @@ class EraseUsers:
         except DependencyUnavailable as error:  # the worker writes the receipt too
             log.warning("receipt_not_opened", erasure_id=erasure.erasure_id, error=repr(error))
         return self._complete(
-            ErasureReceipt(
+            ErasureProgress(
                 erasure_id=erasure.erasure_id, accepted_time_ms=now_ms, stores=dict.fromkeys(ErasureStore, None)
             )
         )
 
-    async def receipt(self, erasure_id: str, tenant: str) -> ErasureReceipt:
+    async def receipt(self, erasure_id: str, tenant: str) -> ErasureProgress:
         """Return the receipt of a tenant's erasure. Raises NotFound, InvalidRequest or DependencyUnavailable."""
         check_id("erasure_id", erasure_id)
         is_own = tenant_of_name(erasure_id) == tenant
@@ -87,7 +87,7 @@ class EraseUsers:
     async def stop(self) -> None:
         await self._receipts.close()
 
-    def _complete(self, receipt: ErasureReceipt) -> ErasureReceipt:
+    def _complete(self, receipt: ErasureProgress) -> ErasureProgress:
         keeps = self._keeps
         return replace(
             receipt, remaining=remaining_after(receipt.accepted_time_ms, keeps.events_ms, keeps.dead_letters_ms)

@@ -21,7 +21,7 @@ from models.registry.store import BundleStore
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.runner.stage import StageCache, silent
-from services.contracts.erasure import Erasure, ErasureReceipt
+from services.contracts.erasure import Erasure, ErasureProgress
 from services.contracts.events import Interaction
 from services.contracts.explanation import OWN_FIELDS, encode_explanation
 from services.contracts.tenant import scoped
@@ -46,10 +46,10 @@ SECRET = "user-müller/7"
 OTHER = "other"
 
 
-def receipt_of(rig: Rig, erasure_id: str) -> ErasureReceipt | None:
+def receipt_of(rig: Rig, erasure_id: str) -> ErasureProgress | None:
     """Read a receipt as a gateway does."""
 
-    async def read() -> ErasureReceipt | None:
+    async def read() -> ErasureProgress | None:
         """Read the receipt in a new event loop."""
         receipts = RedisReceipts(rig.settings.redis_address)
         try:

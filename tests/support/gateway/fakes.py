@@ -11,7 +11,7 @@ from models.mixer import Added
 from models.wishes.reading import Reading, ReadTerms
 from models.wishes.vocabulary import WishItem
 from services.contracts.engine_load import EngineLoad
-from services.contracts.erasure import ErasureReceipt, ErasureStore
+from services.contracts.erasure import ErasureProgress, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
 from services.contracts.rank import RankRequest, RankResult
@@ -221,7 +221,7 @@ class FakeReceipts:
     """Keeps receipts in a dict; raises `error`."""
 
     def __init__(self) -> None:
-        self.receipts: dict[str, ErasureReceipt] = {}
+        self.receipts: dict[str, ErasureProgress] = {}
         self.error: BaseException | None = None
 
     async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
@@ -229,9 +229,9 @@ class FakeReceipts:
         if self.error is not None:
             raise self.error
         stores = dict.fromkeys(ErasureStore, None)
-        self.receipts[erasure_id] = ErasureReceipt(erasure_id=erasure_id, accepted_time_ms=accepted_ms, stores=stores)
+        self.receipts[erasure_id] = ErasureProgress(erasure_id=erasure_id, accepted_time_ms=accepted_ms, stores=stores)
 
-    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureProgress | None:
         """Return one receipt."""
         if self.error is not None:
             raise self.error

@@ -7,9 +7,9 @@ from google.protobuf.message import Message as Protobuf
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.answers import ErrorDetail
-from services.contracts.assignment import Assigned, SurfaceAssignment
+from services.contracts.assignment import AssignResponse, SurfaceAssignment
 from services.contracts.erasure import ErasedStore, ReceiptBody, Remaining
-from services.contracts.events import EventBody, Recorded
+from services.contracts.events import EventBody, RecordEventsResponse
 from services.contracts.items import ItemOutcome, StatedItemBody
 from services.contracts.message import Message
 from services.contracts.recommend import Filters, Recommendation, RecommendBody, ScoredItem
@@ -31,10 +31,10 @@ from tailrace_client.items import CatalogueItem
         (Pin, pb.Rules.Pin, None),
         (Cap, pb.Rules.Cap, None),
         (Freshness, pb.Rules.Freshness, None),
-        (Assigned, pb.AssignResponse, calls.Assigned),
+        (AssignResponse, pb.AssignResponse, calls.Assigned),
         (SurfaceAssignment, pb.SurfaceAssignment, calls.SurfaceAssignment),
         (EventBody, pb.Interaction, calls.Event),
-        (Recorded, pb.RecordEventsResponse, calls.Recorded),
+        (RecordEventsResponse, pb.RecordEventsResponse, calls.Recorded),
         (StatedItemBody, pb.CatalogueItem, CatalogueItem),
         (ItemOutcome, pb.ItemOutcome, None),
         (ReceiptBody, pb.ErasureReceipt, calls.ErasureReceipt),

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from services.gateway.lifecycle import BackgroundPart, Lifecycle
 
 
-class Recorded:
+class RecordEventsResponse:
     """A part that records its calls in `calls`, and fails in the methods named in `fails`."""
 
     def __init__(self, name: str, calls: list[str], fails: str = "") -> None:
@@ -26,7 +26,7 @@ class Recorded:
             raise OSError(f"{self.name} cannot {method}")
 
 
-class RecordedThread(Recorded):
+class RecordedThread(RecordEventsResponse):
     """A part with a thread: blocking methods."""
 
     def start(self) -> None:  # type: ignore[override]
@@ -38,14 +38,14 @@ class RecordedThread(Recorded):
 
 def lifecycle_of(calls: list[str], fails: str = "") -> Lifecycle:
     """Return parts a, b and c; b fails in this method."""
-    parts = (Recorded(name, calls, fails if name == "b" else "") for name in "abc")
+    parts = (RecordEventsResponse(name, calls, fails if name == "b" else "") for name in "abc")
     return Lifecycle([BackgroundPart(part.name, part.stop, part.start) for part in parts])
 
 
 async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
     """Each part stops before the parts that were started before it; a part without a start only stops."""
     calls: list[str] = []
-    lifecycle = Lifecycle([BackgroundPart(part.name, part.stop) for part in [Recorded("only", calls)]])
+    lifecycle = Lifecycle([BackgroundPart(part.name, part.stop) for part in [RecordEventsResponse("only", calls)]])
     abc = lifecycle_of(calls)
 
     for each in (lifecycle, abc):

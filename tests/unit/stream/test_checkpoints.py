@@ -13,7 +13,7 @@ from services.features.ownership import PartitionWrite
 from services.features.schema import LogPosition
 from services.observability.metrics import StreamMetrics
 from services.stream.background import Chores, Timer
-from services.stream.checkpoints import Checkpoints
+from services.stream.checkpoints import LogCheckpoints
 from services.stream.decode import LoggedInteraction, Record
 from services.stream.effects import Pending
 from services.stream.log.offline_log import OfflineLog
@@ -66,7 +66,7 @@ class Scene:
         self.log, self.store, self.pending = SlowLog(root), Store(), Pending()
         self.consumer: Any = self.store
         parts: Any = self.log, self.store, WorkerReport(StreamMetrics(CollectorRegistry())), lambda: None, lambda: None
-        self.checkpoints = Checkpoints(*parts)
+        self.checkpoints = LogCheckpoints(*parts)
 
     def apply(self, *offsets: int) -> None:
         """Apply an event at each offset."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.explanation import Explanation, LlmPart, StageTime
+from services.contracts.explanation import ExplanationRecord, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
 from services.gateway.reasons import TIERS
 from services.gateway.records.describe import describe, reason_sentence
@@ -30,7 +30,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def explanation(**changes: Any) -> Explanation:
+def explanation(**changes: Any) -> ExplanationRecord:
     """Build the explanation of a request answered in 12 ms."""
     fields: dict[str, Any] = {
         "request_id": "r",
@@ -52,7 +52,7 @@ def explanation(**changes: Any) -> Explanation:
         "list_state": "none",
         "facts": asdict(facts()),
     }
-    return Explanation(**{**fields, **changes})
+    return ExplanationRecord(**{**fields, **changes})
 
 
 def stage(name: str, offset_ms: float, duration_ms: float) -> StageTime:
