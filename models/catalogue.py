@@ -9,7 +9,7 @@ the beginning of a history and the levels follow; a decoder that was trained els
 import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 from heapq import nlargest
 from pathlib import Path
@@ -70,6 +70,13 @@ class Catalogue:
     popularity: np.ndarray
     first_tokens: tuple[int, ...] | None = None
     """First token of each level, in the vocabulary of a decoder that was trained elsewhere."""
+    shared_texts: InitVar[ItemTexts | None] = None
+    """Its ids, titles and categories as an object that other catalogues share, if there is one."""
+
+    def __post_init__(self, shared_texts: ItemTexts | None) -> None:
+        """Keep the shared texts as `texts`."""
+        if shared_texts is not None:
+            object.__setattr__(self, "texts", shared_texts)
 
     @property
     def depth(self) -> int:
@@ -212,7 +219,7 @@ def load_catalogue(path: Path) -> Catalogue:
         table = pq.ParquetFile(path).read()
         sizes, first_tokens = _levels_of(table.schema.metadata or {})
         texts = _texts_of(table)
-        catalogue = Catalogue(
+        return Catalogue(
             item_ids=texts.item_ids,
             titles=texts.titles,
             categories=texts.categories,
@@ -220,11 +227,10 @@ def load_catalogue(path: Path) -> Catalogue:
             level_sizes=sizes,
             popularity=numbers_of(table["popularity"]),
             first_tokens=first_tokens,
+            shared_texts=texts,
         )
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
-    vars(catalogue)["texts"] = texts
-    return catalogue
 
 
 def _texts_of(table: "pa.Table") -> ItemTexts:

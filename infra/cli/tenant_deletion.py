@@ -208,16 +208,16 @@ def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
 
 
 def _rewrite_file(settings: "Settings") -> bool:
-    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows; return whether it did."""
-    from services.features.erasing import ErasingWriter
+    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows; return whether none is left."""
+    from services.features.erasing import ErasingWriter, FileRewrite
     from services.features.repo import RepoAddress
 
     writer = ErasingWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-    if not writer.begin_rewrite():
-        return False
-    while writer.is_rewriting():
+    state = writer.begin_rewrite()
+    while state is FileRewrite.RUNNING:
         time.sleep(_LOOK_S)
-    return True
+        state = writer.rewrite_state()
+    return state in (FileRewrite.DONE, FileRewrite.NO_FILE)
 
 
 def _drop_explanations(settings: "Settings", tenant: str) -> None:

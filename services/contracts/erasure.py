@@ -45,7 +45,7 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
     ErasureStore.BASE_HISTORIES: "the histories that rebuild a lost store",
     ErasureStore.OFFLINE_FEATURES: "the point-in-time table of histories",
     ErasureStore.STAGE_CACHE: "outputs of the pipeline's stages with the user's rows; waits while a run uses them",
-    ErasureStore.STORE_FILES: "Redis' append-only file, where Redis lets itself be asked to rewrite it",
+    ErasureStore.STORE_FILES: "Redis' append-only file; waits while Redis refuses to rewrite it",
 }
 
 

@@ -9,6 +9,7 @@ The worker writes receipts, from one thread; gateways open and read them on thei
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 from services.contracts.erasure import ErasureProgress, ErasureStore
@@ -35,6 +36,16 @@ _RECEIPT = "tailrace:erasure:"
 _KEEP_S = 90 * 86_400
 _PER_EXCHANGE = 1_000
 _SEEN = ("row_time_us", "topic_id", "partition", "offset")
+
+
+class FileRewrite(Enum):
+    """The state of a rewrite of Redis' append-only file."""
+
+    NO_FILE = auto()
+    REFUSED = auto()
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
 
 
 class ErasingWriter:
@@ -108,24 +119,26 @@ class ErasingWriter:
         for chunk in _chunks(user_ids):
             self._remove_rows(chunk, is_gone)
 
-    def begin_rewrite(self) -> bool:
-        """Have Redis rewrite its append-only file without the removed data; False without such a file or permission."""
+    def begin_rewrite(self) -> FileRewrite:
+        """Have Redis rewrite its append-only file without the removed data: runs, is refused, or has no file."""
         from redis.exceptions import ResponseError
 
         with redis_as_dependency():
             try:
                 if not self._client.info("persistence").get("aof_enabled"):
-                    return False
+                    return FileRewrite.NO_FILE
                 self._client.bgrewriteaof()
             except ResponseError:  # no permission, or a provider without the command
-                return False
-        return True
+                return FileRewrite.REFUSED
+        return FileRewrite.RUNNING
 
-    def is_rewriting(self) -> bool:
-        """Return whether a rewrite of the append-only file runs or is scheduled."""
+    def rewrite_state(self) -> FileRewrite:
+        """Return how the rewrite that was begun stands."""
         with redis_as_dependency():
             about = self._client.info("persistence")
-        return bool(about.get("aof_rewrite_in_progress") or about.get("aof_rewrite_scheduled"))
+        if about.get("aof_rewrite_in_progress") or about.get("aof_rewrite_scheduled"):
+            return FileRewrite.RUNNING
+        return FileRewrite.DONE if about.get("aof_last_bgrewrite_status") == "ok" else FileRewrite.FAILED
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
         """Record in receipts (id, acceptance in Unix ms) that these stores are done."""

@@ -23,7 +23,7 @@ import structlog
 from services.contracts.erasure import ONLINE_STORES, ErasureStore
 from services.contracts.tenant import local
 from services.errors import DependencyUnavailable
-from services.features.erasing import ErasingWriter
+from services.features.erasing import ErasingWriter, FileRewrite
 from services.features.schema import LogPosition
 from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
 from services.stream.log.ledger import ErasureLedger, Tombstone
@@ -233,19 +233,25 @@ class Eraser:
     def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:
         """Have Redis rewrite its file without the removed data, within the rate limit; then wait for its end."""
         if self._rewrite is not None:
-            if not self._store.is_rewriting():
+            if (state := self._store.rewrite_state()) is FileRewrite.DONE:
                 self._done(self._rewrite, _S.STORE_FILES)
-                self._rewrite = None
+            elif state is FileRewrite.FAILED:
+                _log.warning("erasure.file_not_rewritten", reason="the rewrite failed", fix="see the log of Redis")
+            self._rewrite = self._rewrite if state is FileRewrite.RUNNING else None
             return
         gone = self._progress.lack([one for ones in opened.values() for one in ones], _S.STORE_FILES)
         lacking = {one.erasure_id for one in self._progress.lack(gone, *ONLINE_STORES)}
         ready = [one for one in gone if one.erasure_id not in lacking]
         if ready and time.monotonic() >= self._rewritten_s + self._rewrite_every_s * bool(self._rewritten_s):
-            if self._store.begin_rewrite():
-                self._rewritten_s = time.monotonic()
-                self._rewrite = ready
-            else:
+            begun = self._store.begin_rewrite()
+            if begun is FileRewrite.NO_FILE:
                 self._done(ready, _S.STORE_FILES)
+                return
+            self._rewritten_s = time.monotonic()
+            self._rewrite = ready if begun is FileRewrite.RUNNING else None
+            if begun is FileRewrite.REFUSED:
+                fix = "allow the user TAILRACE_REDIS_USERNAME the commands +info +bgrewriteaof"
+                _log.warning("erasure.file_not_rewritten", reason="Redis refuses the rewrite", fix=fix)
 
     def _restore_receipts(self, partition: int) -> None:
         """Rewrite receipts that the store has lost, once each time that the partition is claimed."""

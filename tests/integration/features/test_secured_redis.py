@@ -15,6 +15,7 @@ from infra.local.binaries import valkey_command
 from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyUnavailable
+from services.features.erasing import ErasingWriter, FileRewrite
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.writer import FeatureWriter
@@ -24,6 +25,7 @@ from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole, history_row
 from tests.support.gateway.tls_proxy import tls_proxy
 from tests.support.servers import HOST, Server
+from tests.support.wait import wait_for
 
 PASSWORD = "p=1,\\u00e9#{}:/@7"
 """Characters that could break a connection string or a configuration file."""
@@ -136,6 +138,23 @@ def test_only_the_one_user_is_accepted(address: RedisAddress) -> None:
         pytest.raises(redis.AuthenticationError, match="Authentication required"),
     ):
         anonymous.ping()
+
+
+def test_a_refused_rewrite_of_the_file_is_not_a_done_rewrite(
+    settings: Settings, address: RedisAddress, tmp_path: Path
+) -> None:
+    """A user without the command is refused; with it, the rewrite runs and ends; without a file there is none."""
+    erasing = ErasingWriter(repo(address, tmp_path / "f"))
+    begun = erasing.begin_rewrite()
+    wait_for(lambda: erasing.rewrite_state() is FileRewrite.DONE, what="the end of the rewrite")
+    with redis.Redis(**client_options(address)) as client:
+        client.execute_command("ACL", "SETUSER", settings.redis_username, "-bgrewriteaof")
+        refused = erasing.begin_rewrite()
+        client.config_set("appendonly", "no")
+    without = erasing.begin_rewrite()
+    erasing.close()
+
+    assert (begun, refused, without) == (FileRewrite.RUNNING, FileRewrite.REFUSED, FileRewrite.NO_FILE)
 
 
 @pytest.mark.parametrize("password", ["", None])

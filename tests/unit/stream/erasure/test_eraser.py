@@ -12,6 +12,7 @@ import pytest
 
 from services.contracts.erasure import Erasure, ErasureStore
 from services.contracts.tenant import scoped
+from services.features.erasing import FileRewrite
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedErasure
 from services.stream.erasure.eraser import Eraser, ErasingFiles
@@ -44,11 +45,14 @@ class Store:
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Do nothing."""
 
-    def begin_rewrite(self) -> bool:
-        return False
+    rewrites: list[FileRewrite] = field(default_factory=list)
+    """The store's answers to `begin_rewrite` and `rewrite_state` in turn; then there is no file."""
 
-    def is_rewriting(self) -> bool:
-        return False
+    def begin_rewrite(self) -> FileRewrite:
+        return self.rewrites.pop(0) if self.rewrites else FileRewrite.NO_FILE
+
+    def rewrite_state(self) -> FileRewrite:
+        return self.rewrites.pop(0)
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
         self.done |= {str(store) for store in stores}
@@ -147,6 +151,33 @@ def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_calle
 
     assert not output.exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (FileRewrite.REFUSED,),
+        (FileRewrite.RUNNING, FileRewrite.RUNNING),
+        (FileRewrite.RUNNING, FileRewrite.FAILED),
+        (FileRewrite.REFUSED, FileRewrite.RUNNING, FileRewrite.FAILED, FileRewrite.REFUSED),
+    ],
+    ids=lambda answers: "-".join(one.name for one in answers),
+)
+def test_a_file_is_done_only_after_a_rewrite(answers: tuple[FileRewrite, ...], tmp_path: Path) -> None:
+    """While Redis refuses the rewrite, or it runs or failed, the store is open and asked again."""
+    scene = Scene(tmp_path)
+    scene.files.stages_dir.mkdir()
+    scene.files.offline_features.parent.mkdir(parents=True)
+    ends = {FileRewrite.RUNNING: [FileRewrite.DONE]}.get(answers[-1], [FileRewrite.RUNNING, FileRewrite.DONE])
+    scene.store.rewrites = [*answers, *ends]
+
+    for _ in answers:
+        assert scene.work() == {"store_files"}
+        assert not scene.is_forgotten
+    while scene.store.rewrites:
+        left = scene.work()
+    assert left == set()
+    assert scene.is_forgotten
 
 
 def test_an_absent_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
