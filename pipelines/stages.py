@@ -444,7 +444,7 @@ def _phrasings(num: int, places: Places) -> Phrasings:
         return training_phrasings()
     if not places.text_url:
         raise ConfigError("--wish-phrasings: TAILRACE_TEXT_URL is not set; set it to the URL of a text model's server")
-    key = "" if places.text_key_file is None else read_secret(places.text_key_file)
+    key = "" if places.text_key_file is None else read_secret(places.text_key_file, "TAILRACE_TEXT_URL_KEY_FILE")
     return with_written(training_phrasings(), num, places.text_url, key, places.text_model)
 
 

@@ -370,10 +370,7 @@ def _url_key(setting: str, key_file: Path | None) -> str:
     """
     if key_file is None:
         return ""
-    try:
-        key = read_secret(key_file)
-    except ConfigError as error:
-        raise ConfigError(f"TAILRACE_{setting}: {error}") from error
+    key = read_secret(key_file, f"TAILRACE_{setting}")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"TAILRACE_{setting}: secret file {key_file}: a key is one line of printable ASCII")
     return key
@@ -500,7 +497,7 @@ def _page_key(settings: Settings) -> PageKey:
     """Return the source of the key that signs page tokens. Raises ConfigError for a bad file."""
     if settings.page_key_file is None:
         return RedisPageKey(settings.redis_address)
-    key = read_secret(settings.page_key_file).encode()
+    key = read_secret(settings.page_key_file, "TAILRACE_PAGE_KEY_FILE").encode()
     if len(key) < _MIN_PAGE_KEY_BYTES:
         raise ConfigError(f"TAILRACE_PAGE_KEY_FILE: {len(key)} bytes; write at least {_MIN_PAGE_KEY_BYTES}")
     return FilePageKey(key)

@@ -14,7 +14,7 @@ from infra.local.binaries import valkey_command
 from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.supervisor.ports import free_window
 from services.errors import EnvironmentFault
-from services.settings.addresses import read_secret
+from services.settings.addresses import REDIS_PASSWORD_FILE, read_secret
 
 _SYNC_S = 30.0
 
@@ -75,7 +75,7 @@ def _is_synchronised(scene: Scene, port: int) -> bool:
 
 def _password(scene: Scene) -> str:
     assert scene.settings.redis_password_file is not None
-    return read_secret(scene.settings.redis_password_file)
+    return read_secret(scene.settings.redis_password_file, REDIS_PASSWORD_FILE)
 
 
 def _admin(scene: Scene, port: int) -> Any:

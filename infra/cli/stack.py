@@ -158,7 +158,7 @@ def explain(
     door = Door(
         url=url or local_url,
         local_url=local_url,
-        key=read_secret(key_file) if key_file is not None else key or None,
+        key=read_secret(key_file, "--key-file") if key_file is not None else key or None,
         ca_file=ca_file,
     )
     explanation = ask(door, request_id)

@@ -8,11 +8,12 @@ from services.errors import ConfigError, InvalidRequest
 
 
 def read_toml(kind: type[M], path: Path, what: str) -> M:
-    """Read a file, which `what` names in errors. Raises ConfigError naming the entry."""
+    """Read the file of the setting TAILRACE_<what>_FILE. Raises ConfigError naming setting, file or entry."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} file: {path} cannot be read ({error}); give a TOML file") from error
+        setting, problem = f"TAILRACE_{what.upper()}_FILE", getattr(error, "strerror", None) or error
+        raise ConfigError(f"{setting}: {path} cannot be read ({problem}); name a TOML file in UTF-8") from error
     return parse_toml(kind, text, path.name)
 
 

@@ -7,20 +7,28 @@ from typing import Any
 
 from services.errors import ConfigError
 
+REDIS_PASSWORD_FILE, KAFKA_PASSWORD_FILE = "TAILRACE_REDIS_PASSWORD_FILE", "TAILRACE_KAFKA_PASSWORD_FILE"
 
-def read_secret(path: Path) -> str:
-    """Return the file's text without the final line break.
+
+def check_ca_file(path: Path, setting: str) -> None:
+    """Raise ConfigError for a certificate authority's file that is absent, naming its setting."""
+    if not path.is_file():
+        raise ConfigError(f"{setting}: no file {path}; name the PEM file of the server's certificate authority")
+
+
+def read_secret(path: Path, setting: str) -> str:
+    """Return the text, without the final line break, of the file that this setting or option names.
 
     Raises ConfigError for an unreadable, non-text or empty file. The message quotes nothing from the file.
     """
     try:
         secret = path.read_text().rstrip("\r\n")
     except OSError as error:
-        raise ConfigError(f"secret file {path}: {error.strerror}; name a file that can be read") from error
+        raise ConfigError(f"{setting}: secret file {path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"secret file {path}: not UTF-8 text; write the secret into it") from None
+        raise ConfigError(f"{setting}: secret file {path}: not UTF-8 text; write the secret into it") from None
     if not secret:
-        raise ConfigError(f"secret file {path}: empty; write the secret into it")
+        raise ConfigError(f"{setting}: secret file {path}: empty; write the secret into it")
     return secret
 
 
@@ -72,10 +80,11 @@ class KafkaAddress:
             "security_protocol": self.security_protocol,
         }
         if self.tls_ca_file is not None:
+            check_ca_file(self.tls_ca_file, "TAILRACE_KAFKA_TLS_CA_FILE")
             options["ssl_cafile"] = str(self.tls_ca_file)
         if self.username:
             options["sasl_mechanism"] = self.sasl_mechanism
             options["sasl_plain_username"] = self.username
         if self.password_file is not None:
-            options["sasl_plain_password"] = read_secret(self.password_file)
+            options["sasl_plain_password"] = read_secret(self.password_file, KAFKA_PASSWORD_FILE)
         return options

@@ -21,7 +21,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from services.errors import ConfigError, DependencyUnavailable
-from services.settings.addresses import KafkaAddress, read_secret
+from services.settings.addresses import KAFKA_PASSWORD_FILE, KafkaAddress, read_secret
 from services.settings.record_batches import step_over_undecodable
 
 REQUEST_MS = 5_000
@@ -131,7 +131,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         """Return the connection to a broker; a missing connection is made."""
         if self._password_file is not None and node_id not in self._conns:
             try:
-                self.config["sasl_plain_password"] = read_secret(self._password_file)
+                self.config["sasl_plain_password"] = read_secret(self._password_file, KAFKA_PASSWORD_FILE)
             except ConfigError as error:
                 raise KafkaConnectionError(str(error)) from error
         return super().get_connection(node_id, *arguments, **options)

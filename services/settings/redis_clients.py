@@ -24,7 +24,7 @@ from redis.exceptions import AuthenticationError, MasterDownError, ReadOnlyError
 from redis.retry import Retry
 
 from services.errors import ConfigError
-from services.settings.addresses import RedisAddress, read_secret
+from services.settings.addresses import REDIS_PASSWORD_FILE, RedisAddress, check_ca_file, read_secret
 
 _NOT_PRIMARY = (ReadOnlyError, MasterDownError)
 """A replica's errors: to a write, and to a read while it has lost its primary and may not answer."""
@@ -41,7 +41,7 @@ class PasswordFile(CredentialProvider):
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return the credentials. Raises AuthenticationError for an unreadable file."""
         try:
-            password = read_secret(self._path)
+            password = read_secret(self._path, REDIS_PASSWORD_FILE)
         except ConfigError as error:
             raise AuthenticationError(str(error)) from error
         return (self._username, password) if self._username else (password,)
@@ -212,8 +212,10 @@ def client_options(address: RedisAddress) -> dict[str, Any]:
     Raises ConfigError for a bad file.
     """
     options: dict[str, Any] = {"host": address.host, "port": address.port}
+    if address.tls_ca_file is not None:
+        check_ca_file(address.tls_ca_file, "TAILRACE_REDIS_TLS_CA_FILE")
     if address.password_file is not None:
-        read_secret(address.password_file)
+        read_secret(address.password_file, REDIS_PASSWORD_FILE)
         options["credential_provider"] = PasswordFile(address.password_file, address.username)
     elif address.username:
         options["username"] = address.username

@@ -207,7 +207,7 @@ def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
         (client_ca_file, "TLS_CLIENT_CA_FILE"),
     ):
         if path is not None and not path.is_file():
-            raise ConfigError(f"TAILRACE_{key}: no file {path}")
+            raise ConfigError(f"TAILRACE_{key}: no file {path}; put the PEM file there")
 
 
 def edge_folder(state_dir: Path) -> Path:

@@ -13,7 +13,7 @@ from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
 from services.gateway.access.tenants import read_tenants
 from services.gateway.surfaces.surfaces import Surfaces
-from services.settings.addresses import read_secret
+from services.settings.addresses import REDIS_PASSWORD_FILE, read_secret
 from services.settings.settings import Settings, is_loopback
 
 
@@ -28,7 +28,7 @@ def check_access(settings: Settings) -> None:
     if settings.experiments_file is not None:
         read_experiments(settings.experiments_file)
     if settings.page_key_file is not None:
-        read_secret(settings.page_key_file)
+        read_secret(settings.page_key_file, "TAILRACE_PAGE_KEY_FILE")
     if settings.tls_dir is not None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     if settings.redis_tls_ca_file is not None:
@@ -40,7 +40,7 @@ def check_access(settings: Settings) -> None:
         if not (is_guarded or is_loopback(host)):
             raise ConfigError(f"TAILRACE_{key}: other machines could use the embedded server at {host}; set 127.0.0.1")
     if settings.redis_password_file is not None:
-        valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
+        valkey_access(settings.redis_username, read_secret(settings.redis_password_file, REDIS_PASSWORD_FILE))
 
 
 def valkey_access_file(settings: Settings) -> Path:
@@ -53,7 +53,7 @@ def prepare_valkey(settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     if settings.redis_password_file is not None:
-        text = valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
+        text = valkey_access(settings.redis_username, read_secret(settings.redis_password_file, REDIS_PASSWORD_FILE))
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(text)
 

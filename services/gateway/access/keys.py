@@ -26,6 +26,8 @@ from services.errors import ConfigError
 PREFIX = "trk_"
 """Prefix of every key, so that scanners detect keys committed by mistake."""
 
+_SETTINGS = {"keys": "TAILRACE_API_KEYS_FILE", "tenants": "TAILRACE_TENANTS_FILE"}
+"""The setting of each file, by the command that makes it."""
 _SECRET_BYTES = 32
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -174,14 +176,15 @@ def read_keys(path: Path) -> KeysFile:
 
 def read_checked(path: Path, kind: type[Checked], what: str) -> Checked:
     """Read a JSON file that `tailrace {what} new` makes. Raises ConfigError without values of the file."""
+    setting = _SETTINGS[what]
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{what} file {path}: {error.strerror}; `tailrace {what} new` makes one") from error
+        raise ConfigError(f"{setting}: {path}: {error.strerror}; `tailrace {what} new` makes one") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_context=False, include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise ConfigError(f"{what} file {path}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(f"{setting}: {path}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:

@@ -78,9 +78,12 @@ class Surfaces(FollowedFile[Mapping[str, Surface]]):
             surfaces = parse_surfaces(path.read_text(encoding="utf-8"))
             _check_models(surfaces, self.models)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
+            problem = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"TAILRACE_SURFACES_FILE: {path} cannot be read ({problem}); name a TOML file in UTF-8"
+            ) from error
         except InvalidRequest as error:
-            raise ConfigError(f"surfaces file {path}: {error}") from error
+            raise ConfigError(f"TAILRACE_SURFACES_FILE: {path}: {error}") from error
         return surfaces
 
     def _check_surfaces(self, surfaces: Mapping[str, Surface]) -> None:
@@ -88,7 +91,7 @@ class Surfaces(FollowedFile[Mapping[str, Surface]]):
             for surface in surfaces.values():
                 self._check_surface(surface)
         except InvalidRequest as error:
-            raise ConfigError(f"surfaces file {self.path}: {error}") from error
+            raise ConfigError(f"TAILRACE_SURFACES_FILE: {self.path}: {error}") from error
 
 
 def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> None:

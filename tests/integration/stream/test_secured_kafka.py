@@ -88,6 +88,7 @@ def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: P
 def test_client_options_follow_the_address(tmp_path: Path) -> None:
     """The options cover plaintext, TLS and a password; the address's repr holds no password."""
     (tmp_path / "password").write_text(PASSWORD)
+    (tmp_path / "ca.pem").touch()
     plain = KafkaAddress(bootstrap="b:1")
     user = replace(plain, username="u", password_file=tmp_path / "password")
     both = replace(user, tls_ca_file=tmp_path / "ca.pem")

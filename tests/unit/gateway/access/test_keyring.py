@@ -125,7 +125,7 @@ def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
 
 def test_the_first_file_must_be_right(path: Path) -> None:
     """A gateway without a keys file fails at startup and names the reason."""
-    with pytest.raises(ConfigError, match="keys file"):
+    with pytest.raises(ConfigError, match="TAILRACE_API_KEYS_FILE"):
         KeyRing(path, max_k=100)
 
 

@@ -124,7 +124,7 @@ def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text
     path = tmp_path / "surfaces.toml"
     path.write_text(text)
 
-    with pytest.raises(ConfigError, match=rf"surfaces file .*surfaces.toml: {error}"):
+    with pytest.raises(ConfigError, match=rf"TAILRACE_SURFACES_FILE: .*surfaces.toml: {error}"):
         Surfaces(path)
 
 

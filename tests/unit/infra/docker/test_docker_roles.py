@@ -62,7 +62,7 @@ def test_a_standby_with_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
     )
 
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"surfaces file {tmp_path}/surfaces.toml: text: not TOML")
+    assert ended.stderr.startswith(f"TAILRACE_SURFACES_FILE: {tmp_path}/surfaces.toml: text: not TOML")
     assert len(ended.stderr.splitlines()) == 1
 
 
