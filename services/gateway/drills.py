@@ -52,12 +52,14 @@ class Drills:
 
     def is_off(self, target: DrillTarget) -> bool:
         """Whether this dependency is switched off now. Costs one dict lookup while no drill runs."""
-        return bool(self._until) and self._until.get(target, 0.0) > self._wall_clock()
+        return bool(self._until) and _is_running(self._until.get(target, 0.0), self._wall_clock())
 
     def remaining_s(self) -> dict[DrillTarget, float]:
         """Return the dependencies that are off, with the remaining seconds of each drill."""
         now_s = self._wall_clock()
-        return {target: round(until_s - now_s, 1) for target, until_s in self._until.items() if until_s > now_s}
+        return {
+            target: round(until_s - now_s, 1) for target, until_s in self._until.items() if _is_running(until_s, now_s)
+        }
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
         """Switch dependencies off (True) or on (False): here at once, elsewhere within a second."""
@@ -90,13 +92,18 @@ class Drills:
 
     def _rewrite(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
         now_s = self._wall_clock()
-        until = {target: until_s for target, until_s in read_drills(self._path).items() if until_s > now_s}
+        until = {target: until_s for target, until_s in read_drills(self._path).items() if _is_running(until_s, now_s)}
         for target, is_off in wanted.items():
             until.pop(target, None)
             if is_off:
                 until[target] = now_s + HOLD_S
         write_durably(self._path, json.dumps(until).encode())
         return until
+
+
+def _is_running(until_s: float, now_s: float) -> bool:
+    """Whether a drill runs; if the clock is set back, it ends instead of lasting longer."""
+    return now_s < until_s <= now_s + HOLD_S
 
 
 def read_drills(path: Path) -> dict[DrillTarget, float]:

@@ -121,3 +121,16 @@ async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_p
     assert json.loads(path.read_text()) == {"features": clock.now_s + HOLD_S}
     await other.switch({DrillTarget.FEATURES: False})
     assert await off_at_both() == set()
+
+
+async def test_a_drill_ends_when_the_clock_is_set_back(tmp_path: Path, clock: Clock) -> None:
+    """A drill that would now last longer than its limit is over, and a new drill can begin."""
+    drills = Drills(tmp_path / "drills.json", wall_clock=clock)
+    await drills.switch({DrillTarget.LLM: True})
+    assert drills.is_off(DrillTarget.LLM)
+
+    clock.now_s -= 3_600
+    assert (drills.is_off(DrillTarget.LLM), drills.remaining_s()) == (False, {})
+
+    await drills.switch({DrillTarget.LLM: True})
+    assert drills.is_off(DrillTarget.LLM)
