@@ -9,18 +9,19 @@ Exit code 1 if more than one in twenty survives.
 
 import argparse
 import ast
+import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "What decides is pure"
@@ -134,8 +135,11 @@ def copy_tree(target: Path) -> None:
 def failure_of(tree: Path, tests: Path, *options: str) -> str | None:
     """Return the end of the report if a test fails or never ends in the copy, otherwise None."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, str(tests)]
+    own = {**os.environ, "PYTHONPATH": str(tree)}  # processes that tests start elsewhere import the copy too
     try:
-        run = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, timeout=LONGEST_RUN_S)
+        run = subprocess.run(
+            command, cwd=tree, env=own, capture_output=True, text=True, check=False, timeout=LONGEST_RUN_S
+        )
     except subprocess.TimeoutExpired:
         return f"{tests} ran longer than {LONGEST_RUN_S} s"
     return run.stdout[-2_000:] if run.returncode else None
@@ -153,14 +157,17 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         copy_tree(Path(scratch))
+        console.print("the unit tests without a mutation, then one line per mutation")
         if failure := failure_of(Path(scratch), Path("tests/unit"), "-n", "auto"):
             sys.exit(f"{failure}\na unit test fails in the copy without a mutation: mend it first")
-        for one in track(drawn, "mutations", console=console):
+        for number, one in enumerate(drawn, 1):
+            started_s = time.monotonic()
             one.apply(Path(scratch))
             tests = mirrored_tests(one.path)
             if not (failure_of(Path(scratch), tests) or failure_of(Path(scratch), Path("tests/unit"), "-n", "auto")):
                 survivors.append(one)
-                console.print(f"not noticed: {one}", markup=False, soft_wrap=True)
+            result = f"{'not ' * (one in survivors)}noticed in {time.monotonic() - started_s:.0f} s"
+            console.print(f"{number} of {len(drawn)} {result}: {one}", markup=False, soft_wrap=True)
             shutil.copy(ROOT / one.path, Path(scratch, one.path))
     console.print(f"{len(drawn) - len(survivors)} of {len(drawn)} noticed, drawn from {len(candidates)}")
     sys.exit(len(survivors) > MOST_SURVIVORS * len(drawn))
