@@ -3,7 +3,7 @@
 To add a rule: add its fields in `services/contracts/rules.py`, a file here, and an entry in `WEIGHTS` or `REORDERS`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, filterfalse, islice
 from typing import NamedTuple
@@ -114,18 +114,18 @@ def apply_rules(
             drawn: list[int] = []
             orders.append((name, drawn))
             order = filterfalse(drawn.append, reorder(slate, order, rules, known))  # yields all: `append` returns None
-    if orders:
-        listed = list(islice(order, slate.num_free))
+    listed = list(islice(order, slate.num_free)) if orders else None
+    if listed is not None and (slate.pinned or exploration is not None):
         slate = slate.only(listed) if exploration is None else slate.led_by(listed)
+        listed = None
     explored, propensity = None, None
     if exploration is not None:
         found, propensity = explore(slate, exploration, rules, known, draw)
         explored = None if found is slate else found
         slate = found
-    scored = _never_rising(list(slate.listed())) if slate.pinned else _falling(slate)
-    tiers = _tiers_of([index for index, _ in scored], parts, slate.pinned.values(), answering)
+    scored = _never_rising(list(slate.listed())) if slate.pinned else _falling(slate, listed)
     return Ruled(
-        chosen=[(index, score, tiers[index]) for index, score in scored],
+        chosen=_with_tiers(scored, parts, slate.pinned.values(), answering),
         before=before,
         pinned=pinned,
         weights=weights,
@@ -162,17 +162,20 @@ def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([one.indices for one in parts]), np.concatenate([one.scores for one in parts])
 
 
-def _tiers_of(
-    shown: Iterable[int], parts: Sequence[ItemRanking], pinned: Iterable[int], answering: Tier
-) -> Mapping[int, Tier]:
-    """Return the tier that ranked each of these items; `answering` for pinned items that no tier ranked."""
-    found = dict.fromkeys(shown, parts[0].tier if parts else answering)
+def _with_tiers(
+    scored: Sequence[tuple[int, float]], parts: Sequence[ItemRanking], pinned: Collection[int], answering: Tier
+) -> list[Chosen]:
+    """Add the tier that ranked each item; `answering` for pinned items that no tier ranked."""
+    first = parts[0].tier if parts else answering
+    if len(parts) < 2 and not pinned:
+        return [(index, score, first) for index, score in scored]
+    found = dict.fromkeys([index for index, _ in scored], first)
     for part in parts[1:]:
         found.update(dict.fromkeys(found.keys() & part.indices.tolist(), part.tier))
     for index in pinned:
         if not any(index in part.indices for part in parts):
             found[index] = answering
-    return found
+    return [(index, score, found[index]) for index, score in scored]
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:
@@ -188,11 +191,11 @@ def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[
     return scored
 
 
-def _falling(slate: Slate) -> Sequence[tuple[int, float]]:
-    """Return the items of a list without pinned items, and their scores, lowered where they increase."""
-    num_listed = slate.num_listed
-    scores = accumulate(slate.scores[:num_listed].tolist(), min)
-    return list(zip(slate.indices[:num_listed].tolist(), scores, strict=True))
+def _falling(slate: Slate, ranks: Sequence[int] | None) -> Sequence[tuple[int, float]]:
+    """Return the items of these ranks, or the first, without pinned items, and scores lowered where they increase."""
+    if ranks is None:
+        ranks = range(slate.num_listed)
+    return list(zip(map(slate.indices.item, ranks), accumulate(map(slate.scores.item, ranks), min), strict=True))
 
 
 def _as_logs(ranking: ItemRanking) -> ItemRanking:
