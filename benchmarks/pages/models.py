@@ -112,9 +112,8 @@ def warm_start() -> Iterator[str]:
 
 def _all_last(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows by name with their names, the row of all last."""
-    return [
-        {"name": name.replace("_", " "), **rows[name]} for name in sorted(rows, key=lambda name: (name == "all", 0))
-    ]
+    names = sorted(rows, key=lambda name: name == "all")
+    return [{"name": name.replace("_", " "), **rows[name]} for name in names]
 
 
 def wishes() -> Iterator[str]:
