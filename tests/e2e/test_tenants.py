@@ -33,10 +33,8 @@ DEADLINE_MS = 4_000
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     """A running provider."""
-    made = Provider(tmp_path_factory.mktemp("provider"), CLAIMS)
-    made.start()
-    yield made
-    made.kill()
+    with Provider(tmp_path_factory.mktemp("provider"), CLAIMS) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

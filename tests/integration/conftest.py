@@ -12,7 +12,7 @@ from services.features.repo import RepoAddress, apply_repo
 from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole
-from tests.support.servers import HOST, Server, broker_server, valkey_server
+from tests.support.servers import HOST, Server, broker_server, object_server, valkey_server
 from tests.support.stream.stream_rig import Rig
 
 _KAFKA = ("ignore:unclosed <s:ResourceWarning", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
@@ -51,9 +51,8 @@ def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The Valkey of all tests, which may kill it."""
-    server = valkey_server(tmp_path_factory.mktemp("valkey"))
-    yield server
-    server.kill()
+    with valkey_server(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -78,10 +77,15 @@ def features(valkey: Server, tmp_path: Path) -> RepoAddress:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Server]:
     """A fresh broker without topics."""
-    server = broker_server(tmp_path / "broker")
-    server.start()
-    yield server
-    server.kill()
+    with broker_server(tmp_path / "broker") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An object store with a bucket, which tests may kill."""
+    with object_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture

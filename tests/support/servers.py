@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -57,7 +58,7 @@ def holding(ports: Iterable[int]) -> Iterator[None]:
 
 
 class Server:
-    """A server process on its own port, the same after each start, and its readiness check."""
+    """A server process on its own port, the same after each start, and its readiness check; runs during a `with`."""
 
     def __init__(
         self,
@@ -71,6 +72,13 @@ class Server:
         self._command = command(self.port)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def address(self) -> str:
@@ -129,6 +137,13 @@ def broker_server(folder: Path, advertised: str = "") -> Server:
 
 S3_KEYS = ("a-key", "a-secret")
 """Key and secret that the object store accepts."""
+
+
+def object_environment(server: Server) -> dict[str, str]:
+    """Return the variables with which a process reaches this object store."""
+    key, secret = S3_KEYS
+    reach = {"AWS_ENDPOINT_URL": f"http://{server.address}", "AWS_REGION": "us-east-1"}
+    return reach | {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
 
 
 def object_server(folder: Path) -> Server:

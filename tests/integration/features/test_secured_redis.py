@@ -44,10 +44,8 @@ def valkey(settings: Settings) -> Iterator[Server]:
     """A Valkey configured like the embedded one."""
     prepare_valkey(settings)
     folder, access = settings.state_dir / "valkey", valkey_access_file(settings)
-    server = Server(lambda port: valkey_command(port, folder, access=access), folder / "valkey.log")
-    server.start()
-    yield server
-    server.kill()
+    with Server(lambda port: valkey_command(port, folder, access=access), folder / "valkey.log") as server:
+        yield server
 
 
 @pytest.fixture
@@ -60,10 +58,8 @@ def secured(address: RedisAddress, tmp_path: Path) -> Iterator[RedisAddress]:
     """The address with TLS."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca, of=redis.pem")
-    proxy = tls_proxy(tmp_path / "proxy", ca, address.port)
-    proxy.start()
-    yield replace(address, port=proxy.port, tls_ca_file=tmp_path / "ca, of=redis.pem")
-    proxy.kill()
+    with tls_proxy(tmp_path / "proxy", ca, address.port) as proxy:
+        yield replace(address, port=proxy.port, tls_ca_file=tmp_path / "ca, of=redis.pem")
 
 
 def repo(address: RedisAddress, folder: Path) -> RepoAddress:

@@ -20,7 +20,7 @@ from pipelines.imports.sources import local_file
 from pipelines.tables.files import Table
 from services.errors import ConfigError, DataError, EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import S3_KEYS, Server, object_server
+from tests.support.servers import Server, object_environment
 from tests.support.wait import wait_for
 
 ROWS = [
@@ -191,28 +191,13 @@ def test_rows_of_postgres_are_as_they_were_written(postgres: str, tmp_path: Path
     assert "secret" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An object store with a bucket."""
-    server = object_server(tmp_path_factory.mktemp("s3"))
-    server.start()
-    yield server
-    server.kill()
-
-
 def test_rows_of_an_object_are_those_of_the_file(
-    bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    object_store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download resumes; a changed object is read again; a missing object is reported."""
     from models.registry.storage.objects import open_store
 
-    key, secret = S3_KEYS
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": key,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_ENDPOINT": f"http://{bucket.address}",
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in object_environment(object_store).items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "items.parquet"
     store, url, downloads = open_store("s3://bundles"), "s3://bundles/shop/items.parquet", tmp_path / "downloads"

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
@@ -22,30 +21,16 @@ from models.registry.bundle_follower import BundleFollower
 from models.registry.storage.objects import ObjectStorage
 from models.registry.store import BundleStore
 from tests.support.release_moves import VERSIONS, Moves
-from tests.support.servers import S3_KEYS, Server, object_server
+from tests.support.servers import Server, object_environment
 
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The object store of these tests, which may kill it."""
-    server = object_server(tmp_path_factory.mktemp("s3"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
-def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def url(object_store: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """This test's own prefix in the bucket, with the credentials in the environment."""
-    server.ensure_running()
-    for name, value in (
-        ("AWS_ENDPOINT_URL", f"http://{server.address}"),
-        ("AWS_ACCESS_KEY_ID", S3_KEYS[0]),
-        ("AWS_SECRET_ACCESS_KEY", S3_KEYS[1]),
-        ("AWS_REGION", "us-east-1"),
-    ):
+    object_store.ensure_running()
+    for name, value in object_environment(object_store).items():
         monkeypatch.setenv(name, value)
     return f"s3://bundles/{tmp_path.name}"
 
@@ -266,20 +251,20 @@ def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path)
     )
 
 
-def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, server: Server, tmp_path: Path) -> None:
+def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, object_store: Server, tmp_path: Path) -> None:
     """During an outage a new process serves from this machine's cache; without a cache it is refused."""
     store = open_at(url, tmp_path / "cache")
     publish(store, tmp_path, "v1", "v2")
     store.promote("v1")
     assert store.live().version == "v1"
-    server.kill()
+    object_store.kill()
 
     later, elsewhere = open_at(url, tmp_path / "cache"), open_at(url, tmp_path / "elsewhere")
     assert (later.live_version(), later.live().student_path.read_bytes()) == ("v1", b"common" * 100)
     for act in (elsewhere.live_version, lambda: later.promote("v2"), lambda: publish(later, tmp_path / "more", "v3")):
         with pytest.raises(StoreUnavailable, match=f"{url} cannot be used"):
             act()
-    server.start()
+    object_store.start()
 
     later.promote("v2")
     assert elsewhere.live().version == "v2"
@@ -502,7 +487,7 @@ def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, mon
             open_at(wrong, tmp_path)
 
 
-def test_the_analysis_does_not_overrule_people(server: Server, url: str, tmp_path: Path) -> None:
+def test_the_analysis_does_not_overrule_people(object_store: Server, url: str, tmp_path: Path) -> None:
     """People and analysis may move the name in any order, as with a folder."""
     numbers = itertools.count()
 

@@ -65,12 +65,10 @@ def places_in(folder: Path, store: Server) -> Places:
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One Valkey for this folder."""
-    server = valkey_server(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    with Redis(host=HOST, port=server.port) as client:
-        declare_whole(client)
-    yield server
-    server.kill()
+    with valkey_server(tmp_path_factory.mktemp("valkey")) as server:
+        with Redis(host=HOST, port=server.port) as client:
+            declare_whole(client)
+        yield server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,26 +17,19 @@ from services.contracts.rank import RankRequest, RankResult
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, write_snapshot
 from services.llm.ranking.deployment import LlmDeployment
-from services.settings.settings import Settings
+from services.settings.settings import Settings, environment_set
 from tests.integration.pipelines.conftest import run
-from tests.support.servers import HOST, S3_KEYS, Server, object_server
+from tests.support.servers import HOST, Server, object_environment
 from tests.support.wait import until_answer
 
 TENANT_NAME = "acme.home"
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def objects(object_store: Server) -> Iterator[str]:
     """The URL of a bucket's folder, with the credentials in the environment."""
-    server = object_server(tmp_path_factory.mktemp("s3"))
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-        patch.setenv("AWS_ACCESS_KEY_ID", S3_KEYS[0])
-        patch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEYS[1])
-        patch.setenv("AWS_REGION", "us-east-1")
+    with environment_set(**object_environment(object_store)):
         yield "s3://bundles/adapters"
-    server.kill()
 
 
 def settings_of(folder: Path, objects: str, store: Server) -> Settings:

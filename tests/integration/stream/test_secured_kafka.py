@@ -35,10 +35,8 @@ def front() -> int:
 @pytest.fixture
 def broker(tmp_path: Path, front: int) -> Iterator[Server]:
     """A broker that advertises the TLS proxy."""
-    server = broker_server(tmp_path / "broker", advertised=f"{HOST}:{front}")
-    server.start()
-    yield server
-    server.kill()
+    with broker_server(tmp_path / "broker", advertised=f"{HOST}:{front}") as server:
+        yield server
 
 
 @pytest.fixture
@@ -46,10 +44,8 @@ def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddres
     """The broker's address over TLS."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    proxy = tls_proxy(tmp_path / "proxy", ca, broker.port, front)
-    proxy.start()
-    yield KafkaAddress(bootstrap=f"{HOST}:{front}", tls_ca_file=tmp_path / "ca.pem")
-    proxy.kill()
+    with tls_proxy(tmp_path / "proxy", ca, broker.port, front):
+        yield KafkaAddress(bootstrap=f"{HOST}:{front}", tls_ca_file=tmp_path / "ca.pem")
 
 
 async def send_and_read(address: KafkaAddress) -> list[bytes | None]:

@@ -62,10 +62,8 @@ class WiredBroker(Server):
 def broker(tmp_path: Path) -> Iterator[WiredBroker]:
     """A fresh broker behind a proxy."""
     (tmp_path / "broker").mkdir()
-    server = WiredBroker(tmp_path / "broker/log")
-    server.start()
-    yield server
-    server.kill()
+    with WiredBroker(tmp_path / "broker/log") as server:
+        yield server
 
 
 def test_a_batch_that_arrives_changed_is_stepped_over(rig: Rig, broker: WiredBroker) -> None:

@@ -52,10 +52,8 @@ ASKED = {"user_id": "long", "k": 2, "deadline_ms": 4_000}
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     """A running provider."""
-    made = Provider(tmp_path_factory.mktemp("provider"), CLAIMS)
-    made.start()
-    yield made
-    made.kill()
+    with Provider(tmp_path_factory.mktemp("provider"), CLAIMS) as made:
+        yield made
 
 
 def access_to(folder: Path, verifier: TokenVerifier) -> KeyedAccess:
