@@ -115,10 +115,11 @@ def written(expression: ast.expr) -> str:
 
 
 def mirrored_tests(path: Path) -> Path:
-    """Return the deepest test that mirrors a module: its file if there is one, otherwise a folder."""
+    """Return the deepest test that mirrors a module: its file if the folder has one, otherwise the folder."""
     place = Path("tests/unit", *path.parts[1:] if path.parts[0] == "services" else path.parts)
-    candidates = [place.with_name(f"test_{place.name}"), *place.parents]
-    return next(candidate for candidate in candidates if (ROOT / candidate).exists())
+    folder = next(parent for parent in place.parents if (ROOT / parent).exists())
+    found = sorted((ROOT / folder).rglob(f"test_{place.name}"))
+    return found[0].relative_to(ROOT) if found else folder
 
 
 def copy_tree(target: Path) -> None:
