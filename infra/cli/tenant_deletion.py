@@ -208,7 +208,7 @@ def _drop_items(settings: "Settings", tenant: str, *, is_counted: bool) -> None:
 
 
 def _rewrite_file(settings: "Settings") -> bool:
-    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows; return whether none is left."""
+    """Have Redis rewrite its append-only file, which holds the tenant's earlier rows; return whether it did."""
     from services.features.erasing import ErasingWriter, FileRewrite
     from services.features.repo import RepoAddress
 
@@ -217,7 +217,7 @@ def _rewrite_file(settings: "Settings") -> bool:
     while state is FileRewrite.RUNNING:
         time.sleep(_LOOK_S)
         state = writer.rewrite_state()
-    return state in (FileRewrite.DONE, FileRewrite.NO_FILE)
+    return state is FileRewrite.DONE
 
 
 def _drop_explanations(settings: "Settings", tenant: str) -> None:
