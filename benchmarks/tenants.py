@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience, sender
-from benchmarks.load.capacity import capacity_of
+from benchmarks.load.capacity import PAUSE_S, closed_loop_rps, full_share, sustained_rps
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.open_loop import Load, RequestOutcome, Send, percentile, run_load
+from benchmarks.load.open_loop import Load, Send, percentile, run_load
 from benchmarks.load.own_stack import parse_for_stack, require_ready, stack_for
 from benchmarks.load.table import show
 from models.registry.store import BundleStore
@@ -46,13 +46,7 @@ from services.settings.settings import Settings, load_settings
 FLOODING, OTHER = "a", "b"
 SHARE, OTHERS_PART = 0.5, 0.4
 TIMES_SHARE = (0.0, 1.0, 1.2, 1.5, 2.0, 5.0)
-SUSTAINED, LOWERED, LEAST_PART = 0.995, 0.9, 0.2
-"""Of both tenants' requests, in full and in time, at the capacity; the factor of the next lower rate; the least rate,
-as a part of the first."""
 LOWEST_PRIORITY = 19
-PAUSE_S = 5.0
-NUM_CALLERS = (4, 8, 16, 32)
-"""Of both tenants, to find the capacity."""
 _PARTS = ("goodput", "full")
 _MEMORY_GIB, _START_S = 2.0, 120.0
 
@@ -113,14 +107,16 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
     async with RestClient(host, port, keys[FLOODING]) as flooding, RestClient(host, port, keys[OTHER]) as other:
         await require_ready(other)
         senders = [await _sender(client, options) for client in (flooding, other)]
-        tried = [
-            await capacity_of(senders, options.seconds, options.deadline_ms, _is_full, number) for number in NUM_CALLERS
-        ]
-        print(f"closed loop {max(tried):.0f}/s, of {tried}", flush=True)
+        first_rps = await closed_loop_rps(senders, options.seconds, options.deadline_ms)
     rows = []
     with _generator(0) as other_process, _generator(LOWEST_PRIORITY) as flooding_process:
         processes = {OTHER: other_process, FLOODING: flooding_process}
-        capacity_rps = await _sustained_rps(processes, max(tried), keys, options)
+
+        async def share_at(rate_rps: float) -> float:
+            rows = await _case(processes, _rates(rate_rps, 1.0), keys, options)
+            return min(float(row["full"]) for row in rows)
+
+        capacity_rps = await sustained_rps(first_rps, share_at)
         for number in range(options.rounds):
             for times_share in (*(one for one in TIMES_SHARE if one < options.flood), options.flood):
                 await asyncio.sleep(PAUSE_S)
@@ -133,21 +129,6 @@ async def _measure(options: argparse.Namespace, keys: dict[str, str]) -> dict[st
 
 def _rates(capacity_rps: float, times_share: float) -> dict[str, float]:
     return {OTHER: OTHERS_PART * capacity_rps, FLOODING: times_share * SHARE * capacity_rps}
-
-
-async def _sustained_rps(
-    processes: Mapping[str, ProcessPoolExecutor], first_rps: float, keys: dict[str, str], options: argparse.Namespace
-) -> float:
-    """Return the highest rate, of those tried from the first down, at which both tenants are answered."""
-    rate_rps = first_rps
-    while rate_rps > LEAST_PART * first_rps:
-        await asyncio.sleep(PAUSE_S)
-        rows = await _case(processes, _rates(rate_rps, 1.0), keys, options)
-        print(f"open loop {rate_rps:.0f}/s: {[row['full'] for row in rows]}", flush=True)
-        if min(row["full"] for row in rows) >= SUSTAINED:
-            return rate_rps
-        rate_rps *= LOWERED
-    sys.exit("error: the tenants are not answered at a fifth of the closed-loop rate; free the machine, and run again")
 
 
 @contextmanager
@@ -193,11 +174,6 @@ async def _sender(client: RestClient, options: argparse.Namespace) -> Send:
     return sender(client, Audience((), (), found.item_ids).mixed, options.deadline_ms)
 
 
-def _is_full(outcome: RequestOutcome) -> bool:
-    """Whether the request was ranked in full."""
-    return outcome.is_ok and outcome.reason != "shed"
-
-
 async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Load:
     return await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
 
@@ -205,14 +181,13 @@ async def _load(send: Send, rate_rps: float, options: argparse.Namespace) -> Loa
 def _row(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, Any]:
     """Return a tenant's figures: `goodput` is the part answered in time, `full` the part that was also not shed."""
     in_time = [shot for shot in load.shots if shot.is_in_time(deadline_ms)]
-    full = [shot for shot in in_time if _is_full(shot.outcome)]
     return {
         "rate_rps": round(rate_rps, 1),
         "num_requests": len(load.shots),
         "p50_ms": round(percentile([shot.latency_ms for shot in load.shots], 0.5), 2),
         "p99_ms": round(percentile([shot.latency_ms for shot in load.shots], 0.99), 2),
         "goodput": round(len(in_time) / len(load.shots), 4),
-        "full": round(len(full) / len(load.shots), 4),
+        "full": round(full_share(load, deadline_ms), 4),
         "reasons": dict(Counter(shot.outcome.reason for shot in load.shots)),
     }
 

@@ -6,14 +6,15 @@ under test would lack.
 """
 
 import asyncio
-import json
 from typing import Any, Self
 from urllib.parse import quote
 
 import grpc
+import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.load.http2 import Http2Channel
+from benchmarks.load.http1 import Http1Channel
+from benchmarks.load.http2 import CallAnswer, Http2Channel
 from benchmarks.load.open_loop import GRACE_S, RequestOutcome
 from benchmarks.load.recommender_stub import RecommenderStub
 from services.contracts import recommend_pb2
@@ -53,38 +54,52 @@ class ProductCaller:
         return RequestOutcome(True, answer.tier, answer.reason, answer.num_attempts, item_ids)
 
 
+class _Item(msgspec.Struct):
+    item_id: str
+
+
+class _Answer(msgspec.Struct):
+    items: tuple[_Item, ...]
+    tier: str
+    reason: str
+    bundle_version: str
+    request_id: str
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _Error
+
+
+_read_answer = msgspec.json.Decoder(_Answer).decode
+_read_error = msgspec.json.Decoder(_ErrorAnswer).decode
+
+
 class RestClient:
     """HTTP/1.1 with keep-alive; one connection per concurrent request. `key` is an API key, if required."""
 
     def __init__(self, host: str, port: int, key: str = "") -> None:
-        self._address = (host, port)
-        self._authorization = f"authorization: Bearer {key}\r\n".encode() if key else b""
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    @property
-    def address(self) -> str:
+        self.address = f"{host}:{port}"
         """HOST:PORT of the door."""
-        return "{}:{}".format(*self._address)
+        authorization = f"authorization: Bearer {key}\r\n" if key else ""
+        head = f"HTTP/1.1\r\nhost: {self.address}\r\n{authorization}content-type: application/json\r\ncontent-length: "
+        self._head = head.encode()
+        self._channel = Http1Channel(host, port)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exit: object) -> None:
-        for _, writer in self._idle:
-            writer.close()
-            await writer.wait_closed()
+        await self._channel.close()
 
-    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+    def recommend(self, ask: RequestFields) -> "asyncio.Future[RequestOutcome]":
         """Call POST /v1/recommendations."""
-        status, body = await self.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
-        if status == 429:
-            return RequestOutcome(is_ok=False, tier="none", reason=f"http_429: {_who_refused(body)}")
-        if status != 200:
-            return RequestOutcome(is_ok=False, tier="none", reason=f"http_{status}")
-        answer = json.loads(body)
-        item_ids = tuple([item["item_id"] for item in answer["items"]])
-        about = item_ids, answer["bundle_version"], answer["request_id"]
-        return RequestOutcome(True, answer["tier"], answer["reason"], 1, *about)
+        return self._channel.call(
+            self._request(b"POST", b"/v1/recommendations", msgspec.json.encode(ask)), _rest_outcome
+        )
 
     async def nothing(self) -> RequestOutcome:
         """Call GET /healthz."""
@@ -92,54 +107,29 @@ class RestClient:
         return RequestOutcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
 
     async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
-        """Send one request and return (status, body); status 0 if no connection could carry it.
+        """Send one request and return (status, body); status 0 if no connection could carry it."""
+        return await self._channel.call(self._request(method, path, body), lambda *answer: answer)
 
-        A kept-alive connection that the server has closed is replaced, as in any HTTP client.
-        """
-        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        request = head % (method, path, self.address.encode(), self._authorization, len(body)) + body
-        while True:
-            is_kept = bool(self._idle)
-            try:
-                connection = self._idle.pop() if is_kept else await asyncio.open_connection(*self._address)
-                answer = await _exchange(*connection, request)
-            except (OSError, asyncio.IncompleteReadError):
-                if not is_kept:
-                    return 0, b""
-            else:
-                self._idle.append(connection)
-                return answer
+    def _request(self, method: bytes, path: bytes, body: bytes) -> bytes:
+        return b"%s %s %s%d\r\n\r\n%s" % (method, path, self._head, len(body), body)
+
+
+def _rest_outcome(status: int, body: bytes) -> RequestOutcome:
+    if status == 429:
+        return RequestOutcome(is_ok=False, tier="none", reason=f"http_429: {_who_refused(body)}")
+    if status != 200:
+        return RequestOutcome(is_ok=False, tier="none", reason=f"http_{status}")
+    answer = _read_answer(body)
+    item_ids = tuple([item.item_id for item in answer.items])
+    return RequestOutcome(True, answer.tier, answer.reason, 1, item_ids, answer.bundle_version, answer.request_id)
 
 
 def _who_refused(body: bytes) -> str:
     """Return the message of an error; Ray Serve's own refusals are not JSON."""
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        return _read_error(body).error.message
+    except msgspec.MsgspecError:
         return "Ray Serve"
-
-
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
-    """Send and read. If interrupted, close the connection, since a response may still be in flight on it."""
-    try:
-        writer.write(request)
-        return await _read_answer(reader)
-    except BaseException:
-        writer.close()
-        raise
-
-
-async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    status = int(head[9:12])
-    if b"transfer-encoding: chunked" not in head:
-        length = int(head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        return status, await reader.readexactly(length)
-    body = bytearray()
-    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    await reader.readexactly(2)
-    return status, bytes(body)
 
 
 class GrpcClient:
@@ -188,16 +178,19 @@ class LeanGrpcClient:
     async def __aexit__(self, *_: object) -> None:
         self._channel.close()
 
-    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+    def recommend(self, ask: RequestFields) -> "asyncio.Future[RequestOutcome]":
         """Call Recommend."""
         request = recommend_pb2.RecommendRequest(**ask).SerializeToString()
-        answer = await self._channel.call("/tailrace.v1.Recommender/Recommend", request)
-        if answer.status:
-            reason = f"{_STATUS_NAMES[answer.status]}: {answer.details}"
-            return RequestOutcome(is_ok=False, tier="none", reason=reason)
-        message = recommend_pb2.RecommendResponse.FromString(answer.message)
-        about = tuple([item.item_id for item in message.items]), message.bundle_version, message.request_id
-        return RequestOutcome(True, message.tier, message.reason, 1, *about)
+        return self._channel.call("/tailrace.v1.Recommender/Recommend", request, _grpc_outcome)
+
+
+def _grpc_outcome(answer: CallAnswer) -> RequestOutcome:
+    if answer.status:
+        reason = f"{_STATUS_NAMES[answer.status]}: {answer.details}"
+        return RequestOutcome(is_ok=False, tier="none", reason=reason)
+    message = recommend_pb2.RecommendResponse.FromString(answer.message)
+    about = tuple([item.item_id for item in message.items]), message.bundle_version, message.request_id
+    return RequestOutcome(True, message.tier, message.reason, 1, *about)
 
 
 LoadClient = RestClient | LeanGrpcClient

@@ -11,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self, TypeVar, cast
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -22,6 +22,7 @@ _FIRST_WINDOW = 65_535
 _MAX_STREAMS, _INITIAL_WINDOW = 3, 4
 """Names of settings."""
 UNAVAILABLE = 14
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(slots=True)
@@ -35,9 +36,15 @@ class CallAnswer:
 
 @dataclass(slots=True)
 class _Stream:
-    ended: asyncio.Future[CallAnswer]
+    ended: "asyncio.Future[Any]"
+    decode: Callable[[CallAnswer], Any]
     headers: bytearray = field(default_factory=bytearray)
     data: bytearray = field(default_factory=bytearray)
+
+    def end(self, answer: CallAnswer) -> None:
+        """Decode the answer for a caller that still waits."""
+        if not self.ended.done():
+            self.ended.set_result(self.decode(answer))
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -77,7 +84,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, _Stream] = {}
-        self._queued: deque[tuple[bytes, bytes, asyncio.Future[CallAnswer]]] = deque()
+        self._queued: deque[tuple[bytes, bytes, _Stream]] = deque()
         self._next_stream = 1
         self._max_streams = 100
         self._window = _FIRST_WINDOW
@@ -93,14 +100,17 @@ class Connection(asyncio.Protocol):
         _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
         return connection
 
-    def call(self, headers: bytes, message: bytes) -> asyncio.Future[CallAnswer]:
-        """Send a call; its answer has the status UNAVAILABLE if the connection ends."""
-        ended: asyncio.Future[CallAnswer] = self._loop.create_future()
-        if not self.is_open:
-            ended.set_result(CallAnswer())
-            return ended
-        self._queued.append((headers, b"\x00" + struct.pack(">I", len(message)) + message, ended))
-        self._start_queued()
+    def call(
+        self, headers: bytes, message: bytes, decode: Callable[[CallAnswer], Decoded]
+    ) -> "asyncio.Future[Decoded]":
+        """Send a call and return its decoded answer, of status UNAVAILABLE if the connection ends."""
+        ended: asyncio.Future[Decoded] = self._loop.create_future()
+        stream = _Stream(ended, decode)
+        if self.is_open:
+            self._queued.append((headers, b"\x00" + struct.pack(">I", len(message)) + message, stream))
+            self._start_queued()
+        else:
+            stream.end(CallAnswer())
         return ended
 
     def close(self) -> None:
@@ -110,8 +120,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the preface, with windows that never limit the answers."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.is_open = transport, True
+        transport = self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
         settings = struct.pack(">HIHI", 2, 0, _INITIAL_WINDOW, _MAX_WINDOW)
         update = struct.pack(">I", _MAX_WINDOW - _FIRST_WINDOW)
         transport.write(_PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, update))
@@ -119,12 +129,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End all calls as unavailable."""
         self.is_open = False
-        waiting = [stream.ended for stream in self._streams.values()] + [ended for *_, ended in self._queued]
+        waiting = [*self._streams.values(), *(stream for *_, stream in self._queued)]
         self._streams.clear()
         self._queued.clear()
-        for ended in waiting:
-            if not ended.done():
-                ended.set_result(CallAnswer())
+        for stream in waiting:
+            stream.end(CallAnswer())
 
     def data_received(self, data: bytes) -> None:
         """Handle whole frames, and keep the rest for the next data."""
@@ -163,16 +172,16 @@ class Connection(asyncio.Protocol):
 
     def _end(self, number: int, answer: CallAnswer) -> None:
         stream = self._streams.pop(number, None)
-        if stream is not None and not stream.ended.done():
-            stream.ended.set_result(answer)
+        if stream is not None:
+            stream.end(answer)
 
     def _start_queued(self) -> None:
         while self._queued and len(self._streams) < self._max_streams and len(self._queued[0][1]) <= self._window:
-            headers, body, ended = self._queued.popleft()
-            if ended.done():  # the caller has given up
+            headers, body, stream = self._queued.popleft()
+            if stream.ended.done():  # the caller has given up
                 continue
             number, self._next_stream = self._next_stream, self._next_stream + 2
-            self._streams[number] = _Stream(ended)
+            self._streams[number] = stream
             self._window -= len(body)
             self._write(frame(_HEADERS, _END_HEADERS, number, headers) + frame(_DATA, _END_STREAM, number, body))
 
@@ -214,18 +223,24 @@ class Http2Channel:
         self._opening = [asyncio.Lock() for _ in range(num_connections)]
         self._num_calls = 0
 
-    async def call(self, path: str, message: bytes) -> CallAnswer:
-        """Call the method at this path."""
+    def call(self, path: str, message: bytes, decode: Callable[[CallAnswer], Decoded]) -> "asyncio.Future[Decoded]":
+        """Call the method at this path, and return its decoded answer."""
         index = self._num_calls % len(self._connections)
         self._num_calls += 1
-        connection = self._connections[index]
-        if connection is None or not connection.is_open:
-            try:
-                connection = await self._open(index)
-            except OSError:
-                return CallAnswer()
         block = self._blocks.get(path) or self._blocks.setdefault(path, self._block_of(path))
-        return await connection.call(block, message)
+        connection = self._connections[index]
+        if connection is not None and connection.is_open:
+            return connection.call(block, message, decode)
+        return asyncio.ensure_future(self._call_on_new(index, block, message, decode))
+
+    async def _call_on_new(
+        self, index: int, block: bytes, message: bytes, decode: Callable[[CallAnswer], Decoded]
+    ) -> Decoded:
+        try:
+            connection = await self._open(index)
+        except OSError:
+            return decode(CallAnswer())
+        return await connection.call(block, message, decode)
 
     async def _open(self, index: int) -> Connection:
         """Connect once for all calls that wait for this connection. Raises OSError."""

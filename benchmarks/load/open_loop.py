@@ -9,12 +9,14 @@ import gc
 import math
 import resource
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 MAX_IN_FLIGHT = 500
 GRACE_S = 10.0
+_SENDS_PER_TURN = 16
+"""A late generator reads answers after so many requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +87,55 @@ async def run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
 
 
 async def _run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
-    started_s, cpu_before_s = time.perf_counter(), _cpu_s()
-    shots: list[Shot] = []
-    running: set[asyncio.Task[None]] = set()
-
-    async def shoot(number: int, intended_s: float) -> None:
-        departed_s = time.perf_counter()
-        if len(running) > MAX_IN_FLIGHT:
-            outcome = RequestOutcome(is_ok=False, tier="none", reason="not_sent")
-        else:
-            try:
-                async with asyncio.timeout(GRACE_S):
-                    outcome = await send(number)
-            except TimeoutError:
-                outcome = RequestOutcome(is_ok=False, tier="none", reason="no_answer")
-        latency_s, at_s = time.perf_counter() - intended_s, intended_s - started_s
-        shots.append(Shot(latency_s, departed_s - intended_s, outcome, at_s, number))
-
+    cpu_before_s, run = _cpu_s(), _Run(send, time.perf_counter())
     for number, departure_s in enumerate(departures_s):
-        intended_s = started_s + departure_s
-        if (wait_s := intended_s - time.perf_counter()) > 0:
-            await asyncio.sleep(wait_s)
-        task = asyncio.create_task(shoot(number, intended_s))
-        running.add(task)
-        task.add_done_callback(running.discard)
-    if running:
-        await asyncio.wait(running)
-    wall_s = time.perf_counter() - started_s
-    return Load(shots, wall_s, (_cpu_s() - cpu_before_s) / wall_s)
+        wait_s = run.started_s + departure_s - time.perf_counter()
+        if wait_s > 0 or not number % _SENDS_PER_TURN:
+            await asyncio.sleep(max(0.0, wait_s))
+        run.depart(number, departure_s)
+    while run.running:
+        await asyncio.wait(run.running, timeout=GRACE_S / 10)
+        run.give_up()
+    wall_s = time.perf_counter() - run.started_s
+    return Load(run.shots, wall_s, (_cpu_s() - cpu_before_s) / wall_s)
+
+
+class _Run:
+    """The requests in progress, and the ended ones."""
+
+    def __init__(self, send: Send, started_s: float) -> None:
+        self._send = send
+        self.started_s = started_s
+        self.running: set[asyncio.Future[RequestOutcome]] = set()
+        self._departed: deque[tuple[float, asyncio.Future[RequestOutcome]]] = deque()
+        self.shots: list[Shot] = []
+
+    def depart(self, number: int, at_s: float) -> None:
+        """Send a request, unless too many are in progress."""
+        departed_s = time.perf_counter() - self.started_s
+        if len(self.running) >= MAX_IN_FLIGHT:
+            self._record(RequestOutcome(is_ok=False, tier="none", reason="not_sent"), number, at_s, departed_s)
+            return
+        request = asyncio.ensure_future(self._send(number))
+        request.add_done_callback(lambda ended: self._end(ended, number, at_s, departed_s))
+        self.running.add(request)
+        self._departed.append((departed_s, request))
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Cancel the requests that have taken too long."""
+        least_s = time.perf_counter() - self.started_s - GRACE_S
+        while self._departed and (self._departed[0][0] < least_s or self._departed[0][1].done()):
+            self._departed.popleft()[1].cancel()
+
+    def _end(self, ended: "asyncio.Future[RequestOutcome]", number: int, at_s: float, departed_s: float) -> None:
+        self.running.discard(ended)
+        no_answer = RequestOutcome(is_ok=False, tier="none", reason="no_answer")
+        self._record(no_answer if ended.cancelled() else ended.result(), number, at_s, departed_s)
+
+    def _record(self, outcome: RequestOutcome, number: int, at_s: float, departed_s: float) -> None:
+        latency_s = time.perf_counter() - self.started_s - at_s
+        self.shots.append(Shot(latency_s, departed_s - at_s, outcome, at_s, number))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -18,6 +18,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.load.audience import Audience, sender
 from benchmarks.load.capacity import capacity_of
 from benchmarks.load.clients import LeanGrpcClient, LoadClient
@@ -43,7 +45,7 @@ def main() -> None:
         rows = []
         for name, slowed in (("full", nullcontext), ("one core", lambda: on_one_core(groups)), ("hogs", beside_hogs)):
             with slowed():
-                rows += [{"setting": name, **row} for row in asyncio.run(_measure(options, groups))]
+                rows += [{"setting": name, **row} for row in uvloop.run(_measure(options, groups))]
     write_report(options.json, about_run("serve machines") | {"rows": rows})
 
 
@@ -79,7 +81,7 @@ async def _measure_door(
     short |= meter.per_request(usage, num_requests)
     show(short, "door", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share")
     send = sender(caller, audience.mixed, options.deadline_ms)
-    capacity_rps = await capacity_of([send], options.seconds, options.deadline_ms)
+    capacity_rps = await capacity_of(send, options.seconds, options.deadline_ms)
     case = {"door": door, "kind": "overload", "priority": "normal"}
     return [short, *await overload_rows(send, case, capacity_rps, options, meter.groups)]
 

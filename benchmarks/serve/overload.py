@@ -4,12 +4,13 @@
                                               [--url ...] [--grpc ...]
 
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
-without a key, which is normal priority. The capacity of a door is the rate of answers in time for closed-loop callers
-of normal priority. After the last multiple, the first is measured again five seconds later (`is_after_overload`).
-Latency counts from the intended departure. Refusals are counted by the refusing part. `goodput_of_peak` relates a row
-to the best of its door and priority. `refusal_cost` is the processor time of both HAProxies for a refusal, relative to
-the whole stack's for an answer of the first row. The load generator shares the cores (`generator_cpu_share`) and, where
-the system permits it, runs before the stack, since its delays would count as the stack's.
+without a key, which is normal priority. The capacity of a door is the rate at which requests of normal priority are
+ranked in full and in time (`benchmarks/load/capacity.py`). After the last multiple, the first is measured again five
+seconds later (`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing
+part. `goodput_of_peak` relates a row to the best of its door and priority; `goodput_per_free_core` is per core that the
+load generator, which shares the machine (`generator_cpu_share`), left to the stack. `refusal_cost` is the processor
+time of both HAProxies for a refusal, relative to the whole stack's for an answer of the first row. Where the system
+permits it, the generator runs before the stack, since its delays would count as the stack's.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.load.audience import find_audience, sender
-from benchmarks.load.capacity import capacity_of
+from benchmarks.load.capacity import PAUSE_S, capacity_of
 from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, find_groups, used_by
@@ -37,8 +40,6 @@ MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)
 _EDGES = ("edge", "ingress")
 _AHEAD = 5
 """Steps of niceness."""
-PAUSE_S = 5.0
-"""Time between cases: an overloaded stack must recover in it."""
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
             keys = write_caller_keys(keys_file).by_priority
             settings = settings.model_copy(update={"api_keys_file": keys_file})
         with stack_for(settings, is_started=options.up):
-            report = asyncio.run(_measure(options, keys, find_groups(settings.state_dir)))
+            report = uvloop.run(_measure(options, keys, find_groups(settings.state_dir)))
     write_report(options.json, report)
 
 
@@ -76,7 +77,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], gr
         doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
         for door, callers in doors:
             sends = {one: sender(own, audience.mixed, options.deadline_ms) for one, own in callers.items()}
-            capacity_rps = await capacity_of([sends[Priority.NORMAL]], options.seconds, options.deadline_ms)
+            capacity_rps = await capacity_of(sends[Priority.NORMAL], options.seconds, options.deadline_ms)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
                 case = {"door": door, "priority": priority.name.lower()}
@@ -93,10 +94,11 @@ async def overload_rows(
         await asyncio.sleep(PAUSE_S)
         about = case | {"multiple": multiple, "is_after_overload": index == len(options.multiples)}
         rows.append(await overload_row(send, about, capacity_rps, options, groups))
-    peak_rps = max(row["goodput_rps"] for row in rows)
+    peak_rps, num_cores = max(row["goodput_rps"] for row in rows), len(os.sched_getaffinity(0))
     for row in rows:
         row["goodput_of_peak"] = round(row["goodput_rps"] / peak_rps, 3) if peak_rps else None
         row["refusal_cost"] = refusal_cost(row, rows[0])
+        row["goodput_per_free_core"] = round(row["goodput_rps"] / (num_cores - row["generator_cpu_share"]), 1)
     return rows
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from benchmarks.load import capacity, open_loop
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, run_load, summary
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 from benchmarks.serve.overload import ahead_of_the_stack
@@ -104,3 +105,40 @@ def test_the_generator_runs_ahead_of_the_stack_only_while_it_sends() -> None:
 
     assert during <= before
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.parametrize(("sustains_rps", "rate_rps"), [(500, 500), (410, 405), (50, None)])
+async def test_the_capacity_is_the_highest_rate_that_is_ranked_in_full(
+    monkeypatch: pytest.MonkeyPatch, sustains_rps: float, rate_rps: float | None
+) -> None:
+    """From the rate of waiting callers down by tenths; below a fifth of it the machine is too busy."""
+    monkeypatch.setattr(capacity, "PAUSE_S", 0)
+
+    async def share_at(tried_rps: float) -> float:
+        """Answer a part from memory above the sustained rate."""
+        return min(1.0, sustains_rps / tried_rps)
+
+    if rate_rps is None:
+        with pytest.raises(SystemExit, match="free the machine"):
+            await capacity.sustained_rps(500, share_at)
+    else:
+        assert await capacity.sustained_rps(500, share_at) == rate_rps
+
+
+async def test_answers_from_memory_and_late_answers_are_not_capacity() -> None:
+    """Every second answer is from memory, every fourth late."""
+    outcomes = [OK, RequestOutcome(is_ok=True, tier="popular", reason="shed")]
+    shots = [Shot(0.3 if number % 4 == 2 else 0.1, 0.0, outcomes[number % 2]) for number in range(40)]
+
+    assert capacity.full_share(Load(shots, 1.0, 0.1), deadline_ms=200) == 0.25
+
+
+async def test_a_request_that_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as failed, and its call is cancelled."""
+    monkeypatch.setattr(open_loop, "GRACE_S", 0.05)
+    never: asyncio.Future[RequestOutcome] = asyncio.get_running_loop().create_future()
+
+    load = await run_load(lambda _: never, rate_rps=100, num_requests=1)
+
+    assert never.cancelled()
+    assert [one.outcome.reason for one in load.shots] == ["no_answer"]
