@@ -1,6 +1,6 @@
-"""The rate that a stack sustains: all requests of an open loop are ranked in full and in time.
+"""The rate at which a stack ranks in full: for waiting callers, and, lower, for an open loop.
 
-Callers that wait for their answers get more: while the gateways are late, they get answers from memory, or wait.
+Answers from memory do not count: waiting callers get three times as many of them.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from benchmarks.load.open_loop import Load, RequestOutcome, Send, run_load
+from benchmarks.load.open_loop import Load, RequestOutcome, Send
 
 NUM_CALLERS = (4, 8, 16, 32)
 SUSTAINED, LOWERED, LEAST_PART = 0.995, 0.9, 0.2
@@ -26,16 +26,6 @@ def is_full(outcome: RequestOutcome) -> bool:
 def full_share(load: Load, deadline_ms: float) -> float:
     """Return the part of the requests that were ranked in full and in time."""
     return sum(shot.is_in_time(deadline_ms) and is_full(shot.outcome) for shot in load.shots) / len(load.shots)
-
-
-async def capacity_of(send: Send, seconds: float, deadline_ms: float) -> float:
-    """Return the requests per second that the stack sustains."""
-
-    async def share_at(rate_rps: float) -> float:
-        load = await run_load(send, rate_rps, max(1, round(rate_rps * seconds)))
-        return full_share(load, deadline_ms)
-
-    return await sustained_rps(await closed_loop_rps([send], seconds, deadline_ms), share_at)
 
 
 async def sustained_rps(first_rps: float, share_at: Callable[[float], Awaitable[float]]) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.load.audience import Audience, sender
-from benchmarks.load.capacity import capacity_of
+from benchmarks.load.capacity import closed_loop_rps
 from benchmarks.load.clients import LeanGrpcClient, LoadClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import CpuMeter, Groups, find_groups, used_by
@@ -81,7 +81,7 @@ async def _measure_door(
     short |= meter.per_request(usage, num_requests)
     show(short, "door", "p50_ms", "p99_ms", "deadline_met", "cpu_ms", "generator_cpu_share")
     send = sender(caller, audience.mixed, options.deadline_ms)
-    capacity_rps = await capacity_of(send, options.seconds, options.deadline_ms)
+    capacity_rps = await closed_loop_rps([send], options.seconds, options.deadline_ms)
     case = {"door": door, "kind": "overload", "priority": "normal"}
     return [short, *await overload_rows(send, case, capacity_rps, options, meter.groups)]
 

@@ -4,9 +4,9 @@
                                               [--url ...] [--grpc ...]
 
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
-without a key, which is normal priority. The capacity of a door is the rate at which requests of normal priority are
-ranked in full and in time (`benchmarks/load/capacity.py`). After the last multiple, the first is measured again five
-seconds later (`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing
+without a key, which is normal priority. The capacity of a door is the rate at which waiting callers of normal priority
+are ranked in full and in time. After the last multiple, the first is measured again five seconds later
+(`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing
 part. `goodput_of_peak` relates a row to the best of its door and priority; `goodput_per_free_core` is per core that the
 load generator, which shares the machine (`generator_cpu_share`), left to the stack. `refusal_cost` is the processor
 time of both HAProxies for a refusal, relative to the whole stack's for an answer of the first row. Where the system
@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.load.audience import find_audience, sender
-from benchmarks.load.capacity import PAUSE_S, capacity_of
+from benchmarks.load.capacity import PAUSE_S, closed_loop_rps
 from benchmarks.load.clients import LeanGrpcClient, LoadClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.footprint import Groups, find_groups, used_by
@@ -77,7 +77,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str], gr
         doors: tuple[tuple[str, Mapping[Priority, LoadClient]], ...] = (("rest", rest), ("grpc", rpc))
         for door, callers in doors:
             sends = {one: sender(own, audience.mixed, options.deadline_ms) for one, own in callers.items()}
-            capacity_rps = await capacity_of(sends[Priority.NORMAL], options.seconds, options.deadline_ms)
+            capacity_rps = await closed_loop_rps([sends[Priority.NORMAL]], options.seconds, options.deadline_ms)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
             for priority in sorted(callers):
                 case = {"door": door, "priority": priority.name.lower()}

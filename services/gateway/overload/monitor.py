@@ -20,6 +20,7 @@ from services.contracts.tenant import DEFAULT_TENANT
 from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionDecision, strain_that_sheds
 from services.gateway.overload.begin_queue import BeginQueue
+from services.gateway.overload.core_share import CoreShare
 from services.gateway.overload.edge_clock import EdgeClock
 from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
 from services.gateway.overload.fair_limit import FairLimit
@@ -72,6 +73,7 @@ class LoadMonitor:
         """The process's CPU seconds per request, recently; None before the first requests."""
         self._full_cpu_s: float | None = None
         """The same without strain, while no request is shed."""
+        self._core_share = CoreShare()
 
     async def start(self) -> None:
         """Start sampling the running event loop."""
@@ -108,8 +110,8 @@ class LoadMonitor:
     @property
     def _work_s(self) -> float:
         """How long the requests at hand take: those that wait to begin and, on such a busy loop, those that have."""
-        begun_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._full_cpu_s or 0.0)
-        return self.queue.delay_s + begun_s
+        begun_cpu_s = 0.0 if self.queue.is_empty else self._num_in_flight * (self._full_cpu_s or 0.0)
+        return self.queue.delay_s + begun_cpu_s / self._core_share.share
 
     def refusal(self, cause: str) -> Overloaded:
         """Count a request refused for this cause, and return its error."""
@@ -158,6 +160,7 @@ class LoadMonitor:
         delay_s = max(late_s, wait_s)
         busy_s = time.process_time()
         self.admission.looked(now_s, delay_s, busy_s, max(map(strain_that_sheds, refused), default=0.0))
+        self._core_share.looked(now_s, busy_s, is_busy=not self.queue.is_empty)
         self._learn_cost(now_s, busy_s)
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
@@ -172,6 +175,11 @@ class LoadMonitor:
                 self._full_cpu_s = _blended(self._full_cpu_s, cost_s)
         if self._num_judged >= _NUM_OF_COST or is_old:
             self._num_judged, self._judged_cpu_s, self._cost_began_s = 0, busy_s, now_s
+
+    @property
+    def next_takes_s(self) -> float | None:
+        """How long a request that arrives now keeps this process, with its part of a core."""
+        return None if self.next_cpu_s is None else self.next_cpu_s / self._core_share.share
 
     @property
     def next_cpu_s(self) -> float | None:
@@ -228,8 +236,8 @@ class EdgeWatch:
 
     def _headroom(self, target_s: float) -> int | None:
         """Return how many requests all gateways can work off within the target; None if it is not known."""
-        cost_s = self._load.next_cpu_s
-        return int(self._load.admission.limits.num_gateways * target_s / cost_s) if cost_s else None
+        takes_s = self._load.next_takes_s
+        return int(self._load.admission.limits.num_gateways * target_s / takes_s) if takes_s else None
 
     def _arrivals_at(self, edge: str) -> EdgeClock:
         """Return the clock of this edge, creating it if unknown.

@@ -108,7 +108,7 @@ def test_the_generator_runs_ahead_of_the_stack_only_while_it_sends() -> None:
 
 
 @pytest.mark.parametrize(("sustains_rps", "rate_rps"), [(500, 500), (410, 405), (50, None)])
-async def test_the_capacity_is_the_highest_rate_that_is_ranked_in_full(
+async def test_the_sustained_rate_is_the_highest_that_is_ranked_in_full(
     monkeypatch: pytest.MonkeyPatch, sustains_rps: float, rate_rps: float | None
 ) -> None:
     """From the rate of waiting callers down by tenths; below a fifth of it the machine is too busy."""
