@@ -64,7 +64,7 @@ def joined(values: pl.Series) -> pl.Series:
 
 def present(words: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return text stripped of blanks, missing if empty or a missing-value word, and which rows hold such a word."""
-    stripped = words.str.strip_chars(" \t\r\n\x0b\x0c\xa0\u200b\ufeff")
+    stripped = words.str.strip_chars(" \t\r\n\x0b\x0c\xa0\u200b\u200e\u200f\u2060\ufeff")
     missing = stripped.is_in(MISSING_WORDS).fill_null(value=False)
     if not missing.any():
         return stripped, missing

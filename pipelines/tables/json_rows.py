@@ -1,4 +1,4 @@
-"""Rows of JSON: an object per line, an array of objects, or an object that holds such an array.
+"""Rows of JSON: an object per line, an array of objects, or an object that holds such an array or objects by key.
 
 Nested objects become columns such as `properties.rating`. A column whose values have one type keeps it; a column of
 several types is text, with numbers as written. A line that is not a JSON object is set aside.
@@ -112,12 +112,17 @@ class JsonRows:
                 number += 1
 
     def _wrapped(self, value: Any) -> list[Any]:
-        """Return the rows in an object's only list, or any other value as it is."""
+        """Return the rows in an object's only list, or of objects with the same keys, or any other value as it is."""
         if not isinstance(value, dict) or any(map(self._is_known, value)):
             return [value]
         lists = [inner for inner in value.values() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
         if len(lists) == 1:
             return lists[0]
+        objects = [inner for inner in value.values() if isinstance(inner, dict)]
+        if len(objects) == 1 and not lists and (rows := self._wrapped(objects[0])) != objects:
+            return rows
+        if len(objects) == len(value) and len({frozenset(inner) for inner in objects}) == 1 < self._num_known(objects):
+            return objects
         if value and all(
             isinstance(inner, dict) and inner.keys() == {str(n) for n in range(len(inner))} for inner in value.values()
         ):
@@ -125,6 +130,9 @@ class JsonRows:
                 "", f"{self._path.name} holds columns and not rows", 'df.to_json(path, orient="records", lines=True)'
             )
         return [value]
+
+    def _num_known(self, objects: list[Any]) -> int:
+        return sum(map(self._is_known, objects[0]))
 
 
 _DTYPES = {"int": pl.Int64, "float": pl.Float64, "bool": pl.Boolean}

@@ -313,6 +313,30 @@ EVENTS = {
         WITHOUT_TYPE[:1],
         name="e.json",
     ),
+    "an object with an array, deeper": Case(
+        json.dumps({"data": {"page": 1, "events": [{"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}]}}),
+        WITHOUT_TYPE[:1],
+        name="e.json",
+    ),
+    "objects by key": Case(
+        json.dumps(
+            {
+                "-Mx1": {"user_id": "u", "item_id": "a", "event_time": 1_780_000_000},
+                "-Mx2": {"user_id": "v", "item_id": "a", "event_time": 1_780_000_001},
+            }
+        ),
+        WITHOUT_TYPE,
+        name="e.json",
+    ),
+    "one object of objects": Case(
+        json.dumps({"user": {"user_id": "u"}, "item": {"item_id": "a"}, "when": {"event_time": 1_780_000_000}}),
+        WITHOUT_TYPE[:1],
+        name="e.json",
+        options=ItemArguments(
+            column=["user.user_id=user_id", "item.item_id=item_id", "when.event_time=event_time"]
+        ).parsed(),
+    ),
+    "marks of direction": Case(GOOD.replace("u,a", "\u200fu\u200e,a"), [U, V]),
     "a basket": Case(
         lines({"item_id": ["a", "b"]}),
         [WITHOUT_TYPE[0], ("u", "b", *WITHOUT_TYPE[0][2:])],
