@@ -21,12 +21,16 @@ async def in_time(
 ) -> AsyncGenerator[TextEvent, None]:
     """Yield the writer's events; closing this closes them. `grace_s`: see TextLimits.
 
+    The wall clock is read once, so that a step of it neither ends a text nor prolongs it.
+
     Raises the writer's errors, and DependencyUnavailable if its events end early.
     """
     open_choices = dict.fromkeys(range(request.n))
-    so_far = NOTHING
+    so_far, end_s = NOTHING, None
+    if request.deadline_unix_s is not None:
+        end_s = asyncio.get_running_loop().time() + request.deadline_unix_s - wall_clock() + grace_s
     async with aclosing(_generator(writer.write(request))) as events:
-        while (event := await _next(events, request, wall_clock, grace_s)) is not None:
+        while (event := await _next(events, end_s)) is not None:
             so_far = counted(so_far, event)
             if isinstance(event, TextPiece) and event.finish_reason is not None:
                 open_choices.pop(event.index, None)
@@ -40,15 +44,10 @@ async def in_time(
     yield so_far
 
 
-async def _next(
-    events: AsyncIterator[TextEvent], request: TextRequest, wall_clock: Callable[[], float], grace_s: float
-) -> TextEvent | None:
-    """Return the next event; None once the deadline has passed."""
-    if request.deadline_unix_s is None:
-        return await _next_or_broken(events)
-    left_s = request.deadline_unix_s - wall_clock() + grace_s
+async def _next(events: AsyncIterator[TextEvent], end_s: float | None) -> TextEvent | None:
+    """Return the next event; None once the event loop's clock has passed the end."""
     try:
-        async with asyncio.timeout(max(0.0, left_s)) as timer:
+        async with asyncio.timeout_at(end_s) as timer:
             return await _next_or_broken(events)
     except TimeoutError:
         if not timer.expired():

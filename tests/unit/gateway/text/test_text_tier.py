@@ -10,6 +10,7 @@ import pytest
 from services.contracts.access import Priority
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated
+from services.gateway.text.deadline import in_time
 from services.gateway.text.tier import TextLimits, TextTier
 from tests.support.clock import Clock
 from tests.support.engine.parrot import MODEL, Parrot
@@ -145,6 +146,21 @@ async def test_a_server_that_knows_no_deadline_is_left_at_the_deadline(
     events = await all_of(tier, request(deadline_unix_s=0.0 if not grace_s else time.time()))
 
     assert [event.text for event in events if isinstance(event, TextPiece)] == texts
+
+
+@pytest.mark.parametrize("step_s", [7_200.0, -7_200.0])
+async def test_a_step_of_the_wall_clock_neither_ends_nor_prolongs_a_text(step_s: float) -> None:
+    """The deadline is counted on the event loop's clock from the text's beginning."""
+    wall, late = Clock(), LateWriter()
+    for deadline_s, texts in ((60.0, ["a", "b"]), (0.05, ["a", ""])):
+        wanted = request(deadline_unix_s=wall.now_s + deadline_s)
+        found = []
+        async with aclosing(in_time(late, wanted, wall, 0.0)) as events:
+            async for event in events:
+                found += [event.text] if isinstance(event, TextPiece) else []
+                wall.now_s += step_s * (len(found) == 1)
+
+        assert found == texts
 
 
 async def test_a_violated_schema_is_counted(tier: TextTier, world: World, parrot: Parrot) -> None:
