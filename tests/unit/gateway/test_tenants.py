@@ -1,29 +1,35 @@
 """Tenants at both doors: the calls that their keys open, and that no answer has another tenant's data."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from models.registry.bundle import Bundle
 from models.registry.store import BundleStore
 from services.contracts.access import Scope
 from services.contracts.events import decode_interaction
 from services.contracts.items import ItemState
 from services.contracts.tenant import TenantState, scoped
+from services.errors import DependencyUnavailable
 from services.gateway.access.authorize import KeyedAccess
-from services.gateway.access.tenants import StoredTenant
+from services.gateway.access.tenants import StoredTenant, read_tenants, write_tenants
 from services.gateway.records.answer import RefusalRecord
 from services.gateway.records.metrics import AnswerMetrics
+from services.gateway.request.names import NameResidency
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import TextLimits
 from services.observability.metrics import GatewayMetrics
 from tests.support.engine.parrot import Parrot
 from tests.support.gateway.fakes import FakeLlm
 from tests.support.gateway.keys import bearer, stored_key
-from tests.support.wait import until
+from tests.support.wait import until, until_answer
 from tests.unit.gateway.clients import Door, RestClient, in_process
 from tests.unit.gateway.world import (
     World,
@@ -131,6 +137,65 @@ async def test_surfaces_of_other_tenants_are_unknown(world: World, door: Door) -
 async def test_a_key_is_worth_as_much_as_its_tenant(door: Door, key: str, code: str) -> None:
     """A deleted or unknown tenant's key is a wrong key; a suspended tenant's is refused."""
     assert (await door.recommend(ASKED, bearer(key))).code == code
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(TenantState.SUSPENDED, "not_allowed"), (TenantState.DELETED, "unauthenticated")]
+)
+async def test_a_request_under_way_is_answered_when_its_tenant_is_no_longer_admitted(
+    world: World, rest: RestClient, access: KeyedAccess, tmp_path: Path, state: TenantState, code: str
+) -> None:
+    """It was admitted; the tenant's next requests are refused within seconds."""
+    llm, path = world.others["bolt.default"], tmp_path / "tenants.json"
+    llm.delay_s = 2.0
+    await access.start()
+    under_way = asyncio.create_task(rest.recommend(ASKED, bearer("bolt")))
+    await until(lambda: llm.requests)
+    llm.delay_s = 0.0
+    write_tenants(path, read_tenants(path).with_changed("bolt", state=state))
+
+    async def refused() -> str | None:
+        return (await rest.recommend(ASKED, bearer("bolt"))).code
+
+    await until_answer(refused, code.__eq__, 10.0)
+    answer = await under_way
+    await access.stop()
+
+    assert (answer.code, answer.body["reason"], len(answer.body["items"])) == ("ok", "llm_in_time", 2)
+
+
+async def test_a_tenant_is_deleted_while_its_name_is_loaded(tmp_path: Path) -> None:
+    """The load ends, and other names load after it; nothing of the deleted catalogue is kept or comes back."""
+    root, gate, begun = tmp_path / "bundles", Event(), Event()
+    publish(root, "v1", catalogue_of())
+    for tenant in TENANTS:
+        add_version(root, f"{tenant}-v1", catalogue_of())
+        BundleStore(root, f"{tenant}.default").promote(f"{tenant}-v1")
+
+    def load_reader(bundle: Bundle, _catalogue: object) -> None:
+        if bundle.version == "acme-v1":
+            begun.set()
+            gate.wait(30.0)
+
+    llms = {f"{one}.default": FakeLlm(["i10"], f"{one}-v1") for one in TENANTS}
+    residency = NameResidency(budget_bytes=None, min_stay_s=0.0, pinned=frozenset())
+    world = make_world(root, others=llms, load_reader=load_reader, residency=residency)
+    items, names = world.items.live_items, world.plane.names
+    await world.plane.start()
+    items.apply([(scoped("acme", "i10"), ItemState(item_id="i10", available=False))])
+    with suppress(DependencyUnavailable):
+        names.current("acme.default")
+    await until(begun.is_set)
+    items.apply([(scoped("acme", "i10"), None), (scoped("acme", ""), None)])
+    gate.set()
+    for tenant in TENANTS:
+        with suppress(DependencyUnavailable):
+            names.current(f"{tenant}.default")
+        await until(lambda one=tenant: names.of(f"{one}.default").is_loaded)
+    items.apply([(scoped("acme", "i11"), ItemState(item_id="i11", available=False))])
+    await world.plane.stop()
+
+    assert "acme" not in items.tenants
 
 
 async def test_all_keys_of_a_tenant_share_its_limits(world: World, door: Door) -> None:
