@@ -29,6 +29,8 @@ from services.contracts.fairness import FairOrder
 
 FORGET_S = 10.0
 """A waiting name that no request wanted for this long is not loaded."""
+_FORGET_EVERY_S = 1.0
+"""While no memory can be free, waiting names are searched for such names only this often."""
 
 
 class Residency(StrEnum):
@@ -140,6 +142,9 @@ class ResidencyTable:
         self._wanted: dict[str, _Wanted] = {}
         self._order = FairOrder()
         self._seen_pinned = ModelBytes(0)
+        self._forgotten_s = -math.inf
+        self._least_own = 0
+        """At most the own bytes of any waiting name."""
 
     @property
     def num_bytes(self) -> int:
@@ -183,6 +188,7 @@ class ResidencyTable:
                 f"{name}: needs {needed:,} bytes more; of {self._budget_bytes:,} bytes for models "
                 f"pinned names take {pinned.total:,}"
             )
+        self._least_own = min(wanted.own, self._least_own if self._wanted else wanted.own)
         self._wanted.setdefault(name, _Wanted(wanted, now_s, self._tenant_of(name)))
 
     def still_wanted(self, name: str, now_s: float) -> None:
@@ -251,7 +257,10 @@ class ResidencyTable:
         return Actions(load, tuple(self._start_unloads()))
 
     def _start_loads(self, now_s: float) -> Iterable[str]:
-        pinned = self._pinned_bytes()
+        is_recent = now_s - self._forgotten_s < _FORGET_EVERY_S
+        if not self._wanted or (is_recent and self._is_full(now_s)):
+            return
+        self._forgotten_s, pinned = now_s, self._pinned_bytes()
         has_changed, self._seen_pinned = pinned != self._seen_pinned, pinned  # `want` refused models that did not fit
         for name, one in list(self._wanted.items()):
             is_forgotten = now_s - one.wanted_s > FORGET_S and name not in self.pinned
@@ -274,7 +283,7 @@ class ResidencyTable:
         """Return whether no waiting name has room, and none can be made. Spares a search for the next of many names."""
         if self._budget_bytes is None or self._old(now_s):
             return False
-        return self.num_bytes + min(one.size.own for one in self._wanted.values()) > self._budget_bytes
+        return self.num_bytes + self._least_own > self._budget_bytes
 
     def _next_wanted(self) -> str:
         """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is."""

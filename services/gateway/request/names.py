@@ -31,7 +31,7 @@ _MAX_PARTIAL = 300
 """Names whose popular items are kept, at about 35 kB each."""
 _LEARN_PAUSE_S = 0.1
 _LOAD_SHARE, _MANIFEST_SHARE = 0.7, 0.2
-"""Fractions of a request's wait: for the bundle, then its manifest (read meanwhile)."""
+"""Fractions of a request's wait: for the bundle, then its manifest, which is read meanwhile from a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,12 @@ class Names:
         bundle = self.of(name)
         if not self._is_lazy:
             return bundle.of_unit(unit_id, now_ms)
-        partial = self._partial_of(bundle)
+        partial = None if bundle.is_known else self._partial_of(bundle)  # what is on this machine is read when needed
         await self._wait(bundle.name, _LOAD_SHARE * timeout_s)
-        if not bundle.is_loaded and (found := await _within(_MANIFEST_SHARE * timeout_s, partial)) is not None:
-            return found
+        if not bundle.is_loaded:
+            partial = partial or self._partial_of(bundle)
+            if (found := await _within(_MANIFEST_SHARE * timeout_s, partial)) is not None:
+                return found
         if bundle.is_loaded:
             return bundle.of_unit(unit_id, now_ms)
         if (other := self._stand_in(bundle)) is not None:
