@@ -115,6 +115,17 @@ def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> No
     assert view(gate, 0.5, NAMES[:2]).replicas[0] == other
 
 
+def test_a_silent_replica_is_tried_if_it_may_answer_in_all_that_is_left() -> None:
+    """The silent replica gets a trial if its prediction equals the remaining time, and none if it exceeds it."""
+    gate = new_gate(first_s=0.1)
+    home, _ = view(gate, 0.0, NAMES[:2]).replicas
+    rank(gate, home, LlmOutcome.LATE, 0.5)
+    predicted_s = gate._replicas[home].predict_s(size_of(), 1.0)
+
+    for budget_s, trial in ((predicted_s, home), (predicted_s - 0.001, None)):
+        assert gate.view(NAMES[:2], size_of(), Priority.HIGH, budget_s, 1.0).trial == trial
+
+
 def test_an_answer_that_comes_as_a_request_leaves_is_no_silence() -> None:
     """A late request sent at the time of the last answer does not open the breaker; a request sent after it does."""
     for left_s, is_open in ((1.0, False), (1.001, True)):

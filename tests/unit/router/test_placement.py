@@ -55,6 +55,19 @@ def test_a_steady_load_keeps_the_homes() -> None:
     assert set(counts[counts.index(2) :]) == {2}
 
 
+@pytest.mark.parametrize(("load", "num_homes"), [(1, 1), (3, 2)])
+def test_a_home_is_lost_when_the_others_would_be_less_than_half_full(load: int, num_homes: int) -> None:
+    """Of two homes for four requests each, one is enough for a load of one request, and not for three."""
+    placement = Placement("shrinking", 4.0)
+    placement.observe(100, len(REPLICAS), 0.0)
+    assert placement.num_homes == 2
+
+    for second in range(10, 60):
+        placement.observe(load, len(REPLICAS), float(second))
+
+    assert placement.num_homes == num_homes
+
+
 def test_while_a_home_loads_a_holder_answers() -> None:
     """After a restart the previous home answers until the new one can; a cold name loads on one replica only."""
     placement = Placement("mail", 4.0)
