@@ -1,5 +1,6 @@
 """Rules of reading a wish by the catalogue's own words and by clauses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -255,6 +256,22 @@ def test_a_bundle_without_a_reader_is_read_by_its_catalogue(tmp_path: Path) -> N
     catalogue = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), np.ones(7))
     reader = Reader.load(tmp_path / "wishes", catalogue)
     assert best("a western", reader=reader) == ["6"]
+
+
+def test_bundles_with_equal_texts_share_their_words(tmp_path: Path) -> None:
+    """The words are read once; a reader that learns of new items leaves those of the other bundle as they were."""
+    titles, categories = tuple(one.title for one in ITEMS), tuple(one.categories for one in ITEMS)
+    ids = tuple(one.item_id for one in ITEMS)
+    popular = (np.ones(7), np.arange(7.0))
+    one = Catalogue(ids, titles, categories, np.zeros((7, 1), np.int32), (7,), popular[0])
+    other = replace(one, popularity=popular[1])
+    vars(other)["texts"] = one.texts
+    readers = [Reader.load(tmp_path / "wishes", catalogue) for catalogue in (one, other)]
+    changed = readers[0].with_items([replace(ITEMS[5], categories=("Horror",))])
+
+    assert readers[0].vocabulary is readers[1].vocabulary
+    assert best("a western", reader=readers[1]) == ["6"]
+    assert best("a western", reader=changed) == []
 
 
 @pytest.mark.parametrize(
