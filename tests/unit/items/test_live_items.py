@@ -1,6 +1,7 @@
 """The live catalogue against a dict of states, through changes, time, bundle swaps, and its snapshot."""
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -325,3 +326,30 @@ def test_a_deleted_tenant_leaves_no_state(tmp_path: Path) -> None:
     assert items.tenants == {}
     assert [one.name for one in tmp_path.iterdir()] == ["items.snapshot"]
     assert items.layout.state("i0") is not None
+
+
+def test_catalogues_laid_while_their_items_change_have_the_last_states() -> None:
+    """Bundles load while the shop changes and deletes the same items: each catalogue in use ends with every change."""
+    ids = [f"i{number}" for number in range(20)]
+    changes = [
+        (item_id, None if turn % 7 == 0 else ItemState(item_id=item_id, title=f"{turn}", available=turn % 2 == 0))
+        for turn in range(1, 60)
+        for item_id in (*ids, "new")
+    ]
+    racing, in_turn = LiveItems(), LiveItems()
+    catalogues = [catalogue_of(ids, "a"), catalogue_of(ids[5:], "b")]
+    with ThreadPoolExecutor(2) as pool:
+        laying = [pool.submit(racing.lay, catalogues[number % 2]) for number in range(40)]
+        for change in changes:
+            racing.apply([change])
+    laid = [one.result() for one in laying]
+
+    in_turn.apply(changes)
+    for layout in laid:
+        expected = in_turn.lay(layout.catalogue)
+        assert [layout.state(item_id) for item_id in (*ids, "new")] == [
+            expected.state(item_id) for item_id in (*ids, "new")
+        ]
+        assert [layout.allowed()[layout.indices([one])].tolist() for one in ids] == [
+            expected.allowed()[expected.indices([one])].tolist() for one in ids
+        ]
