@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from models.registry.storage.objects import SCHEMES, open_store
+from pipelines.tables.files import check_file
 from services.errors import ConfigError, DataError, EnvironmentFault
 
 _DATABASES = ("sqlite", "postgresql", "postgres")
@@ -34,7 +35,10 @@ def local_file(source: str, query: str | None, downloads: Path) -> Path:
         return _answer(source, query, downloads)
     if query:
         raise ConfigError(f"--query: {source} is not a database; give sqlite:///PATH or postgresql://HOST/NAME")
-    return _downloaded(source, downloads) if scheme in SCHEMES else Path(source)
+    if scheme in SCHEMES:
+        return _downloaded(source, downloads)
+    check_file(Path(source))  # before a connection to the broker
+    return Path(source)
 
 
 def name_of(source: str, query: str | None) -> str:

@@ -56,14 +56,7 @@ class Table:
         self.second: tuple[str, ...] = ()
         self.sequences: frozenset[str] = frozenset()
         self.has_header, self.is_exact = True, False
-        if path.is_dir():
-            join = f"one file, as by polars.read_parquet('{path}/*.parquet').write_parquet('{path.stem}-whole.parquet')"
-            raise DataError("", f"{path} is a folder", join)
-        if address := re.match(r"(\w{2,}):/", str(path)):
-            problem = f"{path.name} is at an address ({address[1]}:) and not on disk; download it first"
-            raise DataError("", problem, "a path; `tailrace import` also reads s3://, gs://, az:// and databases")
-        if not path.is_file():
-            raise DataError("", f"no file {path}", KINDS)
+        check_file(path)
         self._rows, self.columns = self._open(path, header, is_known)
         self._keeps = path.stat().st_size <= _CACHED_BYTES
         self._kept: list[RowBatch] | None = None
@@ -102,6 +95,18 @@ class Table:
         self.first, self.second, self.has_header = dialect.first, dialect.second, dialect.has_header
         self.sequences = dialect.sequences
         return Delimited(path, dialect), dialect.columns
+
+
+def check_file(path: Path) -> None:
+    """Raise DataError for a path that is not a file."""
+    if path.is_dir():
+        join = f"one file, as by polars.read_parquet('{path}/*.parquet').write_parquet('{path.stem}-whole.parquet')"
+        raise DataError("", f"{path} is a folder", join)
+    if address := re.match(r"(\w{2,}):/", str(path)):
+        problem = f"{path.name} is at an address ({address[1]}:) and not on disk; download it first"
+        raise DataError("", problem, "a path; `tailrace import` also reads s3://, gs://, az:// and databases")
+    if not path.is_file():
+        raise DataError("", f"no file {path}", KINDS)
 
 
 class Frame:

@@ -19,6 +19,7 @@ from pipelines.data.ingest import IngestSources, open_tables
 from pipelines.imports.delivered import LiveCatalogue
 from pipelines.imports.old_events import OldEvents
 from pipelines.imports.run import ImportRun, import_events, import_items
+from pipelines.imports.sources import local_file
 from pipelines.tables.findings import Findings
 from pipelines.tables.options import PLAIN, ItemArguments, TableOptions
 from pipelines.tables.reader import EventTable, open_table
@@ -680,9 +681,11 @@ def test_a_skipped_column_is_no_attribute(tmp_path: Path) -> None:
 
 
 def test_an_address_is_refused_as_one() -> None:
-    """A URL, which a path has one slash of, is not reported as a missing file."""
+    """A URL, which a path has one slash of, is not reported as missing, and an import says so before it connects."""
     with pytest.raises(DataError, match=r"events.csv is at an address \(https:\)"):
         open_table(Path("https://example.com/events.csv"), "events", TableOptions())
+    with pytest.raises(DataError, match=r"at an address \(ftp:\)"):
+        local_file("ftp://example.com/events.csv", None, Path())
 
 
 def test_a_folder_is_refused_as_one(tmp_path: Path) -> None:
