@@ -7,11 +7,12 @@ synonyms in English, and despite one typing error. If two values share a name, t
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from models.wishes.language import english
 from models.wishes.words import is_one_error, is_stop, stem, stems, words_of
 
-_SHORT = 4
+_SHORT, _NUM_KEPT = 4, 4_096
 _SAME, _NEAR = 0.9, 0.6
 """Certainty of synonyms: only the first exclude items."""
 _MIN_MISTYPED, _MAX_MISTYPED = 5, 5_000
@@ -66,6 +67,7 @@ class TermNames:
         return None
 
 
+@lru_cache(_NUM_KEPT)
 def is_name(value: str) -> bool:
     """Whether a value names anything: not "unknown" or "other"."""
     words = words_of(value)

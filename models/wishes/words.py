@@ -45,8 +45,10 @@ class Token:
 
 def tokens_of(text: str) -> list[Token]:
     """Split a text; contractions such as "don't" become two words."""
-    plain = unicodedata.normalize("NFKD", text.translate(_PLAIN))
-    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    plain = text.translate(_PLAIN)
+    if not plain.isascii():
+        decomposed = unicodedata.normalize("NFKD", plain)
+        plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     plain = _QUOTED.sub(r' without "\1";', _FIELD.sub(r"\1", plain))
     excludes = _minus_signs(plain)
     found: list[Token] = []
@@ -67,6 +69,8 @@ def _minus_signs(text: str) -> Callable[[int], bool]:
 
     In a text of several lines that all begin with a sign, the sign is a bullet.
     """
+    if "-" not in text and "!" not in text:
+        return lambda start: False
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     is_list = len(lines) > 1 and all(line[0] == "-" for line in lines)
 
