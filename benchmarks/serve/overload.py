@@ -6,11 +6,11 @@
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running stack is called
 without a key, which is normal priority. The capacity of a door is the rate at which waiting callers of normal priority
 are ranked in full and in time. After the last multiple, the first is measured again five seconds later
-(`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing
-part. `goodput_of_peak` relates a row to the best of its door and priority; `goodput_per_free_core` is per core that the
-load generator, which shares the machine (`generator_cpu_share`), left to the stack. `refusal_cost` is the processor
-time of both HAProxies for a refusal, relative to the whole stack's for an answer of the first row. Where the system
-permits it, the generator runs before the stack, since its delays would count as the stack's.
+(`is_after_overload`). Latency counts from the intended departure. Refusals are counted by the refusing part.
+`goodput_of_peak` relates a row to the best of its door and priority. `refusal_cost` is the processor time of both
+HAProxies for a refusal, relative to the whole stack's for an answer of the first row. The load generator shares the
+cores (`generator_cpu_share`) and, where the system permits it, runs before the stack, since its delays would count as
+the stack's.
 """
 
 import argparse
@@ -94,11 +94,10 @@ async def overload_rows(
         await asyncio.sleep(PAUSE_S)
         about = case | {"multiple": multiple, "is_after_overload": index == len(options.multiples)}
         rows.append(await overload_row(send, about, capacity_rps, options, groups))
-    peak_rps, num_cores = max(row["goodput_rps"] for row in rows), len(os.sched_getaffinity(0))
+    peak_rps = max(row["goodput_rps"] for row in rows)
     for row in rows:
         row["goodput_of_peak"] = round(row["goodput_rps"] / peak_rps, 3) if peak_rps else None
         row["refusal_cost"] = refusal_cost(row, rows[0])
-        row["goodput_per_free_core"] = round(row["goodput_rps"] / (num_cores - row["generator_cpu_share"]), 1)
     return rows
 
 
