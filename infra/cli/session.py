@@ -34,11 +34,17 @@ def print_line(line: str) -> None:
 def running_settings() -> "Settings":
     """Return the settings, with absolute paths and the ports of the stack that runs from their folder."""
     from infra.local.supervisor.ports import of_running_stack
+
+    return of_running_stack(absolute_settings())
+
+
+def absolute_settings() -> "Settings":
+    """Return the settings with absolute paths."""
     from services.settings.settings import load_settings
 
     settings = load_settings()
     paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
-    return of_running_stack(settings.model_copy(update={name: path.absolute() for name, path in paths.items()}))
+    return settings.model_copy(update={name: path.absolute() for name, path in paths.items()})
 
 
 def check_output(**paths: Path | None) -> None:

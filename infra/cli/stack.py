@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from infra.cli.session import audited, out, print_line, running_settings, write_act
+from infra.cli.session import absolute_settings, audited, out, print_line, running_settings, write_act
 from pipelines.declaration import Option
 from pipelines.tables.options import TableArguments
 
@@ -47,7 +47,7 @@ def up(options: UpOptions, tables: TableArguments) -> None:
     from models.registry.store import BundleStore
     from services.settings.settings import with_text
 
-    settings = running_settings()
+    settings = absolute_settings()  # not the ports of a running stack: a detached stack holds its lock already
     if options.text or options.text_url:
         settings = with_text(settings, path=options.text, url=options.text_url)
     settings = ready_text(settings, out)
