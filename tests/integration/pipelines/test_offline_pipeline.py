@@ -175,17 +175,13 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
 ) -> None:
     """An unchanged run skips every stage, keeps the version, reads no test label, and fills the store again."""
     openings = read_ledger(places.stages_dir / LEDGER)
-    other = valkey_server(tmp_path / "valkey")
-    other.start()
-    try:
+    with valkey_server(tmp_path / "valkey") as other:
         with Redis(host=HOST, port=other.port) as client:
             declare_whole(client)
         redis = RedisAddress(host=HOST, port=other.port)
         moved = replace(places, feature_repo=replace(places.feature_repo, redis=redis))
         report = await asyncio.to_thread(run_pipeline, options, moved, quiet())
         found = [await read_lists(moved, f"u{number:03d}") for number in range(40)]
-    finally:
-        other.kill()
 
     assert {stage.stage for stage in report.stages if not stage.skipped} <= {"gate", "publish"}
     assert read_ledger(places.stages_dir / LEDGER) == openings
