@@ -1,6 +1,7 @@
 """The output of `tailrace up` when the stack is ready: addresses, folders, and two example calls."""
 
 import re
+import shlex
 from pathlib import Path
 
 from infra.local.servers.environment import gateway_log
@@ -90,7 +91,7 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
     key = ", api_key='$TAILRACE_KEY'" if settings.api_keys_file else ""
     client = f"Client('{scheme}://{settings.grpc_address}'{trust}{key})"
     code = f"from tailrace_client import {names}; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))"
-    return f'{python} -c "{code}"'
+    return f'{shlex.quote(python)} -c "{code}"'
 
 
 def _authority(tls_dir: Path) -> Path:

@@ -74,6 +74,7 @@ def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> No
     (tmp_path / "ca.crt").touch()
     secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
     rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
+    assert grpc_call(secured, "u7", "/a b/python").startswith("'/a b/python' -c ")
 
     for is_served in (True, False):
         printed = describe_stack(settings.model_copy(update={"console": is_served}), "v1")
