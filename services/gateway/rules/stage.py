@@ -5,7 +5,7 @@ To add a rule: add its fields in `services/contracts/rules.py`, a file here, and
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import accumulate, filterfalse, islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -100,20 +100,10 @@ def apply_rules(
     if rules.pins:
         slate = pin(slate, rules, known)
     pinned = slate if rules.pins else None
-    weights = [
-        (name, factors)
-        for name, weigh in WEIGHTS.items()
-        if getattr(rules, name) and (factors := weigh(slate, rules, known)) is not None
-    ]
+    weights = _weights_of(slate, rules, known)
     if weights:
         slate = slate.weighted(reduce(np.multiply, (factors for _, factors in weights)))
-    orders: list[tuple[str, list[int]]] = []
-    order = iter(range(len(slate.indices)))
-    for name, reorder in REORDERS.items():
-        if getattr(rules, name):
-            drawn: list[int] = []
-            orders.append((name, drawn))
-            order = filterfalse(drawn.append, reorder(slate, order, rules, known))  # yields all: `append` returns None
+    order, orders = _ordered(slate, rules, known)
     listed = list(islice(order, slate.num_free)) if orders else None
     if listed is not None and (slate.pinned or exploration is not None):
         slate = slate.only(listed) if exploration is None else slate.led_by(listed)
@@ -151,6 +141,34 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
         seen = [of_stage.get(index) for of_stage in places]
         movers = [name for (name, _), one, other in zip(steps, seen, seen[1:], strict=False) if one != other]
         yield index, seen[0], after.get(index), tuple(movers)
+
+
+def _weights_of(slate: Slate, rules: Rules, known: Known) -> list[tuple[str, np.ndarray]]:
+    """Return each reweighting rule that changes a candidate, and the candidates' factors (n,)."""
+    return [
+        (name, factors)
+        for name, weigh in WEIGHTS.items()
+        if getattr(rules, name) and (factors := weigh(slate, rules, known)) is not None
+    ]
+
+
+def _ordered(slate: Slate, rules: Rules, known: Known) -> tuple[Iterator[int], list[tuple[str, list[int]]]]:
+    """Return the lazy order of ranks, and for each reordering rule the ranks that were drawn from it so far."""
+    orders: list[tuple[str, list[int]]] = []
+    order = iter(range(len(slate.indices)))
+    for name, reorder in REORDERS.items():
+        if getattr(rules, name):
+            drawn: list[int] = []
+            orders.append((name, drawn))
+            order = _noting(reorder(slate, order, rules, known), drawn)
+    return order, orders
+
+
+def _noting(order: Iterator[int], drawn: list[int]) -> Iterator[int]:
+    """Yield an order, and record the drawn ranks."""
+    for rank in order:
+        drawn.append(rank)
+        yield rank
 
 
 def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
