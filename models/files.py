@@ -60,13 +60,13 @@ def write_durably(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def scratch_of(path: Path) -> Path:
-    """Return a new path `.NAME.RANDOM` next to a file or folder, and remove those that killed processes left."""
+    """Return a new path `.NAME.RANDOM` next to a file or folder, and remove the paths that killed processes left."""
     sweep_scratch(path)
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def sweep_scratch(path: Path) -> None:
-    """Remove files and folders `.NAME.*` next to `path` that nothing was written to for a day."""
+    """Remove files and folders `.NAME.*` next to `path` that are unchanged for a day."""
     before_ns = time.time_ns() - SCRATCH_KEPT_S * 1_000_000_000
     for left in path.parent.glob(f".{escape(path.name)}.*"):
         if (seen := stamp_of(left)) is None or seen[1] > before_ns:

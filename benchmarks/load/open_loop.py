@@ -16,7 +16,7 @@ from dataclasses import dataclass
 MAX_IN_FLIGHT = 500
 GRACE_S = 10.0
 _SENDS_PER_TURN = 16
-"""A late generator reads answers after so many requests."""
+"""A late generator reads answers after this number of requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from services.settings.settings import Settings
 
 
-_OWN = "your own backups"
 _LOOK_S = 0.2
 _RELOADED_S = 3.0
 """After this time every gateway has reloaded a changed tenants file."""
@@ -68,8 +67,13 @@ def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
         return None
     files = [] if _rewrite_file(settings) else ["Redis' own files until it writes them again"]
     path.unlink(missing_ok=True)
-    topics = "records in the broker's topics until their retention ends"
-    return [topics, *files, "bundles", f"outputs of trainings in state folders other than {settings.state_dir}", _OWN]
+    return [
+        "records in the broker's topics until their retention ends",
+        *files,
+        "bundles",
+        f"outputs of trainings in state folders other than {settings.state_dir}",
+        "your own backups",
+    ]
 
 
 def _await_reload(settings: "Settings") -> None:

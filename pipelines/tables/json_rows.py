@@ -121,7 +121,8 @@ class JsonRows:
         objects = [inner for inner in value.values() if isinstance(inner, dict)]
         if len(objects) == 1 and not lists and (rows := self._wrapped(objects[0])) != objects:
             return rows
-        if len(objects) == len(value) and len({frozenset(inner) for inner in objects}) == 1 < self._num_known(objects):
+        have_equal_keys = len(objects) == len(value) and len({frozenset(inner) for inner in objects}) == 1
+        if have_equal_keys and sum(map(self._is_known, objects[0])) > 1:
             return objects
         if value and all(
             isinstance(inner, dict) and inner.keys() == {str(n) for n in range(len(inner))} for inner in value.values()
@@ -130,9 +131,6 @@ class JsonRows:
                 "", f"{self._path.name} holds columns and not rows", 'df.to_json(path, orient="records", lines=True)'
             )
         return [value]
-
-    def _num_known(self, objects: list[Any]) -> int:
-        return sum(map(self._is_known, objects[0]))
 
 
 _DTYPES = {"int": pl.Int64, "float": pl.Float64, "bool": pl.Boolean}

@@ -99,7 +99,7 @@ class Names:
         bundle = self.of(name)
         if not self._is_lazy:
             return bundle.of_unit(unit_id, now_ms)
-        partial = None if bundle.is_known else self._partial_of(bundle)  # what is on this machine is read when needed
+        partial = None if bundle.is_known else self._partial_of(bundle)  # a local manifest is read when needed
         await self._wait(bundle.name, _LOAD_SHARE * timeout_s)
         if not bundle.is_loaded:
             partial = partial or self._partial_of(bundle)

@@ -1,4 +1,4 @@
-"""The comparison of trained readers of wishes, and what the LLMs among them learn and answer."""
+"""The comparison of trained readers of wishes, and the targets and answers of the LLMs among them."""
 
 import numpy as np
 import pytest
