@@ -34,7 +34,10 @@ def traces_of(settings: Settings, text: str) -> list[str]:
     client.close()
     paths = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
     for path in sorted(path for path in paths if not _BROKER & {*path.parts}):
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # a running process renamed it after the listing
+            return traces_of(settings, text)
         if path.suffix == ".parquet":  # compressed; a snapshot of items ends with a digest
             table = content[:-32] if path == settings.items_snapshot else content
             content += "\n".join(map(str, pq.ParquetFile(BytesIO(table)).read().to_pylist())).encode()
