@@ -119,11 +119,16 @@ def _tensor_names(config: DecoderConfig, names: Iterable[str]) -> dict[str, str]
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        try:
-            tensors.update(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: not readable as safetensors ({error})") from error
+        tensors.update(read_tensors(path))
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(_DERIVED_SUFFIXES)}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. Raises CheckpointError."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not readable as safetensors ({error}); copy the file again") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -169,13 +174,17 @@ def _refuse_other_forms(folder: Path) -> None:
 
 
 def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Return an untied config if the stored head differs from the embedding: the stored head was trained."""
-    head, embedding = (tensors.get(f"{OUTSIDE_LAYERS[name][0]}.weight") for name in ("head", "embedding"))
+    """Return an untied config if the stored head differs from the embedding: the stored head was trained.
+
+    A tied decoder's file may hold the shared matrix under the head's name only: `safetensors.torch.save_model` does.
+    """
+    head_name, name = (f"{OUTSIDE_LAYERS[module][0]}.weight" for module in ("head", "embedding"))
+    head, embedding = tensors.get(head_name), tensors.get(name)
     if not config.tie_word_embeddings or head is None:
         return config, tensors
     if embedding is not None and not torch.equal(head, embedding):
         return replace(config, tie_word_embeddings=False), tensors
-    return config, {name: tensor for name, tensor in tensors.items() if tensor is not head}
+    return config, {**{other: tensor for other, tensor in tensors.items() if other != head_name}, name: head}
 
 
 def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
@@ -197,7 +206,7 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
     }
     described = [f"{what}: {_shorten(names)}" for what, names in problems.items() if names]
     if described:
-        raise CheckpointError(f"{folder}: {'; '.join(described)}")
+        raise CheckpointError(f"{folder}: {'; '.join(described)}; give all weights of this config.json, and no others")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import LlamaConfig
 
 from models.decoder.weights import load_decoder, save_decoder
@@ -38,6 +38,16 @@ def test_shards_are_read(tmp_path: Path, tied: bool, kv_heads: int) -> None:
     decoder.norm.weight.data.fill_(7.0)
     save_decoder(decoder, tmp_path)
     assert load_decoder(tmp_path, torch.float32, "cpu").norm.weight.eq(7.0).all()
+
+
+def test_a_tied_matrix_is_read_from_the_head_s_name(tmp_path: Path) -> None:
+    """`safetensors.torch.save_model` stores shared matrices once, under the name that comes first in the alphabet."""
+    llama = build_hub_model(LlamaConfig, tie_word_embeddings=True)
+    llama.save_pretrained(tmp_path)
+    save_model(llama, str(tmp_path / "model.safetensors"))
+
+    assert "model.embed_tokens.weight" not in load_file(tmp_path / "model.safetensors")
+    assert largest_difference(llama, load_decoder(tmp_path, torch.float32, "cpu")) < 1e-4
 
 
 ZEROS, INTEGERS = torch.zeros(3), torch.ones(32, dtype=torch.int8)
