@@ -8,7 +8,7 @@ file or in a folder of parts.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,9 @@ _PICKLED = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".joblib"}
 _ARRAYS = {".npy", ".npz"}
 _PACKED = 8_192
 """Codes of a level in OpenOneRec's packed keys."""
+_MAX_CODE = 2**31
 _TOKEN = re.compile(r"<[^<>]+>")
+_SID = re.compile(r"(?:<[^<>]+>[\s,]*)+")
 _NUMBERS = re.compile(r"[\d\s,()\[\]]+")
 _LEVEL = re.compile(r"(?:lv|level|sid|code|codebook|semantic_id)_?(\d+)")
 _IDS = ("item_id", "pid", "id", "iid", "itemId", "parent_asin", "asin")
@@ -49,13 +51,13 @@ _LAYOUT = 'give {"item_id": ..., "tokens": [...]} a line, or the index of your f
 
 @dataclass(frozen=True, slots=True)
 class ItemIndex:
-    """The SID of each item by item id. `size` is the number of codes of a level where the layout fixes it."""
+    """The SID of each item by item id. `sizes` are the numbers of codes by level where the layout fixes them."""
 
     framework: str
     file: str
     kind: Kind
     sids: Mapping[str, tuple[str, ...] | tuple[int, ...]]
-    size: int | None = None
+    sizes: tuple[int, ...] | None = None
 
     @property
     def depth(self) -> int:
@@ -95,14 +97,11 @@ def _checked(index: ItemIndex) -> ItemIndex:
     if odd is not None:
         problem = f"{depths[odd]} tokens, other items have {usual}"
         raise Refused(index.file, f"item {odd}", problem, "give every item a SID of the same depth")
-    negative = next((item_id for item_id, sid in index.sids.items() if any(_is_negative(one) for one in sid)), None)
-    if negative is not None:
-        raise Refused(index.file, f"item {negative}", "a negative code", "leave items without a SID out of the index")
+    for item_id, sid in index.sids.items():
+        if (code := next((one for one in sid if isinstance(one, int) and not 0 <= one < _MAX_CODE), None)) is not None:
+            fix = "leave items without a SID out of the index"
+            raise Refused(index.file, f"item {item_id}", f"{code} is no code; it is below 0 or too large", fix)
     return index
-
-
-def _is_negative(code: str | int) -> bool:
-    return isinstance(code, int) and code < 0
 
 
 def _by_table_ids(index: ItemIndex) -> Mapping[str, Any]:
@@ -140,7 +139,11 @@ def _object(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
-    """Read a JSON object: of SIDs by item, or (OpenOneRec) of items by packed SID."""
+    """Read a JSON object: of SIDs by item, of items by SID, or (OpenOneRec) of items by packed SID."""
+    if _SID.fullmatch(next(iter(whole), "")) and not _TOKEN.search(str(next(iter(whole.values())))):
+        items = ((sid, one) for sid, found in whole.items() for one in _listed(found))
+        rows = ({**(one if isinstance(one, dict) else {"item_id": one}), "sid": sid} for sid, one in items)
+        return _of_rows(path, "json", rows)
     if "sid2" in path.name:
         return _of_packed(path, whole)
     inner = next((whole[name] for name in _INNER if isinstance(whole.get(name), dict)), None)
@@ -148,8 +151,8 @@ def _of_object(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
         return _of_object(path, inner)
     first = next(iter(whole.values()), None)
     if isinstance(first, dict):
-        rows = ({"item_id": key, **value} if isinstance(value, dict) else value for key, value in whole.items())
-        return _of_rows(path, "json", rows)
+        by_item = ({"item_id": key, **value} if isinstance(value, dict) else value for key, value in whole.items())
+        return _of_rows(path, "json", by_item)
     if isinstance(first, str):
         whole = {item_id: _listed_tokens(str(sid)) for item_id, sid in whole.items()}
         first = next(iter(whole.values()))
@@ -184,7 +187,7 @@ def _of_packed(path: Path, whole: Mapping[str, Any]) -> ItemIndex:
             if item_id in sids:
                 raise Refused(path.name, f"item {item_id}", "has two codes", "keep one SID for each item")
             sids[item_id] = code
-    return ItemIndex("openonerec", path.name, "codes", sids, _PACKED)
+    return ItemIndex("openonerec", path.name, "codes", sids, (_PACKED,) * 3)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -221,9 +224,8 @@ def _of_rows(path: Path, layout: str, rows: Iterable[Mapping[str, Any]]) -> Item
         sids[item_id] = sid
     framework = {"token_ids": "nvidia-sid-gr", "codebook": "torcheasyrec"}.get(column, layout)
     is_open = "pid2sid" in path.name
-    return ItemIndex(
-        "openonerec" if is_open else framework, path.name, kind or "names", sids, _PACKED if is_open else None
-    )
+    sizes = (_PACKED,) * len(next(iter(sids.values()), ())) if is_open else None
+    return ItemIndex("openonerec" if is_open else framework, path.name, kind or "names", sids, sizes)
 
 
 def _sid_of(value: Any, kind: Kind) -> tuple[tuple[Any, ...], Kind]:
@@ -276,7 +278,8 @@ def _read_torch_easy_rec(folder: Path) -> ItemIndex:
             str(manifest), "", "item_to_sid table missing in its folder", "export item_to_sid as Parquet or CSV"
         )
     rows = [row for path in files for row in table_rows(path, "export item_to_sid again")]
-    size, codebook = about.get("capacity"), about.get("codebook")
-    sizes = [one for one in (codebook if isinstance(codebook, Sequence) else [size]) if isinstance(one, int)]
     found = _of_rows(files[0], "torcheasyrec", rows)
-    return ItemIndex("torcheasyrec", found.file, found.kind, found.sids, max(sizes, default=None))
+    codebook = about.get("codebook")
+    sizes = tuple(one for one in codebook if type(one) is int) if isinstance(codebook, list) else ()
+    is_whole = bool(found.sids) and len(sizes) == found.depth
+    return ItemIndex("torcheasyrec", found.file, found.kind, found.sids, sizes if is_whole else None)

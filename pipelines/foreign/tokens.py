@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ SIDS = "sids.json"
 _MAX_SHARED = 64
 """Items of one code; a list of ten items could then be a single code."""
 _PATTERNS: Sequence[Callable[[int, int, int], str]] = (
-    lambda level, code, _size: f"<{chr(97 + level)}_{code}>",
-    lambda level, code, _size: f"<s_{chr(97 + level)}_{code}>",
-    lambda level, code, size: f"C{level * size + code}",
-    lambda level, code, size: f"<|sid_{level * size + code}|>",
+    lambda level, code, _before: f"<{chr(97 + level)}_{code}>",
+    lambda level, code, _before: f"<s_{chr(97 + level)}_{code}>",
+    lambda _level, code, before: f"C{before + code}",
+    lambda _level, code, before: f"<|sid_{before + code}|>",
 )
-"""Names of SID tokens in public recommenders, by level, code and codes of a level."""
+"""Names of SID tokens in public recommenders, by level, code, and number of codes of the levels before."""
 
 
 _QWENS = {"qwen2", "qwen3"}
@@ -150,33 +151,35 @@ def _names(index: ItemIndex, tokenizer: Tokenizer) -> Mapping[str, tuple[str, ..
     """Return each SID as names of tokens. Code numbers get the first pattern whose tokens the checkpoint has."""
     if index.kind == "names":
         return {item_id: tuple(map(str, sid)) for item_id, sid in index.sids.items()}
-    least = 1 + max(int(code) for sid in index.sids.values() for code in sid)
-    first = next(iter(index.sids.values()))
+    codes = {item_id: tuple(map(int, sid)) for item_id, sid in index.sids.items()}
+    used = tuple(1 + max(level) for level in zip(*codes.values(), strict=True))
+    first = next(iter(codes.values()))
     for pattern in _PATTERNS:
-        size = index.size or (_level_size(pattern, tokenizer, index.depth) if _is_numbered(pattern) else least)
-        if size >= least and all(
-            tokenizer.token_to_id(pattern(level, int(str(code)), size)) is not None for level, code in enumerate(first)
+        sizes = index.sizes or (_level_sizes(pattern, tokenizer, index.depth) if _is_numbered(pattern) else used)
+        before = tuple(accumulate(sizes, initial=0))
+        if all(size >= least for size, least in zip(sizes, used, strict=True)) and all(
+            tokenizer.token_to_id(pattern(level, code, before[level])) is not None for level, code in enumerate(first)
         ):
             return {
-                item_id: tuple(pattern(level, int(str(code)), size) for level, code in enumerate(sid))
-                for item_id, sid in index.sids.items()
+                item_id: tuple(pattern(level, code, before[level]) for level, code in enumerate(sid))
+                for item_id, sid in codes.items()
             }
-    known = ", ".join(pattern(0, 0, least) for pattern in _PATTERNS)
+    known = ", ".join(pattern(0, 0, 0) for pattern in _PATTERNS)
     fix = f"name the tokens in the index, such as {known}"
     raise Refused(index.file, "", "code numbers, and tokenizer.json has no tokens of a known pattern", fix)
 
 
 def _is_numbered(pattern: Callable[[int, int, int], str]) -> bool:
     """Whether a pattern numbers the tokens of all levels in one row."""
-    return pattern(1, 0, 2) == pattern(0, 2, 2)
+    return pattern(0, 1, 1) == pattern(0, 2, 0)
 
 
-def _level_size(pattern: Callable[[int, int, int], str], tokenizer: Tokenizer, depth: int) -> int:
-    """Return the codes of a level by the checkpoint's own tokens: the items may not use all of them."""
+def _level_sizes(pattern: Callable[[int, int, int], str], tokenizer: Tokenizer, depth: int) -> tuple[int, ...]:
+    """Return the equal sizes of the levels by the checkpoint's own tokens: the items may not use all of them."""
     num_tokens = 0
-    while tokenizer.token_to_id(pattern(0, num_tokens, 1)) is not None:
+    while tokenizer.token_to_id(pattern(0, num_tokens, 0)) is not None:
         num_tokens += 1
-    return num_tokens // depth if num_tokens % depth == 0 else 0
+    return (num_tokens // depth if num_tokens % depth == 0 else 0,) * depth
 
 
 def _token(

@@ -91,6 +91,29 @@ def test_tokens_around_a_code_are_none_of_its_levels(tmp_path: Path) -> None:
     assert index.sids == {"11": ("<s_a_1>", "<s_b_2>")}
 
 
+@pytest.mark.parametrize("name", ["sid2item.json", "items.json"])
+def test_items_by_their_sid_are_read(name: str, tmp_path: Path) -> None:
+    """Items of one SID stand in a list, as ids or as objects with an id."""
+    items = {"<a_1><b_2>": ["11", 12], "<a_1> <b_3>": "13", "<a_2><b_2>": [{"pid": 14, "count": 3}]}
+
+    index = read_index(text(name, items)(tmp_path))
+
+    sids = [("<a_1>", "<b_2>")] * 2 + [("<a_1>", "<b_3>"), ("<a_2>", "<b_2>")]
+    assert index.sids == dict(zip(("11", "12", "13", "14"), sids, strict=True))
+
+
+def test_numbered_tokens_of_levels_of_unequal_size_follow_the_manifest(tmp_path: Path) -> None:
+    """A level's tokens begin after the codes of all levels before it, whose sizes the manifest has."""
+    pl.DataFrame({"item_id": IDS, "codes": [[0, 0, 0], [1, 4, 2]]}).write_parquet(tmp_path / "item_to_sid.parquet")
+    (tmp_path / "manifest.json").write_text(json.dumps({"codebook": [2, 7, 3], "capacity": 5}))
+    names = {f"C{number}": number for number in range(12)}
+
+    table = resolve(read_index(tmp_path), Tokenizer(WordLevel(names, unk_token="C0")), 12)
+
+    assert table.first_tokens == (0, 2, 9)
+    assert table.codes.tolist() == [[0, 0, 0], [1, 4, 2]]
+
+
 @pytest.mark.parametrize(("num_tokens", "second"), [(12, 4), (15, 5)])
 def test_numbered_tokens_are_counted_in_the_checkpoint(num_tokens: int, second: int, tmp_path: Path) -> None:
     """Items that use few codes of a level do not shift the tokens of the next level."""

@@ -35,6 +35,12 @@ INDEXES: dict[str, tuple[str, bytes | str, str]] = {
     "a packed code that is no number": ("sid2pid.json", '{"x": [1]}', "key x"),
     "an array": ("items.npy", JUNK, ""),
     "a negative code": ("items.jsonl", '{"item_id": 7, "codes": [-1, 2]}', "item 7"),
+    "a token id beyond all numbers": (
+        "items.jsonl",
+        '{"item_id": 7, "token_ids": [10000000000000000000000000]}',
+        "item 7",
+    ),
+    "an item of two SIDs": ("sid2item.json", '{"<a_1>": ["7"], "<a_2>": ["7"]}', "row 2 (item 7)"),
     "an item of two packed codes": ("sid2pid.json", '{"1": [7], "2": [7]}', "item 7"),
 }
 ROWS: dict[str, tuple[str, bytes | str, str]] = {
