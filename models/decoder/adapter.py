@@ -112,7 +112,7 @@ def scale_of(about: Mapping[str, Any], module: str, rank: int) -> float:
 
 def read_adapter(folder: Path, config: DecoderConfig) -> Adapter:
     """Read an adapter of a decoder with this config. Raises CheckpointError naming the field and the fix."""
-    about = _read_config(folder / ADAPTER_CONFIG)
+    about = read_adapter_config(folder / ADAPTER_CONFIG)
     pairs, others = split_tensors(_read_tensors(folder / ADAPTER_WEIGHTS))
     if others:
         _refuse(folder / ADAPTER_WEIGHTS, next(iter(others)), "is not a low-rank matrix", "save only the adapter")
@@ -169,7 +169,11 @@ def merge_adapter(decoder: Decoder, adapter: Adapter) -> None:
         weight_NI.copy_(weight_NI.float() + pair.delta_NI.to(weight_NI.device))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_adapter_config(path: Path, allowed: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Read adapter_config.json; keys in `allowed` may have any value.
+
+    Raises CheckpointError naming the key whose value is not supported.
+    """
     try:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -177,13 +181,26 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise CheckpointError(f"{path}: not an object; give the folder that save_pretrained wrote")
     for key, (supported, fix) in _SUPPORTED.items():
-        if about.get(key, supported[0]) not in supported:
+        if key not in allowed and about.get(key, supported[0]) not in supported:
             _refuse(path, key, f"{about[key]!r:.80} is not supported", fix)
-    for key in ("r", "lora_alpha"):
-        value = about.get(key, 8)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            _refuse(path, key, f"{value!r:.80} is not a positive number", "give the value of the training")
+    for key, patterns in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        by_pattern = about.get(patterns) or {}
+        if not isinstance(by_pattern, dict) or not all(map(_is_pattern, by_pattern)):
+            _refuse(
+                path, patterns, f"{by_pattern!r:.80} is not an object of patterns", "give the value of the training"
+            )
+        for field, value in ((key, about.get(key, 8)), *((patterns, value) for value in by_pattern.values())):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                _refuse(path, field, f"{value!r:.80} is not a positive number", "give the value of the training")
     return about
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -11,20 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from tokenizers import AddedToken
 from torch import Tensor
 
-from models.decoder.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LowRank, scale_of, split_tensors
+from models.decoder.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LowRank,
+    read_adapter_config,
+    scale_of,
+    split_tensors,
+)
 from models.decoder.config import FAMILIES, DecoderConfig, read_config
 from models.decoder.layer import checkpoint_names
-from models.decoder.weights import weight_files
+from models.decoder.weights import read_tensors, weight_files
 from models.errors import CheckpointError
 from models.files import file_sha256
 from pipelines.foreign.refused import Refused
 from pipelines.foreign.rows import json_object
+from pipelines.foreign.tokens import read_tokenizer
+from services.contracts.text import SPECIAL_TOKENS
+from services.llm.text.chat_template import read_tokenizer_config
 
 _KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_WHOLE = ("model.safetensors", "model.safetensors.index.json")
+"""Files of whole weights; a training that merged its adapter leaves adapter_config.json beside them."""
 _ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "switch_transformers")
+_FOLDED = frozenset({"bias", "modules_to_save", "fan_in_fan_out"})
+"""Keys of adapter_config.json that a sum of weights can follow, and an adapter beside its base cannot."""
 _UNUSED = {
     "do_sample": (None, False),
     "temperature": (None, 1, 1.0),
@@ -44,21 +59,75 @@ def copy_checkpoint(folder: Path, base: Path | None, out: Path) -> DecoderConfig
     out.mkdir(parents=True)
     if not folder.is_dir():
         raise Refused(str(folder), "", "no such folder", "give a checkpoint folder in Hugging Face layout")
-    is_adapter = (folder / ADAPTER_CONFIG).exists() and not (folder / "model.safetensors").exists()
+    is_adapter = (folder / ADAPTER_CONFIG).exists() and not any((folder / name).exists() for name in _WHOLE)
     source = _base_of(folder, base) if is_adapter else folder
     config = _check(source)
     for name in _KEPT:
-        if (found := next((one / name for one in (folder, source) if (one / name).exists()), None)) is not None:
+        if (found := _found(name, folder, source)) is not None:
             shutil.copyfile(found, out / name)
+    _complete_tokenizer(_found("added_tokens.json", folder, source), out)
+    _name_special_tokens(_found("special_tokens_map.json", folder, source), out)
     if is_adapter:
         _fold(folder, source, out)
         config = read_config(out)
     else:
-        index = source / "model.safetensors.index.json"
+        index = source / _WHOLE[1]
         for path in (*weight_files(source), *((index,) if index.exists() else ())):
-            shutil.copyfile(path, out / path.name)
+            if not path.is_relative_to(source) or ".." in path.relative_to(source).parts:
+                raise Refused(index.name, "weight_map", f"{path} is outside the folder", "move the shards into it")
+            target = out / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
     _refuse_heads(out, config)
     return config
+
+
+def _found(name: str, *folders: Path) -> Path | None:
+    """Return this file of the first folder that has it."""
+    return next((folder / name for folder in folders if (folder / name).exists()), None)
+
+
+def _complete_tokenizer(added: Path | None, out: Path) -> None:
+    """Write into tokenizer.json the tokens that only the files beside it name, as transformers adds them.
+
+    Raises Refused for a token whose id would be another than the training's.
+    """
+    path = out / "tokenizer.json"
+    if not path.exists():
+        return
+    tokenizer, about = read_tokenizer(out), read_tokenizer_config(out).get("added_tokens_decoder")
+    file = "tokenizer_config.json" if about or added is None else added.name
+    try:
+        if about or added is None:
+            named = [(int(number), AddedToken(**token)) for number, token in (about or {}).items()]
+        else:
+            sent = json_object(added, "save the tokenizer again")
+            named = [(int(number), AddedToken(text, normalized=False)) for text, number in sent.items()]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Refused(file, "", f"not tokens by id ({error})", "save the tokenizer again") from error
+    missing = [
+        (number, token)
+        for number, token in sorted(named, key=lambda one: one[0])
+        if tokenizer.token_to_id(token.content) is None
+    ]
+    for number, token in missing:
+        tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(token.content) != number:
+            problem = f"id {number}, and tokenizer.json has {tokenizer.token_to_id(token.content)} tokens before it"
+            fix = "save the tokenizer again: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            raise Refused(file, f"token {token.content}", problem, fix)
+    if missing:
+        tokenizer.save(str(path))
+
+
+def _name_special_tokens(named: Path | None, out: Path) -> None:
+    """Write into tokenizer_config.json the special tokens that only the older special_tokens_map.json names."""
+    if named is None:
+        return
+    about, sent = read_tokenizer_config(out), json_object(named, "save the tokenizer again")
+    missing = {role: sent[role] for role in SPECIAL_TOKENS if sent.get(role) and not about.get(role)}
+    if missing:
+        (out / "tokenizer_config.json").write_text(json.dumps(about | missing, indent=1))
 
 
 def unused_settings(folder: Path) -> list[str]:
@@ -73,8 +142,8 @@ def source_hash(folder: Path) -> str:
     import hashlib
 
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -97,8 +166,7 @@ def _check(folder: Path) -> DecoderConfig:
         fix = "add it to its base first (the framework's apply_delta), then import the sum"
         raise Refused(folder.name, "", "the weights are a delta on another checkpoint", fix)
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if not (whole.exists() or index.exists()) and pickled:
+    if pickled and not any((folder / name).exists() for name in _WHOLE):
         fix = (
             "save it with AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serialization=True)"
         )
@@ -114,7 +182,11 @@ def _refuse_heads(folder: Path, config: DecoderConfig) -> None:
     extra = sorted(name for name in names if name not in known and not name.endswith(".rotary_emb.inv_freq"))
     if extra:
         shown = ", ".join(extra[:3])
-        fix = "save only the language model; a second ranking head is not served"
+        ends = tuple(f".{name.removeprefix('model.')}" for name in known)
+        if all(f".{name}".endswith(ends) for name in extra):
+            fix = "save the causal language model itself, without a wrapper (DDP, torch.compile) and not only its base"
+        else:
+            fix = "save only the language model; a second ranking head is not served"
         raise Refused("model.safetensors", f"tensor {extra[0]}", f"{len(extra)} unknown tensors ({shown})", fix)
 
 
@@ -151,12 +223,14 @@ def _base_of(adapter: Path, base: Path | None) -> Path:
 
 def _fold(adapter: Path, base: Path, out: Path) -> None:
     """Write base + (alpha / r) B A, and the modules that were saved whole, as one file. Raises Refused."""
-    about: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    about = read_adapter_config(adapter / ADAPTER_CONFIG, _FOLDED)
     if not (adapter / ADAPTER_WEIGHTS).exists():
         fix = "save the adapter with safe_serialization=True"
         raise Refused(ADAPTER_WEIGHTS, "", "missing; pickle is not read", fix)
-    tensors = {name: tensor for path in weight_files(base) for name, tensor in load_file(path).items()}
-    pairs, whole = split_tensors(load_file(adapter / ADAPTER_WEIGHTS))
+    tensors = {name: tensor for path in weight_files(base) for name, tensor in read_tensors(path).items()}
+    pairs, whole = split_tensors(read_tensors(adapter / ADAPTER_WEIGHTS))
+    if not (pairs or whole):
+        raise Refused(ADAPTER_WEIGHTS, "", "no matrices", "save the adapter after its training")
     tensors |= whole
     for module, pair in pairs.items():
         weight = tensors.get(f"{module}.weight")

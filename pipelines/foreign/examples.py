@@ -41,14 +41,16 @@ _FORMS = "give history_item_sid, or instruction and input, or messages, or promp
 class Example:
     """A test row: its number from 1, the text pieces or tokens of its prompt, and the text or tokens of its answer.
 
-    `special_tokens`: whether the tokenizer adds its own to the first piece. `close`: the tokens that the framework
-    generates after a code, as text, with `<eos>` for the end of text.
+    `special_tokens`: whether the tokenizer adds its own to the first piece. `begins`: whether the checkpoint's
+    beginning of text, if it names one, precedes the first piece. `close`: the tokens that the framework generates after
+    a code, as text, with `<eos>` for the end of text.
     """
 
     number: int
     pieces: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
     special_tokens: bool = False
+    begins: bool = False
     answer: str = ""
     answer_tokens: tuple[int, ...] = ()
     close: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ def _read(number: int, row: Mapping[str, Any], template: ChatTemplate | None) ->
         sids = _listed(row["history_item_sid"])
         pieces = tuple(piece.replace("{history}", ", ".join(sids)) for piece in MINIONEREC_PIECES)
         answer_text, close = str(row.get("item_sid", "")), ("\n", EOS)
-        return Example(number=number, pieces=pieces, special_tokens=True, answer=answer_text, close=close)
+        return Example(number=number, pieces=pieces, begins=True, answer=answer_text, close=close)
     if row.get("prompt_token_ids") is not None:
         target = row.get("answer_token_ids") or row.get("label_token_ids") or ()
         return Example(number=number, tokens=_ids(row["prompt_token_ids"]), answer_tokens=_ids(target))

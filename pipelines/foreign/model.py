@@ -170,7 +170,9 @@ def _prompt(
 ) -> tuple[Derived, Template | None]:
     chat = load_chat_template(decoder_dir)
     if options.examples is not None:
-        return derive(read_examples(options.examples, chat), tokenizer, table, options.examples.name), None
+        named = special_tokens_of(read_tokenizer_config(decoder_dir)).get("bos_token", "")
+        bos = tokenizer.token_to_id(named) if named else None
+        return derive(read_examples(options.examples, chat), tokenizer, table, options.examples.name, bos=bos), None
     assert options.prompt is not None
     template = read_template(options.prompt, chat)
     derived = compile_template(template, tokenizer, table, options.prompt.name)

@@ -81,13 +81,14 @@ class Codes:
         return codes, [*gaps, tuple(gap)]
 
 
-def encode(tokenizer: Tokenizer, example: Example) -> tuple[int, ...]:
-    """Return the tokens of an example's prompt, as its framework encodes it."""
+def encode(tokenizer: Tokenizer, example: Example, bos: int | None = None) -> tuple[int, ...]:
+    """Return the tokens of an example's prompt, as its framework encodes it. `bos` is the beginning of text."""
     if example.tokens:
         return example.tokens
-    tokens: list[int] = []
+    tokens: list[int] = [bos] if example.begins and bos is not None else []
     for number, piece in enumerate(example.pieces):
-        tokens += tokenizer.encode(piece, add_special_tokens=example.special_tokens and number == 0).ids
+        has_special = (example.special_tokens and number == 0) or (example.begins and bos is None)
+        tokens += tokenizer.encode(piece, add_special_tokens=has_special).ids
     return tuple(tokens)
 
 
@@ -98,10 +99,11 @@ def derive(
     file: str,
     max_items: int | None = None,
     stride: int = 1,
+    bos: int | None = None,
 ) -> Derived:
     """Return the prompt that encodes every example exactly. Raises Refused naming the first example that differs."""
     codes = Codes(table)
-    encoded = [encode(tokenizer, example) for example in examples]
+    encoded = [encode(tokenizer, example, bos) for example in examples]
     parts = [codes.split(tokens) for tokens in encoded]
     longest = max((len(found) for found, _ in parts), default=0)
     if not longest:

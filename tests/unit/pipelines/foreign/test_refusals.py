@@ -168,6 +168,22 @@ def a_broken_link(one: Broken) -> None:
     (one.folder / "model.safetensors").symlink_to("../blobs/0123")
 
 
+def a_wrapped_model(one: Broken) -> None:
+    """Save the model from within torch.compile's wrapper."""
+    path = one.folder / "model.safetensors"
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(path).items()}, path)
+
+
+def move_sid_tokens(one: Broken, shift: int = 0) -> None:
+    """Leave the base's tokenizer.json, and name the SID tokens in added_tokens.json only."""
+    path = one.folder / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    sids = [token for token in raw["added_tokens"] if not token["special"]]
+    path.write_text(json.dumps(raw | {"added_tokens": [token for token in raw["added_tokens"] if token["special"]]}))
+    by_name = {token["content"]: token["id"] + shift for token in reversed(sids)}
+    (one.folder / "added_tokens.json").write_text(json.dumps(by_name))
+
+
 REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "pickled weights": (no_weights, "pytorch_model.bin", ""),
     "an encoder and decoder": (lambda one: one.edit("config.json", model_type="t5"), "config.json", "model_type"),
@@ -224,6 +240,27 @@ REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
     "an unknown family": (lambda one: one.edit("config.json", model_type="gpt2"), "config.json", "model_type"),
     "a delta": (lambda one: (one.folder / "README.md").write_text("These are delta weights."), "model", ""),
     "an extra head": (an_extra_head, "model.safetensors", "tensor ctr_head.weight"),
+    "a wrapped model": (a_wrapped_model, "model.safetensors", "tensor _orig_mod.lm_head.weight"),
+    "added tokens with other ids": (
+        lambda one: move_sid_tokens(one, shift=3),
+        "added_tokens.json",
+        "token <a_0>",
+    ),
+    "an adapter without matrices": (
+        lambda one: save_file({}, an_adapter(one) / "adapter_model.safetensors"),
+        "adapter_model.safetensors",
+        "",
+    ),
+    "a shard outside the folder": (
+        lambda one: (
+            (one.folder / "model.safetensors").rename(one.root / "other.safetensors"),
+            (one.folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"x": "../../other.safetensors"}}'
+            ),
+        ),
+        "model.safetensors.index.json",
+        "weight_map",
+    ),
     "an adapter without its base": (an_adapter_without_its_base, "adapter_config.json", "base_model_name_or_path"),
     "a slow tokenizer": (a_slow_tokenizer, "tokenizer.json", ""),
     "a token that joins blanks": (a_joining_token, "tokenizer.json", "token <a_12>"),
@@ -326,6 +363,75 @@ def test_a_folder_that_is_not_whole_is_refused_by_its_own_path(
         import_model(broken.options, broken.root, lambda _: None)
 
     assert str(caught.value).startswith(f"{broken.folder}/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("about", "key"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"lora_alpha": "x"}, "lora_alpha"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern"),
+        ({"rank_pattern": {"(": 3}}, "rank_pattern"),
+    ],
+)
+def test_an_adapter_whose_sum_would_be_another_is_refused(broken: Broken, about: dict[str, Any], key: str) -> None:
+    """PiSSA changed the base too; a factor that is no number has no sum."""
+    an_adapter(broken, **about)
+
+    with pytest.raises(CheckpointError, match=rf"adapter_config.json: {key}: .*; "):
+        import_model(broken.options, broken.root, lambda _: None)
+
+
+def test_an_adapter_of_junk_is_refused_by_its_path(broken: Broken) -> None:
+    """A file that was cut is no traceback."""
+    path = an_adapter(broken) / "adapter_model.safetensors"
+    path.write_bytes(b"junk")
+
+    with pytest.raises(CheckpointError) as caught:
+        import_model(broken.options, broken.root, lambda _: None)
+
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("place", ["", "shards/"])
+def test_a_merged_checkpoint_of_shards_is_no_adapter(broken: Broken, place: str) -> None:
+    """A training that merged its adapter leaves adapter_config.json; shards keep their folder."""
+    whole = broken.folder / "model.safetensors"
+    shard = broken.folder / place / "model-00001-of-00001.safetensors"
+    shard.parent.mkdir(exist_ok=True)
+    names = [*load_file(whole)]
+    whole.rename(shard)
+    index = {"weight_map": dict.fromkeys(names, str(shard.relative_to(broken.folder)))}
+    (broken.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (broken.folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+
+    model = import_model(broken.options, broken.root, lambda _: None)
+
+    assert (model.decoder_dir / shard.relative_to(broken.folder)).read_bytes() == shard.read_bytes()
+
+
+def test_tokens_beside_the_tokenizer_get_the_ids_of_the_training(broken: Broken) -> None:
+    """transformers adds them from added_tokens.json, and the end of text from special_tokens_map.json."""
+    whole = import_model(broken.options, broken.root, lambda _: None)
+    codes, prompt, search = whole.codes(), whole.prompt, whole.search
+    move_sid_tokens(broken)
+    broken.edit("tokenizer_config.json", eos_token=None)
+    (broken.folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+
+    model = import_model(broken.options, broken.root, lambda _: None)
+
+    assert (model.codes().first_tokens, model.prompt, model.search) == (codes.first_tokens, prompt, search)
+
+
+def test_the_beginning_of_text_precedes_rows_of_minionerec(broken: Broken) -> None:
+    """MiniOneRec puts it there itself, also where the tokenizer adds none."""
+    head = import_model(broken.options, broken.root, lambda _: None).prompt.head
+    broken.edit("tokenizer_config.json", bos_token="<|im_start|>")
+
+    begun = import_model(broken.options, broken.root, lambda _: None).prompt.head
+
+    bos = Tokenizer.from_file(str(broken.folder / "tokenizer.json")).token_to_id("<|im_start|>")
+    assert begun == (bos, *head)
 
 
 @pytest.mark.parametrize("inner", ["snapshots/0123", "checkpoint-500"])
@@ -471,7 +577,7 @@ def test_tables_of_two_frameworks_are_recognised(tmp_path: Path) -> None:
 
     assert read_index(tmp_path / "video_pid2sid.parquet").sids == {"7": (3, 9, 5)}
     found = read_index(tmp_path / "bundle")
-    assert (found.framework, found.sids, found.size) == ("torcheasyrec", {"7": (3, 9)}, 256)
+    assert (found.framework, found.sids, found.sizes) == ("torcheasyrec", {"7": (3, 9)}, (256, 256))
 
 
 @pytest.mark.parametrize(
