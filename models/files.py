@@ -9,7 +9,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
@@ -77,10 +78,35 @@ def sweep_scratch(path: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def each_file(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, then the files that a second listing adds.
+
+    A file that another process renames while the first are read is in the second listing under its new name. A yielded
+    file may have been renamed or removed. Raises OSError for a folder that cannot be listed.
+    """
+    seen: set[Path] = set()
+    for _ in range(2):
+        listed = {Path(parent, name) for parent, _, names in os.walk(folder, onerror=_unless_absent) for name in names}
+        yield from sorted(listed - seen)
+        seen |= listed
+
+
+def _unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, as 64 hex digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Return a file's status, following links; None if the file does not exist, or was renamed since it was listed."""
+    with suppress(FileNotFoundError):
+        return path.stat()
+    return None
 
 
 def stamp_of(path: Path) -> Stamp | None:

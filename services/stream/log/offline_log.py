@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 
-from models.files import Stamp, rename_durably, stamp_of
+from models.files import Stamp, each_file, rename_durably, stamp_of, status_of
 from services.features.schema import LogPosition
 from services.stream.log.files import Span, choose_merge, current, span_of
 from services.stream.log.kinds import INTERACTIONS, Logged, LogKind
@@ -89,7 +89,7 @@ class OfflineLog(Generic[Logged]):
         self._root = root / kind.name
         self._kind = kind
         self.ledger = ledger or ErasureLedger(root)
-        self._rewriting = threading.Lock()
+        self._writing = threading.Lock()
         self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}
         self._earlier_s: dict[Path, float] = {}
@@ -136,9 +136,10 @@ class OfflineLog(Generic[Logged]):
         topic, now_s = self._folder(topic_id, partition), self._wall_clock()
         day = max([_day(now_s), *(folder.name for folder in _days(topic)[1:])])
         earlier_s = self._newest_of_others(topic)
-        table = self._kind.without_erased(self._kind.table(new), self._erased(partition))
         written_s = None if now_s > earlier_s else earlier_s + 1
-        _write_atomically(topic / day / span.name, table, written_s)
+        with self._writing:
+            table = self._kind.without_erased(self._kind.table(new), self._erased(partition))
+            _write_atomically(topic / day / span.name, table, written_s)
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
@@ -153,28 +154,30 @@ class OfflineLog(Generic[Logged]):
                 unreadable = {span for span in spans if self._is_bad(folder / span.name)}
                 readable = set(spans) - unreadable
                 kept = current(readable)
-                _remove_parts(folder, readable - set(kept), kept, now_s)
+                with self._writing:
+                    _remove_parts(folder, readable - set(kept), kept, now_s)
                 has_ended = folder != topic and folder.name < _day(now_s)
                 if parts := choose_merge(kept, unreadable, has_ended=has_ended):
-                    with self._rewriting:
+                    with self._writing:
                         return self._merge(partition, folder, parts)
         return 0
 
     def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
         """Rewrite a partition's files with erased events, including merged parts, and remove scratch files of a crash.
 
-        Files that have not changed since `changed_since_s` (their ctime, Unix s) are skipped. May be repeated.
+        Files that have not changed since `changed_since_s` (their ctime, Unix s) are skipped. May be repeated. Raises
+        OSError if a folder cannot be listed.
         """
-        with self._rewriting:
-            pass  # a merge that began before the erasure has ended
+        with self._writing:
+            pass  # a write that began before the erasure has ended
         num_rewritten = num_unreadable = num_scratch = 0
-        for path in sorted((self._root / f"partition={partition}").rglob("*")):
-            with self._rewriting:
-                stamp = stamp_of(path)
-                if stamp is None or path.is_dir() or path.stat().st_ctime < changed_since_s:
+        for path in each_file(self._root / f"partition={partition}"):
+            with self._writing:
+                status = status_of(path)
+                if status is None or status.st_ctime < changed_since_s:
                     continue
                 if path.suffix == ".tmp":
-                    if path.stat().st_ctime < self._wall_clock() - _SETTLED_S:
+                    if status.st_ctime < self._wall_clock() - _SETTLED_S:
                         path.unlink(missing_ok=True)
                     else:
                         num_scratch += 1
@@ -185,7 +188,7 @@ class OfflineLog(Generic[Logged]):
                     continue
                 left = self._kind.without_erased(table, self._erased(partition))
                 if left.num_rows < table.num_rows:
-                    _write_atomically(path, left, written_s=path.stat().st_mtime)
+                    _write_atomically(path, left, written_s=status.st_mtime)
                     num_rewritten += 1
         return Erasing(num_rewritten, num_unreadable, num_scratch)
 
@@ -196,7 +199,7 @@ class OfflineLog(Generic[Logged]):
         """
         oldest = _day(now_s - keep_days * _DAY_S)
         old = [day for topic in self._folders(partition) for day in _days(topic) if day != topic and day.name < oldest]
-        with self._rewriting:
+        with self._writing:
             for day in old:
                 shutil.rmtree(day)
         return old
@@ -284,11 +287,12 @@ class OfflineLog(Generic[Logged]):
         """
         paths = [folder / part.name for part in parts]
         tables = [table for path in paths if (table := self._load(path, pq.ParquetFile.read)) is not None]
-        if len(tables) < len(paths):
+        times = [status.st_mtime for path in paths if (status := status_of(path))]
+        if min(len(tables), len(times)) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
         table = self._kind.without_erased(pa.concat_tables(tables, promote_options="default"), self._erased(partition))
-        _write_atomically(merged, table, written_s=max(path.stat().st_mtime for path in paths))
+        _write_atomically(merged, table, written_s=max(times))
         return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
@@ -339,22 +343,29 @@ def _last_offset(topic: Path) -> int | None:
 def _last_written(topic: Path) -> float:
     """Return the time of a topic's newest file (Unix s); 0 without one."""
     for folder in reversed(_days(topic)):
-        if spans := current(_spans(folder)):
-            return max((folder / span.name).stat().st_mtime for span in spans)
+        if times := _times(folder):
+            return max(times)
     return 0.0
 
 
 def _created(topic: Path) -> tuple[float, str]:
     """Return the age of a topic's oldest file, and its id."""
     for folder in _days(topic):
-        if spans := current(_spans(folder)):
-            return (folder / spans[0].name).stat().st_mtime, topic.name
+        if times := _times(folder):
+            return times[0], topic.name
     return 0.0, topic.name
+
+
+def _times(folder: Path) -> list[float]:
+    """Return when a folder's current files were written (Unix s), by offset, without files removed meanwhile."""
+    found = (status_of(folder / span.name) for span in current(_spans(folder)))
+    return [status.st_mtime for status in found if status is not None]
 
 
 def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:
     """Remove files that have lain within another file for an hour, and scratch files of a crash."""
-    settled = [span for span in kept if (folder / span.name).stat().st_ctime < now_s - KEEP_PARTS_S] if parts else []
+    wholes = {span: status for span in kept if parts and (status := status_of(folder / span.name))}
+    settled = [span for span, status in wholes.items() if status.st_ctime < now_s - KEEP_PARTS_S]
     old = [
         part
         for part in sorted(parts)
@@ -363,7 +374,7 @@ def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: f
     for part in old[:MAX_REMOVED]:
         (folder / part.name).unlink(missing_ok=True)
     for scratch in folder.glob("*.tmp"):
-        if scratch.stat().st_mtime < now_s - KEEP_PARTS_S:
+        if (status := status_of(scratch)) and status.st_mtime < now_s - KEEP_PARTS_S:
             scratch.unlink(missing_ok=True)
 
 

@@ -1,11 +1,12 @@
 """Files and folders are flushed to disk before they are renamed."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from models.files import SCRATCH_KEPT_S, rename_durably, rename_if_absent, scratch_of, write_durably
+from models.files import SCRATCH_KEPT_S, each_file, rename_durably, rename_if_absent, scratch_of, write_durably
 from tests.support.disk import noted
 
 
@@ -82,3 +83,33 @@ def test_a_failed_write_leaves_no_scratch_file(tmp_path: Path) -> None:
         write_durably(tmp_path / "target", b"content")
 
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_file_that_is_renamed_during_a_search_is_in_it_under_its_new_name(tmp_path: Path) -> None:
+    """Also a file of a new folder is in the search; no file is in it twice, and an absent folder has none."""
+    for name in ("a", "b.tmp"):
+        (tmp_path / name).touch()
+    search = each_file(tmp_path)
+
+    first = next(search)
+    (tmp_path / "day").mkdir()
+    (tmp_path / "b.tmp").rename(tmp_path / "day" / "b")
+
+    assert [first, *search] == [tmp_path / "a", tmp_path / "b.tmp", tmp_path / "day" / "b"]
+    assert not list(each_file(tmp_path / "absent"))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_folder() -> None:
+    """Its files may be what is searched for."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        (inner := Path(folder) / "day").mkdir(mode=0)
+        try:
+            if user == 0:  # the superuser may list every folder
+                os.seteuid(65_534)
+            with pytest.raises(PermissionError):
+                list(each_file(Path(folder)))
+        finally:
+            os.seteuid(user)
+            inner.chmod(0o700)

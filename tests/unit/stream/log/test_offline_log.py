@@ -4,9 +4,12 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -18,10 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
 from pipelines.data.ingest import IngestSources, key, live_log_files
+from services.contracts.erasure import Erasure
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
-from services.stream.decode import LoggedInteraction
+from services.stream.decode import LoggedErasure, LoggedInteraction
 from services.stream.log.files import MIN_FILES, Span, current, span_of
+from services.stream.log.kinds import INTERACTIONS
+from services.stream.log.ledger import Tombstone
 from services.stream.log.offline_log import KEEP_PARTS_S, OfflineLog
 from tests.support.disk import FullDisk
 
@@ -363,6 +369,73 @@ def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:
 
     assert was_kept
     assert not scratch.exists()
+
+
+def erase_u(log: OfflineLog) -> None:
+    """Write the erasure of the user of `events` to the ledger."""
+    erasure = Erasure(erasure_id="x", user_id="u", accepted_time_ms=1_000)
+    log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 100))], ["t"])
+
+
+def test_an_erasure_searches_a_file_that_another_process_completes_meanwhile(tmp_path: Path) -> None:
+    """A scratch file that gets its final name after the listing is rewritten too."""
+
+    def is_erased(tombstone: Tombstone, row: Mapping[str, Any]) -> bool:
+        if scratch.exists():
+            scratch.rename(whole)
+        return INTERACTIONS.is_erased(tombstone, row)
+
+    log = OfflineLog(tmp_path, kind=replace(INTERACTIONS, is_erased=is_erased))
+    for first in (0, 2):
+        log.append(events(first, first + 1))
+    whole = next(tmp_path.rglob(Span(2, 3).name))
+    scratch = whole.rename(whole.with_suffix(".9.tmp"))
+    erase_u(log)
+
+    result = log.erase(0)
+
+    assert (result.num_rewritten, result.is_clean) == (2, True)
+    assert not scratch.exists()
+    assert positions_in(tuple(tmp_path.rglob("interactions/**/*.parquet"))) == []
+
+
+def test_an_erasure_waits_for_an_append_that_has_read_the_ledger_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The append was not filtered by this erasure, so its file must be searched."""
+    log = OfflineLog(tmp_path)
+    erasing = threading.Thread(target=log.erase, args=[0])
+    write = pq.write_table
+
+    def write_late(table: pa.Table, path: Path, **options: Any) -> None:
+        monkeypatch.setattr(pq, "write_table", write)
+        erase_u(log)
+        erasing.start()
+        erasing.join(0.5)
+        write(table, path, **options)
+
+    monkeypatch.setattr(pq, "write_table", write_late)
+    log.append(events(0, 1))
+    erasing.join()
+
+    assert positions_in(tuple(tmp_path.rglob("interactions/**/*.parquet"))) == []
+
+
+def test_files_that_vanish_after_a_listing_are_absent(tmp_path: Path) -> None:
+    """Upkeep and readers continue without a file that another process has renamed or removed."""
+    log = OfflineLog(tmp_path)
+    log.append(events(2, 3))
+    folder = next(tmp_path.rglob("*.parquet")).parent
+    for name in (Span(0, 1).name, Span(4, 5).name, f"{Span(6, 6).name}.9.tmp"):
+        (folder / name).symlink_to(folder / "gone")
+
+    log.compact(0, time.time())
+    log.append(events(0, 0, topic="later"))
+
+    assert log.erase(0).is_clean
+    assert log.topic_ids(0) == ["t", "later"]
+    assert list(log.read(0)) == events(2, 3) + events(0, 0, topic="later")
+    assert len(positions_in(live_log_files(tmp_path))) == 3
 
 
 def test_days_are_removed_whole_when_they_are_old(tmp_path: Path) -> None:
