@@ -198,17 +198,15 @@ class Eraser:
     def _erase_tables(self, opened: dict[int, list[Tombstone]]) -> None:
         every, files = [one for ones in opened.values() for one in ones], self._files
         if new := self._progress.lack(every, _S.BASE_HISTORIES):
-            with replacing_tables(files.offline_log_dir):
-                if files.base_histories.exists():  # next to the ledger, whose folder was readable
-                    write_without(files.base_histories, files.base_histories, self._ledger.everybody(), keeps_id=True)
+            with replacing_tables(files.offline_log_dir):  # next to the ledger, whose folder was readable
+                write_without(files.base_histories, files.base_histories, self._ledger.everybody(), keeps_id=True)
             self._done(new, _S.BASE_HISTORIES)
         if (new := self._progress.lack(every, _S.OFFLINE_FEATURES)) and self._is_there(files.offline_features.parent):
             with replacing_tables(files.offline_log_dir):
                 # The pipeline writes both tables under this lock. If only the second table is absent,
                 # this folder is not the pipeline's.
                 if not files.base_histories.exists() or self._is_there(files.offline_features):
-                    if files.offline_features.exists():
-                        write_without(files.offline_features, files.offline_features, self._ledger.everybody())
+                    write_without(files.offline_features, files.offline_features, self._ledger.everybody())
                     self._done(new, _S.OFFLINE_FEATURES)
 
     def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:

@@ -6,6 +6,7 @@ are removed together with the user's rows.
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import structlog
 from filelock import FileLock, Timeout
 
-from models.files import file_sha256, rename_durably
+from models.files import each_file, file_sha256, rename_durably
 from services.stream.log.ledger import Erased
 
 STAGES_LOCK = "LOCK"
@@ -51,14 +52,17 @@ def base_id(table: Path) -> str:
 def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool = False) -> bool:
     """Copy a table without rows at or before their user's erasure by `row_time_us`; return whether there were any.
 
-    Without such rows, a target that is the source stays unchanged. Holds one row group in memory. With `keeps_id` the
-    source's base id is kept. Raises OSError, also if the source is not such a table.
+    Without such rows, a target that is the source stays unchanged or absent. Holds one row group in memory. With
+    `keeps_id` the source's base id is kept. Raises OSError, also if the source is not such a table.
     """
+    scratch = target.with_suffix(".tmp")
+    scratch.unlink(missing_ok=True)  # a killed writer's copy may hold erased users
+    if source == target and not source.exists():
+        return False
     try:
         has_gone = bool(erased) and any(_gone(batch, erased) for batch in _columns(source, ["user_id", "row_time_us"]))
         if not has_gone and source == target:
             return False
-        scratch = target.with_suffix(".tmp")
         if has_gone:
             _write(source, scratch, erased, {_BASE_ID: base_id(source).encode()} if keeps_id else {})
         else:
@@ -76,8 +80,13 @@ def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
     """
     try:
         with FileLock(stages_dir / STAGES_LOCK, timeout=0):
-            for output in sorted(stages_dir.glob("*/*/")):
-                if any(_holds(table, is_erased) for table in output.rglob("*.parquet")):
+            tables: dict[Path, list[Path]] = defaultdict(list)
+            for path in each_file(stages_dir):
+                stage, *inner = path.relative_to(stages_dir).parts
+                if path.suffix == ".parquet" and len(inner) > 1:
+                    tables[stages_dir / stage / inner[0]].append(path)
+            for output, own in tables.items():
+                if any(_holds(table, is_erased) for table in own):
                     _log.info("erasure.output_removed", path=str(output))
                     shutil.rmtree(output)
     except Timeout:

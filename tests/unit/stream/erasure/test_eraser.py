@@ -136,6 +136,22 @@ def test_a_store_is_done_only_after_it_was_searched(
     assert scene.is_forgotten
 
 
+@pytest.mark.parametrize("has_table", [False, True], ids=["the first copy", "a later copy"])
+def test_a_copy_that_a_killed_writer_left_is_removed(has_table: bool, tmp_path: Path) -> None:
+    """A table without the user may have an unfinished copy with the user's rows."""
+    scene = Scene(tmp_path)
+    table = scene.files.base_histories
+    left = table.with_suffix(".tmp")
+    write_table(left)
+    if has_table:
+        pq.write_table(pq.read_table(left).slice(1), table)
+
+    scene.work()
+
+    assert not left.exists()
+    assert not has_table or pq.read_table(table)["user_id"].to_pylist() == ["bob"]
+
+
 def test_the_outputs_of_a_tenants_training_are_searched_for_the_ids_of_its_callers(tmp_path: Path) -> None:
     """The stages of a tenant's name hold its users without the tenant."""
     scene = Scene(tmp_path)
