@@ -48,7 +48,7 @@ def pending_file(settings: "Settings", tenant: str) -> Path:
 def delete_data(settings: "Settings", tenant: str) -> list[str] | None:
     """Erase what is found of a tenant. Return what remains elsewhere; None while its ids are in a store.
 
-    Raises DependencyUnavailable or OSError.
+    Raises DependencyUnavailable, EnvironmentFault or OSError.
     """
     _await_reload(settings)
     path, found = pending_file(settings, tenant), scan(settings, tenant)
@@ -109,10 +109,11 @@ def scan(settings: "Settings", tenant: str) -> Found:
 
     The ledger of erasures has the ids of users whose erasure is not done; these are not data to erase again.
 
-    Raises DependencyUnavailable or OSError.
+    Raises DependencyUnavailable, EnvironmentFault or OSError.
     """
     found = Found()
-    for store, user_ids in (("redis", _in_redis(settings, tenant)), ("offline logs", _in_logs(settings, tenant))):
+    in_logs = users_in_logs(settings.offline_log_dir, tenant)
+    for store, user_ids in (("redis", _in_redis(settings, tenant)), ("offline logs", in_logs)):
         found.entries[store] = 0
         for user_id in user_ids:
             found.entries[store] += 1
@@ -164,17 +165,30 @@ def _num_popular_rows(settings: "Settings", tenant: str) -> int:
     return found
 
 
-def _in_logs(settings: "Settings", tenant: str) -> Iterator[str]:
-    """Yield the user of each logged event and impression of the tenant, once per file."""
+def users_in_logs(offline_log_dir: Path, tenant: str) -> Iterator[str]:
+    """Yield the user of each logged event and impression of the tenant, once per file.
+
+    Raises EnvironmentFault for a file that cannot be read.
+    """
     import polars as pl
 
+    from models.files import each_file
     from services.contracts.tenant import prefix_of
+    from services.errors import EnvironmentFault
     from services.stream.log.ledger import ErasureLedger
 
-    for path in settings.offline_log_dir.rglob("*.parquet"):
-        if not ErasureLedger.owns(path) and "user_id" in pl.read_parquet_schema(path):
+    for path in each_file(offline_log_dir):
+        if path.suffix != ".parquet" or ErasureLedger.owns(path):
+            continue
+        try:
+            if "user_id" not in pl.read_parquet_schema(path):
+                continue
             users = pl.read_parquet(path, columns=["user_id"])["user_id"].drop_nulls().unique()
-            yield from users.filter(users.str.starts_with(prefix_of(tenant))).to_list()
+        except FileNotFoundError:  # the worker has merged or removed it, and the second listing has the merged file
+            continue
+        except pl.exceptions.PolarsError as error:
+            raise EnvironmentFault(f"{path}: unreadable, so its users are unknown; repair or remove it") from error
+        yield from users.filter(users.str.starts_with(prefix_of(tenant))).to_list()
 
 
 def _num_open_in_ledger(settings: "Settings", tenant: str) -> int:
