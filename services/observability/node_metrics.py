@@ -36,7 +36,8 @@ class NodeCollector(Collector):
             _forget_gauges(self._folder)
             for kind in _SUMMED:
                 _fold(self._folder, kind)
-            found: Iterable[Metric] = MultiProcessCollector(None, path=str(self._folder)).collect()  # type: ignore[no-untyped-call]
+            files = [str(path) for path in self._folder.glob("*.db") if _is_begun(path)]
+            found: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
             return list(found)
 
 
@@ -73,7 +74,7 @@ def _fold(folder: Path, kind: str) -> None:
     whole, scratch = folder / f"{kind}_ended.db", folder / f"{kind}.scratch"
     sums: dict[str, float] = defaultdict(float)
     for path in [whole, *ended]:
-        if path.exists() and path.stat().st_size:  # a process that was killed at its start left it empty
+        if path.exists() and _is_begun(path):
             for key, value, _, _ in MmapedDict.read_all_values_from_file(path):  # type: ignore[no-untyped-call]
                 sums[key] += value
     scratch.unlink(missing_ok=True)
@@ -84,6 +85,11 @@ def _fold(folder: Path, kind: str) -> None:
     scratch.rename(whole)
     for path in ended:
         path.unlink(missing_ok=True)
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a process has written to its file, which is empty when it is created."""
+    return path.stat().st_size > 0
 
 
 def _has_ended(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Metrics of several processes are summed into one page."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / f"counter_{2**22 + number}.db").touch()  # no process has this id: killed before its first count
         page = render_metrics(tmp_path).decode()
 
+    (begun := tmp_path / f"counter_{os.getpid()}.db").touch()  # a process creates its file, then writes to it
+    assert render_metrics(tmp_path).decode() == page
+    begun.unlink()
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["counter_ended.db", "histogram_ended.db"]
     assert render_metrics(tmp_path).decode() == page
 
