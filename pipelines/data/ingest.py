@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from models.files import file_sha256
+from models.files import each_file, file_sha256, status_of
 from pipelines.data import arrivals, erased, roles, sources
 from pipelines.data.erased import keeps_unerased, logged_without_erased
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
@@ -89,8 +89,9 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
 
     Within a partition, topics come in order of creation, and a topic's files by day and offset.
     """
-    files = current_files((offline_log_dir / "interactions").rglob("*.parquet"))
-    made = {topic_folder(path): path.stat().st_mtime for path in reversed(files)}
+    listed = (path for path in each_file(offline_log_dir / "interactions") if path.suffix == ".parquet")
+    files = {path: status.st_mtime for path in current_files(listed) if (status := status_of(path))}
+    made = {topic_folder(path): files[path] for path in reversed(files)}
 
     def arrival(path: Path) -> tuple[Path, float, Path]:
         topic = topic_folder(path)
@@ -288,7 +289,7 @@ def _live_events(source: IngestSources) -> tuple[pl.DataFrame, list[Path]]:
     for path in source.live_log:
         try:
             raw.append(pl.read_parquet(path, columns=list(_LIVE_TYPES)))
-        except pl.exceptions.PolarsError:
+        except (pl.exceptions.PolarsError, FileNotFoundError):  # also a file that was removed with its day
             unreadable.append(path)
     events = pl.concat(raw).unique(_PLACE, keep="first", maintain_order=True)
     return _of_tenant(logged_without_erased(events, source.erasures), source.tenant), unreadable

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import polars as pl
 
+from models.files import each_file
 from services.errors import DataError
 
 ErasedUntil = Callable[[str], int | None]
@@ -141,15 +142,18 @@ def _day_of(day: date) -> int:
 
 
 def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
-    files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
-    if not files or not files[0].is_file():
-        raise DataError("", f"{place} has no Parquet file", "the worker's log folder")
+    files = [path for path in each_file(place) if path.suffix == ".parquet"] if place.is_dir() else [place]
+    frames = []
     for file in files:
         try:
             pl.read_parquet_schema(file)
+        except FileNotFoundError:  # removed by the worker since it was listed
+            continue
         except (pl.exceptions.PolarsError, OSError) as error:
             raise DataError("", f"{file} cannot be read; replace or remove it", "a Parquet file of the log") from error
-    frames = [pl.scan_parquet(file, hive_partitioning=False) for file in files]
+        frames.append(pl.scan_parquet(file, hive_partitioning=False))
+    if not frames:
+        raise DataError("", f"{place} has no Parquet file", "the worker's log folder")
     table = pl.concat(frames, how="diagonal_relaxed") if len(frames) > 1 else frames[0]
     for name in required:
         if name not in table.collect_schema():

@@ -115,7 +115,8 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path) -> None:
     assert "events: 32 exact duplicates (same user, item, time," in describe_found(tmp_path / "behind" / "out")[1]
 
 
-def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_removed", [False, True], ids=["damaged", "removed"])
+def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(is_removed: bool, tmp_path: Path) -> None:
     """The run uses all other files, and includes the file again once it is repaired."""
     for number, name in enumerate(("p0/1.parquet", "p0/2.parquet")):
         live_file(tmp_path / "log", name, [(f"e{number}", "u000", f"i0{number}", 1_800_000_000_000)])
@@ -123,6 +124,8 @@ def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path
     right, whole = bad.read_bytes(), IngestSources(*own_tables(tmp_path), live_log_files(tmp_path / "log"))
     key_before = key(whole)
     bad.write_bytes(right[:-30])
+    if is_removed:
+        bad.unlink()
 
     _, summary = run(whole, tmp_path)
 

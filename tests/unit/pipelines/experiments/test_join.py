@@ -120,6 +120,16 @@ def test_a_missing_column_or_log_is_named(tmp_path: Path) -> None:
         list(join(tmp_path / "none", events, tmp_path))
 
 
+def test_a_file_that_the_worker_removes_after_the_listing_is_absent(tmp_path: Path) -> None:
+    """The other files are joined."""
+    impressions, events = write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK])
+    (events / "1.parquet").symlink_to(events / "removed")
+
+    (day,) = join(impressions, events, tmp_path / "out")
+
+    assert (day.num_impressions, day.num_clicks) == (1, 1)
+
+
 def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
     """The error names a truncated file of the log, and no output is written."""
     impressions, events = write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK])
