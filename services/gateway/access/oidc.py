@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ _LEEWAY_S = 30.0
 _MAX_UNIX_S = 1e12
 """NaN and infinity are no times: a token with one would never expire."""
 _ID_CHARS = 16
+_UNREADABLE = (JoseError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
+"""Errors for malformed or deeply nested tokens and key sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +105,8 @@ class TokenVerifier:
         """Read the issuer's keys; without an answer the old keys stay."""
         self._read_s = self._clock()
         try:
-            self._keys = KeySet.import_key_set(dict(await self._fetch()))  # type: ignore[arg-type]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, JoseError) as error:
+            self._keys = _key_set(await self._fetch())
+        except (httpx.HTTPError, httpx.InvalidURL, *_UNREADABLE) as error:
             if not self.is_outdated:
                 log.error("issuer_keys_unread", issuer=self._issuer.url, error=repr(error)[:200])  # noqa: TRY400
             self.is_outdated = True
@@ -148,7 +151,7 @@ class TokenVerifier:
             return None
         try:
             return jwt.decode(token, self._keys, algorithms=ALGORITHMS).claims
-        except (JoseError, ValueError) as error:
+        except _UNREADABLE as error:
             log.info("token_refused", error=type(error).__name__)
             return None
 
@@ -179,9 +182,9 @@ class TokenVerifier:
 
     def _scopes_of(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
         name = self._issuer.scope_claim
-        sent = claims.get(name)
+        sent = _claim(claims, name)
         words = sent.split() if isinstance(sent, str) else sent if isinstance(sent, list) else []
-        scopes = frozenset(Scope(word) for word in words if word in set(Scope))
+        scopes = frozenset(scope for scope in Scope if scope in words)
         if not scopes:
             raise InvalidToken(name, "no scope of this service", f"grant one or more of {', '.join(Scope)}")
         return scopes
@@ -195,13 +198,37 @@ def is_token(text: str) -> bool:
 def _check_form(token: str) -> None:
     try:
         jws.extract_compact(token.encode())
-    except (JoseError, ValueError, AttributeError, TypeError):
+    except _UNREADABLE:
         raise InvalidToken("token", "not a signed JSON Web Token", "send the token as the issuer gave it") from None
+
+
+def _key_set(sent: Mapping[str, Any]) -> KeySet:
+    """Return the keys of a set that can be read: providers also publish keys of kinds that we do not know.
+
+    Raises LookupError, TypeError or ValueError for a set without any.
+    """
+    keys: list[Any] = []
+    for one in sent["keys"]:
+        with suppress(*_UNREADABLE):
+            keys += KeySet.import_key_set({"keys": [one]}).keys
+    if not keys:
+        raise ValueError("no key of the set can be read")
+    return KeySet(keys)
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """Return a claim by its name, or by a path such as `realm_access.roles` into nested objects."""
+    if name in claims:
+        return claims[name]
+    found: Any = claims
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _text(claims: Mapping[str, Any], name: str) -> str:
     """Return a claim that must be a text. Raises InvalidToken."""
-    value = claims.get(name)
+    value = _claim(claims, name)
     if not isinstance(value, str) or not value:
         raise InvalidToken(name, "missing, or not a text", "let the issuer add it to its tokens")
     return value

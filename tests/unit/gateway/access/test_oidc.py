@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import KeySet, RSAKey
 
 from models.registry.store import BundleStore
@@ -205,21 +205,63 @@ async def test_a_token_is_valid_in_its_time_only(provider: Provider, shift_s: fl
         await verifier.holder_of(token, issued_s + shift_s)
 
 
+ISSUER = "https://issuer.test"
+KEY = RSAKey.generate_key(2_048, {"kid": "k"})
+
+
+def verifier_by(keys: list[Any], **names: str) -> TokenVerifier:
+    """Return a verifier whose issuer publishes these keys; `names` are its claims."""
+
+    async def published() -> dict[str, Any]:
+        """Return the key set."""
+        return {"keys": keys}
+
+    return TokenVerifier(Issuer(url=ISSUER, audience=AUDIENCE, **names), 100, published, lambda: 0.0)
+
+
+def signed(**claims: Any) -> str:
+    """Return a token of KEY with these claims beside those that every token needs."""
+    needed = {"iss": ISSUER, "aud": ["other", AUDIENCE], "sub": "s", "exp": 2e9, "tenant": "acme", "scope": "recommend"}
+    return jwt.encode({"alg": "RS256", "kid": "k"}, needed | claims, KEY)
+
+
+UNKNOWN_CURVE = {"kty": "OKP", "crv": "X9", "x": "AA", "kid": "new"}
+
+
+@pytest.mark.parametrize("other", [UNKNOWN_CURVE, {"kty": "RSA", "kid": "cut", "n": "AA"}, None, "k"])
+async def test_a_key_that_cannot_be_read_leaves_the_others_valid(other: Any) -> None:
+    """A provider announces a key of a new kind beside the key that signs."""
+    verifier = verifier_by([other, KEY.as_dict(private=False)])
+
+    assert (await verifier.holder_of(signed(), 1e9)).caller.tenant == "acme"
+    assert not verifier.is_outdated
+
+
+@pytest.mark.parametrize("claims", [{"org": {"shop": {"id": "acme"}}}, {"org.shop.id": "acme"}])
+async def test_a_claim_is_found_by_its_name_or_by_its_path(claims: dict[str, Any]) -> None:
+    """Keycloak nests claims; other providers have dots in names."""
+    verifier = verifier_by([KEY.as_dict(private=False)], tenant_claim="org.shop.id", scope_claim="roles.of.api")
+    token = signed(roles={"of": {"api": ["recommend", {"a": 1}, None, ["events"]]}}, **claims)
+
+    caller = (await verifier.holder_of(token, 1e9)).caller
+
+    assert (caller.tenant, caller.scopes) == ("acme", frozenset([Scope.RECOMMEND]))
+
+
+async def test_claims_nested_too_deeply_are_refused() -> None:
+    """A token whose claims cannot be read is refused like one that is not signed."""
+    body = b'{"a":' + b"[" * 2_000 + b"]" * 2_000 + b"}"
+    token = jws.serialize_compact({"alg": "RS256", "kid": "k"}, body, KEY)
+
+    with pytest.raises(InvalidToken, match=r"^token: "):
+        await verifier_by([KEY.as_dict(private=False)]).holder_of(token, 1e9)
+
+
 @pytest.mark.parametrize("expires", [float("nan"), float("inf"), 10**400, True, "soon"])
 async def test_a_time_that_is_no_time_admits_nobody(expires: Any) -> None:
     """A signed token whose end is NaN or infinite would never expire, and is refused by its claim."""
-    key = RSAKey.generate_key(2_048, {"kid": "k"})
-
-    async def keys() -> dict[str, Any]:
-        """Return the key set of this issuer."""
-        return {"keys": [key.as_dict(private=False)]}
-
-    issuer = "https://issuer.test"
-    claims = {"iss": issuer, "aud": AUDIENCE, "sub": "s", "tenant": "acme", "scope": "recommend", "exp": expires}
-    verifier = TokenVerifier(Issuer(url=issuer, audience=AUDIENCE), 100, keys, lambda: 0.0)
-
     with pytest.raises(InvalidToken, match=r"^exp: "):
-        await verifier.holder_of(jwt.encode({"alg": "RS256", "kid": "k"}, claims, key), 1e9)
+        await verifier_by([KEY.as_dict(private=False)]).holder_of(signed(exp=expires), 1e9)
 
 
 async def test_keys_rotate_and_outlive_the_provider(tmp_path: Path) -> None:
