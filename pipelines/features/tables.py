@@ -14,6 +14,7 @@ lost store from both.
 import gc
 import itertools
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -116,9 +117,9 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
     apply_repo(address)
     base, ledger = base_table(offline_log_dir), ErasureLedger(offline_log_dir)
     with replacing_tables(offline_log_dir):
-        erased = ledger.everybody()
-        write_without(tables / "user_history.parquet", address.table_path(USER_HISTORY.name), erased)
-        write_without(tables / "base_history.parquet", base, erased)
+        erased, now_ms = ledger.everybody(), time.time_ns() // 1_000_000
+        write_without(tables / "user_history.parquet", address.table_path(USER_HISTORY.name), erased, now_ms)
+        write_without(tables / "base_history.parquet", base, erased, now_ms)
         rows, served_id = _read_rows(base), base_id(base)
     writer = FeatureWriter(address)
     done = 0

@@ -49,6 +49,14 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
 }
 
 
+def precedes(time_ms: int, erased_ms: int, now_ms: int) -> bool:
+    """Return whether a record of this time was made before an erasure (all Unix ms).
+
+    A time later than now was read before the clock was set back, so its record is from before the erasure too.
+    """
+    return not erased_ms < time_ms <= now_ms
+
+
 class Remaining(Answer, frozen=True):
     """Data that an erasure does not remove, and until when."""
 

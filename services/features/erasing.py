@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from services.contracts.erasure import ErasureProgress, ErasureStore
+from services.contracts.erasure import ErasureProgress, ErasureStore, precedes
 from services.contracts.explanation import whose
 from services.errors import RowChanged
 from services.features.explanations import remove_explanations
@@ -85,11 +85,12 @@ class ErasingWriter:
             for chunk in _chunks(gone):
                 self._client.unlink(*chunk)
 
-    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
-        """Remove impressions of users up to then (Unix ms), also impressions that arrived after the rows' removal."""
+    def remove_shown(self, until_ms: Mapping[str, int], now_ms: int) -> None:
+        """Remove impressions that precede then (Unix ms), also impressions that arrived after the rows' removal."""
         for chunk in _chunks(list(until_ms)):
             for user_id, row in read_shown(self._client, self._shown, chunk).items():
-                later = [place for place, last_s in enumerate(row.times_s) if last_s * 1_000 > until_ms[user_id]]
+                times_ms = enumerate(last_s * 1_000 for last_s in row.times_s)
+                later = [place for place, at_ms in times_ms if not precedes(at_ms, until_ms[user_id], now_ms)]
                 if later and len(later) == len(row.item_ids):
                     continue
                 write = shown_write(self._shown, chosen(row, later), row)

@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from services.contracts.erasure import ONLINE_STORES, ErasureStore
+from services.contracts.erasure import ONLINE_STORES, ErasureStore, precedes
 from services.contracts.tenant import local
 from services.errors import DependencyUnavailable
 from services.features.erasing import ErasingWriter, FileRewrite
@@ -80,6 +80,7 @@ class Eraser:
         versions: Callable[[], Collection[str]],
         settle_s: float,
         rewrite_every_s: float,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
         self._store = store
@@ -87,6 +88,7 @@ class Eraser:
         self._versions = versions
         self._settle_s = settle_s
         self._rewrite_every_s = rewrite_every_s
+        self._wall_clock = wall_clock
         self._thread = ThreadPoolExecutor(1, "erasure")
         self._round: Future[None] | None = None
         self._next_s = 0.0
@@ -100,7 +102,8 @@ class Eraser:
         self._absent_s: dict[Path, float] = {}
         self._rewrite: list[Tombstone] | None = None
         self._rewritten_s = 0.0
-        self._scrubbed_s: float | None = None
+        self._scrubbed: tuple[float, float] | None = None
+        """When the logs were last scrubbed (monotonic and Unix s)."""
 
     def begin(self, partitions: Collection[int]) -> BaseException | None:
         """Start a round for these owned partitions, unless a round runs or just ran.
@@ -152,7 +155,7 @@ class Eraser:
                 failures.append(error)
         for number, ones in opened.items():
             if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
-                self._ledger.close(number, done, _now_ms())
+                self._ledger.close(number, done, self._now_ms())
                 self._gone = {one: at for one, at in self._gone.items() if one not in done}
                 _log.info("erasure.done", partition=number, num_erasures=len(done))
         self._scrub(partitions)
@@ -161,14 +164,16 @@ class Eraser:
 
     def _scrub(self, partitions: Collection[int]) -> None:
         """Rewrite hourly the files of the last two hours: a paused process may have merged erased events into them."""
-        if self._scrubbed_s is not None and time.monotonic() < self._scrubbed_s + _SCRUB_EVERY_S:
+        now_s = self._wall_clock()
+        before_s, before_unix_s = self._scrubbed or (None, now_s - _SCRUB_EVERY_S)
+        if before_s is not None and time.monotonic() < before_s + _SCRUB_EVERY_S:
             return
-        since_s = time.time() - 2 * _SCRUB_EVERY_S
+        since_s = min(before_unix_s, now_s) - _SCRUB_EVERY_S
         for log in self._files.logs.values():
             for number in partitions:
                 if self._ledger.tombstones(number):
                     log.erase(number, changed_since_s=since_s)
-        self._scrubbed_s = time.monotonic()
+        self._scrubbed = time.monotonic(), now_s
 
     def _erase_online(self, opened: dict[int, list[Tombstone]]) -> None:
         every = [one for ones in opened.values() for one in ones]
@@ -176,18 +181,26 @@ class Eraser:
             users = [str(one.user_id) for one in new]
             self._store.remove_base_rows(users)
             self._store.remove_lists(users, self._versions())
-            self._gone |= dict.fromkeys((one.erasure_id for one in new), (_now_ms(), time.monotonic()))
+            self._gone |= dict.fromkeys((one.erasure_id for one in new), (self._now_ms(), time.monotonic()))
             self._done(new, _S.FEATURES)
         gone = {name for name, (_, at_s) in self._gone.items() if time.monotonic() >= at_s + self._settle_s}
         settled = [one for one in every if one.erasure_id in gone]
         if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
             until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
-            settle_ms = int(self._settle_s * 1_000)
-            answered_ms = {str(one.user_id): self._gone[one.erasure_id][0] + settle_ms for one in new}
+            now_ms = self._now_ms()
+            answered_ms = {str(one.user_id): self._answered_ms(one) for one in new}
             self._store.remove_leftover_lists(until_ms)
-            self._store.remove_shown(until_ms)
-            self._store.remove_explanations(lambda user_id, at_ms: at_ms <= answered_ms.get(user_id, -1))
+            self._store.remove_shown(until_ms, now_ms)
+            self._store.remove_explanations(
+                lambda user_id, at_ms: user_id in answered_ms and precedes(at_ms, answered_ms[user_id], now_ms)
+            )
             self._done(new, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS)
+
+    def _answered_ms(self, erasure: Tombstone) -> int:
+        """Return when the last answer to the erased user ended, by the clock then or now, whichever is later."""
+        gone_ms, gone_s = self._gone[erasure.erasure_id]
+        since_ms = int((time.monotonic() - gone_s - self._settle_s) * 1_000)
+        return max(gone_ms + int(self._settle_s * 1_000), self._now_ms() - since_ms)
 
     def _erase_logs(self, opened: dict[int, list[Tombstone]]) -> None:
         for store, log in self._files.logs.items():
@@ -199,14 +212,16 @@ class Eraser:
         every, files = [one for ones in opened.values() for one in ones], self._files
         if new := self._progress.lack(every, _S.BASE_HISTORIES):
             with replacing_tables(files.offline_log_dir):  # next to the ledger, whose folder was readable
-                write_without(files.base_histories, files.base_histories, self._ledger.everybody(), keeps_id=True)
+                erased, base = self._ledger.everybody(), files.base_histories
+                write_without(base, base, erased, self._now_ms(), keeps_id=True)
             self._done(new, _S.BASE_HISTORIES)
         if (new := self._progress.lack(every, _S.OFFLINE_FEATURES)) and self._is_there(files.offline_features.parent):
             with replacing_tables(files.offline_log_dir):
                 # The pipeline writes both tables under this lock. If only the second table is absent,
                 # this folder is not the pipeline's.
                 if not files.base_histories.exists() or self._is_there(files.offline_features):
-                    write_without(files.offline_features, files.offline_features, self._ledger.everybody())
+                    erased, table = self._ledger.everybody(), files.offline_features
+                    write_without(table, table, erased, self._now_ms())
                     self._done(new, _S.OFFLINE_FEATURES)
 
     def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:
@@ -255,7 +270,7 @@ class Eraser:
         """Rewrite receipts that the store has lost, once each time that the partition is claimed."""
         if partition in self._restored:
             return
-        since_ms = _now_ms() - _RECEIPTS_KEEP_MS
+        since_ms = self._now_ms() - _RECEIPTS_KEEP_MS
         done = {one.erasure_id: one for one in self._ledger.tombstones(partition) if (one.done_time_ms or 0) > since_ms}
         for erasure_id in self._store.lacking(list(done)):
             one = done[erasure_id]
@@ -263,10 +278,9 @@ class Eraser:
         self._restored.add(partition)
 
     def _done(self, tombstones: Sequence[Tombstone], *stores: ErasureStore) -> None:
-        self._store.mark([(one.erasure_id, one.accepted_time_ms) for one in tombstones], stores, _now_ms())
+        self._store.mark([(one.erasure_id, one.accepted_time_ms) for one in tombstones], stores, self._now_ms())
         for one in tombstones:
             self._progress.done.setdefault(one.erasure_id, set()).update(stores)
 
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    def _now_ms(self) -> int:
+        return int(self._wall_clock() * 1_000)

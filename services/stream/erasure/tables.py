@@ -18,6 +18,7 @@ import structlog
 from filelock import FileLock, Timeout
 
 from models.files import each_file, file_sha256, rename_durably
+from services.contracts.erasure import precedes
 from services.stream.log.ledger import Erased
 
 STAGES_LOCK = "LOCK"
@@ -49,8 +50,8 @@ def base_id(table: Path) -> str:
     return kept.decode() or file_sha256(table)
 
 
-def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool = False) -> bool:
-    """Copy a table without rows at or before their user's erasure by `row_time_us`; return whether there were any.
+def write_without(source: Path, target: Path, erased: Erased, now_ms: int, *, keeps_id: bool = False) -> bool:
+    """Copy a table without rows that precede their user's erasure by `row_time_us`; return whether there were any.
 
     Without such rows, a target that is the source stays unchanged or absent. Holds one row group in memory. With
     `keeps_id` the source's base id is kept. Raises OSError, also if the source is not such a table.
@@ -60,11 +61,13 @@ def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool 
     if source == target and not source.exists():
         return False
     try:
-        has_gone = bool(erased) and any(_gone(batch, erased) for batch in _columns(source, ["user_id", "row_time_us"]))
+        has_gone = bool(erased) and any(
+            _gone(batch, erased, now_ms) for batch in _columns(source, ["user_id", "row_time_us"])
+        )
         if not has_gone and source == target:
             return False
         if has_gone:
-            _write(source, scratch, erased, {_BASE_ID: base_id(source).encode()} if keeps_id else {})
+            _write(source, scratch, erased, now_ms, {_BASE_ID: base_id(source).encode()} if keeps_id else {})
         else:
             shutil.copyfile(source, scratch)
         rename_durably(scratch, target)
@@ -94,26 +97,26 @@ def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
     return True
 
 
-def _write(source: Path, scratch: Path, erased: Erased, metadata: dict[bytes, bytes]) -> None:
+def _write(source: Path, scratch: Path, erased: Erased, now_ms: int, metadata: dict[bytes, bytes]) -> None:
     with pq.ParquetFile(source) as file:
         schema = file.schema_arrow.with_metadata({**(file.schema_arrow.metadata or {}), **metadata})
         with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
             for number in range(file.num_row_groups):
                 table = file.read_row_group(number).cast(schema)
-                kept = [not gone for gone in _gone_rows(table, erased)]
+                kept = [not gone for gone in _gone_rows(table, erased, now_ms)]
                 writer.write_table(table.filter(pa.array(kept, pa.bool_())))
 
 
-def _gone(table: pa.Table, erased: Erased) -> bool:
-    return any(_gone_rows(table, erased))
+def _gone(table: pa.Table, erased: Erased, now_ms: int) -> bool:
+    return any(_gone_rows(table, erased, now_ms))
 
 
-def _gone_rows(table: pa.Table, erased: Erased) -> Iterator[bool]:
-    """Yield for each row whether it is at or before its user's erasure."""
+def _gone_rows(table: pa.Table, erased: Erased, now_ms: int) -> Iterator[bool]:
+    """Yield for each row whether it precedes its user's erasure."""
     users = table["user_id"].to_pylist()
     until_ms = {user_id: found.accepted_time_ms for user_id in set(users) if (found := erased.of(user_id))}
     for user_id, time_us in zip(users, table["row_time_us"].to_pylist(), strict=True):
-        yield user_id in until_ms and time_us // 1_000 <= until_ms[user_id]
+        yield user_id in until_ms and precedes(time_us // 1_000, until_ms[user_id], now_ms)
 
 
 def _holds(path: Path, is_erased: Callable[[str], bool]) -> bool:

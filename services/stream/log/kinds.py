@@ -37,6 +37,7 @@ class LogKind(Generic[Logged]):
         to_row: Converts an event to a row.
         from_row: Converts a row, which may be changed, to an event.
         is_erased: Whether an erasure of its user covers a row.
+        time: The column of the time (Unix ms) by which `is_erased` decides; empty if it decides by position.
         is_same: Whether a record's value, as the broker has it, is this event.
     """
 
@@ -46,12 +47,16 @@ class LogKind(Generic[Logged]):
     from_row: Callable[[dict[str, Any]], Logged]
     is_erased: Callable[[Tombstone, Mapping[str, Any]], bool]
     is_same: Callable[[bytes | None, Logged], bool]
+    time: str = ""
 
     def table(self, events: list[Logged]) -> pa.Table:
         return pa.Table.from_pylist([self.to_row(event) for event in events], schema=self.schema)
 
-    def without_erased(self, table: pa.Table, erased: Erased) -> pa.Table:
-        """Return the rows that no erasure covers; the same table object if all remain."""
+    def without_erased(self, table: pa.Table, erased: Erased, now_ms: int | None = None) -> pa.Table:
+        """Return the rows that no erasure covers; the same table object if all remain.
+
+        With `now_ms`, an erasure also covers rows with a later time: the clock was set back since.
+        """
         if not erased:
             return table
         users = table["user_id"]
@@ -61,7 +66,8 @@ class LogKind(Generic[Logged]):
         is_kept = np.ones(table.num_rows, dtype=bool)
         for place, row in zip(places.tolist(), table.take(places).to_pylist(), strict=True):
             tombstone = found[row["user_id"]]
-            is_kept[place] = tombstone is None or not self.is_erased(tombstone, row)
+            is_late = now_ms is not None and self.time != "" and row[self.time] > now_ms
+            is_kept[place] = tombstone is None or not (is_late or self.is_erased(tombstone, row))
         return table if is_kept.all() else table.filter(pa.array(is_kept))
 
 
@@ -174,5 +180,6 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
     from_row=_impression_of,
     is_erased=lambda tombstone, row: bool(row["shown_time_ms"] <= tombstone.accepted_time_ms),
     is_same=_is_impression,
+    time="shown_time_ms",
 )
 """Anonymous visitors have no user id, so no erasure covers them."""

@@ -186,7 +186,8 @@ class OfflineLog(Generic[Logged]):
                 if table is None:
                     num_unreadable += path.exists()
                     continue
-                left = self._kind.without_erased(table, self._erased(partition))
+                now_ms = int(self._wall_clock() * 1_000)
+                left = self._kind.without_erased(table, self._erased(partition), now_ms)
                 if left.num_rows < table.num_rows:
                     _write_atomically(path, left, written_s=status.st_mtime)
                     num_rewritten += 1

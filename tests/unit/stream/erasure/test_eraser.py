@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from services.contracts.erasure import Erasure, ErasureStore
+from services.contracts.events import Impression
 from services.contracts.tenant import scoped
 from services.features.erasing import FileRewrite
 from services.features.schema import LogPosition
-from services.stream.decode import LoggedErasure
+from services.stream.decode import LoggedErasure, LoggedImpression
 from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.log.kinds import IMPRESSIONS
+from services.stream.log.ledger import ErasureLedger
 from services.stream.log.offline_log import OfflineLog
 from tests.support.wait import wait_for
 
@@ -33,7 +36,7 @@ class Store:
     def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
         """Do nothing."""
 
-    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+    def remove_shown(self, until_ms: Mapping[str, int], now_ms: int) -> None:
         """Do nothing."""
 
     def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
@@ -65,22 +68,27 @@ class Store:
 
 
 class Scene:
-    """A worker's folders, with one user erased a second ago."""
+    """A worker's folders, with one user erased a second ago. `step_s` is how far its clock was set since."""
 
     def __init__(self, folder: Path, settle_s: float = 0.0) -> None:
-        self.log = OfflineLog(folder / "log")
+        self.step_s = 0.0
+        self.log = OfflineLog(folder / "log", self.clock)
+        self.impressions = OfflineLog(folder / "log", self.clock, IMPRESSIONS, self.log.ledger)
         self.files = ErasingFiles(
-            logs={ErasureStore.INTERACTIONS: self.log, ErasureStore.IMPRESSIONS: self.log},
+            logs={ErasureStore.INTERACTIONS: self.log, ErasureStore.IMPRESSIONS: self.impressions},
             offline_log_dir=folder / "log",
             base_histories=folder / "log" / "base_histories.parquet",
             offline_features=folder / "features" / "data" / "user_history.parquet",
             stages_dir=folder / "pipeline",
         )
         self.store = Store()
-        self.eraser = Eraser(self.log.ledger, self.store, self.files, tuple, settle_s, 0.0)
+        self.eraser = Eraser(self.log.ledger, self.store, self.files, tuple, settle_s, 0.0, self.clock)
         self.accepted_ms = time.time_ns() // 1_000_000 - 1_000
         erasure = Erasure(erasure_id="x", user_id="ann", accepted_time_ms=self.accepted_ms)
         self.log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 0))], ["t"])
+
+    def clock(self) -> float:
+        return time.time() + self.step_s
 
     def work(self) -> set[str]:
         """Run a round, ignoring its errors, and return the open stores."""
@@ -93,10 +101,26 @@ class Scene:
         return self.log.ledger.tombstones(0)[0].user_id is None
 
 
-def write_table(path: Path) -> None:
+def impression(offset: int, user_id: str, at_ms: int) -> LoggedImpression:
+    """Return an impression of one item at this time."""
+    shown = Impression(
+        request_id=f"r{offset}",
+        user_id=user_id,
+        shown_time_ms=at_ms,
+        item_ids=("i",),
+        tier="llm",
+        reason="llm_in_time",
+        bundle_version="v1",
+        history_len=1,
+        history_digest="d",
+    )
+    return LoggedImpression(shown, LogPosition("i", 0, offset))
+
+
+def write_table(path: Path, row_time_us: int = 1) -> None:
     """Write a table of histories of two users."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"user_id": ["ann", "bob"], "row_time_us": [1, 1]}), path)
+    pq.write_table(pa.table({"user_id": ["ann", "bob"], "row_time_us": [row_time_us] * 2}), path)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +233,39 @@ def test_an_explanation_answered_after_the_acceptance_leaves_too(tmp_path: Path)
     scene = Scene(tmp_path, settle_s=0.2)
     now_ms = time.time_ns() // 1_000_000
     scene.store.explanations = [("ann", scene.accepted_ms + 500), ("ann", now_ms + 100), ("bob", now_ms)]
-    late = ("ann", now_ms + 60_000)
-    scene.store.explanations.append(late)
-
     assert "explanations" in scene.work()
     wait_for(lambda: "explanations" not in scene.work(), what="the end of answers under way")
 
-    assert scene.store.explanations == [("bob", now_ms), late]
+    assert scene.store.explanations == [("bob", now_ms)]
+
+
+@pytest.mark.parametrize("step_s", [0.0, 3_600.0, -3_600.0], ids=["kept", "set ahead", "set back"])
+@pytest.mark.parametrize("is_set_before", [False, True], ids=["after the request", "before the request"])
+def test_a_clock_that_is_set_by_an_hour_keeps_nothing_of_the_user(
+    is_set_before: bool, step_s: float, tmp_path: Path
+) -> None:
+    """Records of the hour before and of answers under way leave every store; another user's stay."""
+    scene = Scene(tmp_path, settle_s=0.1)
+    request_ms = scene.accepted_ms
+    if is_set_before:
+        scene.step_s = step_s
+        request_ms += int(step_s * 1_000)
+        erasure = Erasure(erasure_id="y", user_id="ann", accepted_time_ms=request_ms)
+        scene.log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 1))], ["t"])
+    past_ms = [scene.accepted_ms - seconds * 1_000 for seconds in (3_500, 600, 1)]
+    scene.store.explanations = [(user_id, at_ms) for user_id in ("ann", "bob") for at_ms in past_ms]
+    unfiltered = OfflineLog(tmp_path / "log", kind=IMPRESSIONS, ledger=ErasureLedger(tmp_path / "none"))
+    unfiltered.append([impression(offset, *one) for offset, one in enumerate(scene.store.explanations)])
+    for path in (scene.files.base_histories, scene.files.offline_features):
+        write_table(path, past_ms[-1] * 1_000)
+
+    answered_s = time.time()
+    scene.work()
+    scene.step_s = step_s
+    scene.store.explanations.append(("ann", int((answered_s + step_s) * 1_000)))  # of an answer under way
+    wait_for(lambda: "explanations" not in scene.work(), what="the end of answers under way")
+
+    assert scene.store.explanations == [("bob", at_ms) for at_ms in past_ms]
+    assert [one.impression.user_id for one in scene.impressions.read(0)] == ["bob"] * 3
+    for path in (scene.files.base_histories, scene.files.offline_features):
+        assert pq.read_table(path)["user_id"].to_pylist() == ["bob"]
