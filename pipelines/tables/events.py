@@ -23,7 +23,7 @@ from pipelines.tables.columns import EXAMPLES, Named
 from pipelines.tables.delimited import RowBatch
 from pipelines.tables.findings import Findings
 from pipelines.tables.ids import IdColumn, is_bad, whole_form
-from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, is_day, times
+from pipelines.tables.times import PLAUSIBLE_TIME, UTC_US, DayOrder, SerialDays, is_day, times
 from services.contracts.message import MAX_ID_CHARS
 from services.errors import DataError
 
@@ -57,6 +57,7 @@ class EventSurvey:
 
     ids: dict[str, IdColumn] = field(default_factory=lambda: {name: IdColumn() for name in _IDS})
     days: DayOrder = field(default_factory=DayOrder)
+    serial: SerialDays = field(default_factory=SerialDays)
     first_times: pl.DataFrame | None = None
     num_midnights: int = 0
     num_times: int = 0
@@ -67,9 +68,10 @@ class EventSurvey:
     newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
 
     def refuse(self, named: Named, table: str) -> None:
-        """Raise DataError for an id column with fractions."""
+        """Raise DataError for an id column with fractions, or times in days."""
         for name, column in self.ids.items():
             column.refuse(named.column(name), table, EXAMPLES[name])
+        self.serial.refuse(named.column("event_time"), table, EXAMPLES["event_time"])
 
 
 def survey(batches: Iterable[RowBatch], named: Named) -> EventSurvey:
@@ -79,7 +81,10 @@ def survey(batches: Iterable[RowBatch], named: Named) -> EventSurvey:
         for name in _IDS:
             if name in named.fields and not isinstance(batch.frame[named.column(name)].dtype, pl.List):
                 found.ids[name].look_at(present(as_text(batch.frame[named.column(name)]))[0])
-        found.days.look_at(batch.frame[named.column("event_time")])
+        times_written = batch.frame[named.column("event_time")]
+        found.days.look_at(times_written)
+        if times_written.dtype.is_numeric() or times_written.dtype == pl.String:
+            found.serial.look_at(present(as_text(times_written))[0])
     return found
 
 

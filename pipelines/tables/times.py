@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 import polars as pl
 
+from services.errors import DataError
+
 UTC_US = pl.Datetime("us", "UTC")
 FIRST_TIME, END_OF_TIMES = datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 """Times outside this range are an error of a clock or column, and the feature table cannot hold later times."""
@@ -20,6 +22,8 @@ PLAUSIBLE_TIME = datetime(1990, 1, 1, tzinfo=UTC)
 _SECONDS, _MILLIS, _MICROS, _NANOS = 10**11, 10**14, 10**17, 4_102_444_800 * 10**9
 """Numbers below these are in this unit; the last is the end of times in nanoseconds."""
 _DAY_US = 86_400_000_000
+_SERIAL_1990, _SERIAL_2100 = 32_874, 73_051
+"""Days since 1899-12-30, as spreadsheets count them. As Unix seconds these numbers are in January 1970."""
 _SLASHED = re.compile(r"^(\d{1,2})([/.-])(\d{1,2})[/.-](\d{4})\b(.*)$")
 _ISO = ("%Y-%m-%dT%H:%M:%S%.f%:z", "%Y-%m-%dT%H:%M%:z")
 _DIGITS = (
@@ -68,6 +72,30 @@ class DayOrder:
         if self.num_day_first or self.num_month_first:
             return self.num_day_first > 0
         return False if self.has_half_days else None
+
+
+@dataclass(slots=True)
+class SerialDays:
+    """Whether all times of a column are day numbers of a spreadsheet, from 1990 on."""
+
+    num_values: int = 0
+    num_serial: int = 0
+    example: str = ""
+
+    def look_at(self, words: pl.Series) -> None:
+        """Count more values: text stripped of blanks."""
+        values = words.drop_nulls()
+        is_serial = values.cast(pl.Float64, strict=False).is_between(_SERIAL_1990, _SERIAL_2100, closed="left")
+        self.num_values += len(values)
+        self.num_serial += int(is_serial.sum())
+        if not self.example and is_serial.any():
+            self.example = values.filter(is_serial.fill_null(value=False))[0]
+
+    def refuse(self, column: str, table: str, example: str) -> None:
+        """Raise DataError if all times are such numbers."""
+        if self.num_serial and self.num_serial == self.num_values:
+            problem = f"day numbers of a spreadsheet, such as {self.example}, in {table}; format the cells as dates"
+            raise DataError(column, problem, example)
 
 
 def times(values: pl.Series, day_first: bool | None = None) -> pl.Series:

@@ -275,10 +275,18 @@ EVENTS = {
         notes=("1 with an invalid offset_ms", "events are ordered by time"),
         options=ItemArguments(column=["timeframe=offset_ms"]).parsed(),
     ),
-    "days as numbers": Case(
-        "user_id,item_id,event_time\nu,a,43831.5\n",
-        [("u", "a", datetime(1970, 1, 1, 12, 10, 31, 500_000, UTC), "interaction", 1.0)],
+    "days since 1970": Case(
+        "user_id,item_id,event_time\nu,a,20000.5\n",
+        [("u", "a", datetime(1970, 1, 1, 5, 33, 20, 500_000, UTC), "interaction", 1.0)],
         notes=("1 times are before 1990",),
+    ),
+    "a counter": Case(
+        "user_id,item_id,event_time\nu,a,1\nu,b,43831\n",
+        [
+            ("u", "a", datetime(1970, 1, 1, 0, 0, 1, 0, UTC), "interaction", 1.0),
+            ("u", "b", datetime(1970, 1, 1, 12, 10, 31, 0, UTC), "interaction", 1.0),
+        ],
+        notes=("2 times are before 1990",),
     ),
     "MongoDB's types": Case(
         lines({"user_id": {"$numberLong": "7"}, "event_time": {"$date": {"$numberLong": "1780000000000"}}}),
@@ -595,6 +603,11 @@ REFUSED = {
         "user_id,item_id,event_time\n1.5,a,1780000000\n2.0,a,1780000000\n",
         {},
         "floating-point numbers, such as 1.5",
+    ),
+    "days of a spreadsheet": (
+        "user_id,item_id,event_time\nu,a,43831.5\nu,b,NA\nu,b,46000\n",
+        {},
+        "column event_time: day numbers of a spreadsheet, such as 43831.5",
     ),
     "no row that can be used": (
         "user_id,item_id,event_time\nu,a,soon\n",
