@@ -3,6 +3,7 @@
 An unreadable cell becomes missing; the caller counts it.
 """
 
+import html
 import json
 import re
 from typing import Any
@@ -17,6 +18,7 @@ _TRUE = ("true", "t", "yes", "y", "1", "1.0", "on", "in stock", "available", "ac
 _FALSE = ("false", "f", "no", "n", "0", "0.0", "off", "out of stock", "unavailable", "sold out", "inactive")
 _CURRENCY = r"^[\s\p{Sc}]+|[\s\p{Sc}]+$|^(?:USD|EUR|GBP|CHF|JPY|Rs\.?)\s+|\s+(?:USD|EUR|GBP|CHF|JPY)$"
 _PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
+_ENTITY = r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);"
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,\s'"][^,]*)""")
 _PRINTED = r"""(?s)^\[.*\]$|^\(.*['"].*\)$|^\{.*[,'"].*\}$"""
 _NAMES = ("name", "title", "label", "value")
@@ -123,6 +125,12 @@ def _numbers_of_text(words: pl.Series) -> pl.Series:
         .alias("number")
     )
     return plain.zip_with(~left, table["number"])
+
+
+def entities(words: pl.Series) -> dict[str, str]:
+    """Return the texts with HTML entities, such as `Tom &amp; Jerry`, and their decoded forms."""
+    distinct = words.filter(words.str.contains(_ENTITY).fill_null(value=False)).unique(maintain_order=True)
+    return {one: plain for one in distinct if (plain := html.unescape(one)) != one}
 
 
 def flags(values: pl.Series) -> pl.Series:

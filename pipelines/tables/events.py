@@ -45,6 +45,7 @@ SAME_NOTE = (
 )
 SAME_ITEM_NOTE = "{n} exact duplicates are dropped"
 MAX_OFFSET_MS = 366 * 86_400_000
+_TRUTHS = {"true": 1.0, "false": 0.0}
 _ASIDE = {"row": pl.Int64, "reason": pl.String}
 UNKNOWN_ITEM = "item_id not in items"
 _IDS = ("user_id", "item_id")
@@ -300,6 +301,8 @@ def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
     if not values.is_null().any():
         return values, all_readable
     words, _ = present(as_text(column))
+    truths = words.str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=pl.Float64)
+    values = values.fill_null(truths)
     return values.fill_null(1.0), words.set(values.is_not_null(), None)
 
 

@@ -4,11 +4,11 @@ A bad cell costs only the cell: a price that is not a number, an attribute text 
 usable id is set aside.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import polars as pl
 
-from pipelines.tables.cells import as_text, flags, lists, numbers, present, printable
+from pipelines.tables.cells import as_text, entities, flags, lists, numbers, present, printable
 from pipelines.tables.columns import Named
 from pipelines.tables.delimited import RowBatch
 from pipelines.tables.events import SAME_ITEM_NOTE, count_batch, id_text, reject
@@ -153,6 +153,7 @@ class _Cells:
         words, is_word = present(as_text(self._frame[column]))
         if is_word.any():
             self._findings.note(f"{{n}} values of column {column} are words for a missing one", int(is_word.sum()))
+        words = self._decoded(words, column)
         if max_chars is None:
             return words
         clean, num_changed = printable(words, max_chars)
@@ -190,6 +191,9 @@ class _Cells:
         split = self._options.splits.get(column) or self._options.splits.get("categories")
         split = split or (" " if column in self._sequences else None)
         found = lists(values, split)
+        if decoded := entities(found.explode()):
+            self._note_entities(column, found.list.eval(pl.element().is_in([*decoded])).list.any(), decoded)
+            found = found.list.eval(pl.element().replace(decoded))
         if values.dtype == pl.String and split is None:
             whole = found.list.len() == 1
             for sign in (",", ">"):
@@ -261,6 +265,17 @@ class _Cells:
         if is_unread.any():
             self._findings.unread(column, int(is_unread.sum()), str(written.filter(is_unread)[0])[:60])
         return found
+
+    def _decoded(self, words: pl.Series, column: str) -> pl.Series:
+        """Return texts without HTML entities."""
+        if not (decoded := entities(words)):
+            return words
+        self._note_entities(column, words.is_in([*decoded]), decoded)
+        return words.replace(decoded)
+
+    def _note_entities(self, column: str, is_decoded: pl.Series, decoded: Mapping[str, str]) -> None:
+        what = f"{{n}} values of column {column} have HTML entities, which are decoded"
+        self._findings.note(what, int(is_decoded.sum()), next(iter(decoded)))
 
     def _nothing(self, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
         return pl.Series([None], dtype=dtype).new_from_index(0, self._frame.height)

@@ -202,6 +202,8 @@ VALUES = {
     "": 1.0,
     "—": 1.0,
     "NaN": 1.0,
+    "true": 1.0,
+    "False": 0.0,
 } | dict.fromkeys(("abc", "inf", "1e400", "1_000", "1,234"), 1.0)
 
 
@@ -445,8 +447,8 @@ CATEGORIES = {
     "[\"Children's\", 'B']": ["Children's", "B"],
     "A, B": ["A, B"],
     "A > B": ["A > B"],
-    "R&amp;B": ["R&amp;B"],
-    "R&amp;B; A": ["R&amp;B", "A"],
+    "R&amp;B": ["R&B"],
+    "R&amp;B; A": ["R&B", "A"],
     "(Live)": ["(Live)"],
     **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|", "(no genres listed)")},
 }
@@ -498,6 +500,19 @@ TABLES = {
         ROWS % 'p2,Chair,"A, B"\n',
         [P1, ("p2", "Chair", ["A", "B"]), P3],
         options=ItemArguments(lists=["categories=,"]).parsed(),
+    ),
+    "HTML entities": Case(
+        ROWS % "p2,Tom &amp; Jerry&#39;s &foo; A&B;,Toys &amp; Games;Caf&eacute;\n",
+        [P1, ("p2", "Tom & Jerry's &foo; A&B;", ["Toys & Games", "Café"]), P3],
+        notes=(
+            "1 values of column title have HTML entities, which are decoded",
+            "1 values of column categories have HTML entities",
+        ),
+    ),
+    "HTML entities in a list": Case(
+        '{"item_id": "p1", "title": "Lamp", "categories": ["Light", "A &lt; B"]}\n',
+        [("p1", "Lamp", ["Light", "A < B"])],
+        name="i.jsonl",
     ),
     "sequences": Case(
         "item_id:token\ttitle:token_seq\tclass:token_seq\n1\tToy Story\tComedy Drama\n",
