@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from models.files import write_durably
 from services.errors import EnvironmentFault
 
 MARK = "STACK_OF_TAILRACE"
@@ -77,8 +78,6 @@ class StackFile:
         except BlockingIOError as error:
             lock.close()
             raise self.taken() from error
-        for left in self._run_dir.glob("*.[0-9]*"):
-            left.unlink(missing_ok=True)  # scratch files of a killed supervisor
         return lock
 
     def _inherited(self) -> IO[str] | None:
@@ -155,6 +154,4 @@ class StackFile:
 
 
 def _replace(path: Path, value: dict[str, Any]) -> None:
-    scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(value, indent=1))
-    scratch.replace(path)
+    write_durably(path, json.dumps(value, indent=1).encode())

@@ -71,18 +71,6 @@ def test_a_child_holds_the_lock_from_its_first_moment(tmp_path: Path) -> None:
         os.kill(grandchild, signal.SIGKILL)
 
 
-def test_a_claim_removes_scratch_files_of_a_killed_supervisor(tmp_path: Path) -> None:
-    """A record that a killed supervisor had not finished is removed by the next claim."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "stack.4711").write_text("half")
-
-    stack_file = StackFile(tmp_path)
-    stack_file.claim()
-    stack_file.release()
-
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "stack.json"]
-
-
 def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) -> None:
     """If an offline command runs the store, the error says to wait, because `tailrace down` would end a training."""
     port = free_port()
