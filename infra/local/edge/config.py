@@ -520,15 +520,15 @@ defaults
     retry-on conn-failure empty-response
 {retryable}    option httpchk GET /healthz
     http-check expect status 200
-    # the limit, also where no caller uses REST; without an announcement there is no limit
-    http-check unset-var(proc.limit_rest)
-    http-check unset-var(proc.limit_grpc)
-    http-check unset-var(proc.fair_rest)
-    http-check unset-var(proc.fair_grpc)
-    http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
-    http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
-    http-check set-var(proc.fair_rest) res.hdr(x-edge-limit),word(3,' '),add(0)
-    http-check set-var(proc.fair_grpc) res.hdr(x-edge-limit),word(4,' '),add(0)
+    # the limits, also where no caller uses REST; without an announcement they become 0 in one step: there is no limit
+    http-check set-var(check.limit_rest) res.hdr(x-edge-limit),word(1,' ')
+    http-check set-var(check.limit_grpc) res.hdr(x-edge-limit),word(2,' ')
+    http-check set-var(check.fair_rest) res.hdr(x-edge-limit),word(3,' ')
+    http-check set-var(check.fair_grpc) res.hdr(x-edge-limit),word(4,' ')
+    http-check set-var(proc.limit_rest) str(0),concat(,check.limit_rest),add(0)
+    http-check set-var(proc.limit_grpc) str(0),concat(,check.limit_grpc),add(0)
+    http-check set-var(proc.fair_rest) str(0),concat(,check.fair_rest),add(0)
+    http-check set-var(proc.fair_grpc) str(0),concat(,check.fair_grpc),add(0)
     default-server inter 600ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
     http-error status 504 content-type application/json lf-string '{late}'

@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.load.recommender_stub import RecommenderStub
+from infra.local.edge.admin import send
+from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.observability.node_metrics import node_registry
 from tests.support.gateway.edge_scene import STANDBY, EdgeScene
@@ -22,6 +24,7 @@ from tests.support.gateway.named_doors import RAY
 from tests.support.wait import until
 
 BEGUN = "peer closed connection without sending complete message body"
+LIMITS = ("proc.limit_rest", "proc.limit_grpc", "proc.fair_rest", "proc.fair_grpc")
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 
 
@@ -109,6 +112,14 @@ async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> No
         except (httpx.HTTPError, grpc.aio.AioRpcError) as error:
             answers.append(f"failed: {error!r}")
         await asyncio.sleep(0.005)
+
+
+async def test_a_health_check_without_a_limit_ends_the_limit(running: EdgeScene) -> None:
+    """Servers that announce no limit, such as older gateways, are called without a limit."""
+    folder = edge_folder(running.folder)
+    for limit in LIMITS:
+        assert not send(folder, f"experimental-mode on; set var {limit} int(7)")
+    await until(lambda: [send(folder, f"get var {limit}").rpartition("<")[2] for limit in LIMITS] == ["0>"] * 4)
 
 
 async def test_the_ingress_killed_and_back(running: EdgeScene) -> None:

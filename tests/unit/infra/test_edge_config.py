@@ -18,6 +18,7 @@ from services.contracts.answers import ErrorBody
 from services.contracts.message import decode
 from services.errors import ConfigError, ErrorKind
 from services.gateway.openai.schema import OpenAiErrorBody
+from services.gateway.overload.monitor import DOORS
 from tests.support.servers import HOST
 
 HEADER = "# pxname,svname,status,check_status\n"
@@ -115,6 +116,15 @@ def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "tls.key").touch()
     with pytest.raises(ConfigError, match=r"TAILRACE_TLS_CLIENT_CA_FILE: no file .*ca\.crt"):
         check_files(tmp_path, tmp_path / "ca.crt")
+
+
+def test_a_health_check_replaces_each_limit_in_one_step() -> None:
+    """A request between two steps would meet no limit: each of the four limits has one rule."""
+    rules = [line for line in plan(None).render().splitlines() if "http-check" in line]
+
+    assert [
+        sum(f"(proc.{limit}_{door})" in rule for rule in rules) for limit in ("limit", "fair") for door in DOORS
+    ] == [1] * 4
 
 
 @pytest.mark.parametrize(("max_requests", "maxconn"), [(0, 4_096), (512, 4_096), (16 * 1_024, 16_384)])
