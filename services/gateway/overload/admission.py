@@ -9,8 +9,9 @@ The strain of the gateway ranges from 0 (none) to 5; each priority degrades over
 
 Within its unit a priority degrades proportionally (strain 0.3: three of ten low requests are shed), so that the
 capacity is used. A priority degrades only after all lower ones have degraded fully. While the edge refuses requests of
-a priority, that priority is shed: an answer from memory is worth more than a refusal. Afterwards it is served in full
-again over a second, a tenth more per window: all of it at once would be refused again before a window shows the load.
+a priority, that priority and all lower ones are shed: an answer from memory is worth more than a refusal, so this least
+strain refuses nobody. Afterwards they are served in full again over a second, a tenth more per window: all of them at
+once would be refused again before a window shows the load.
 
 The strain rises fast and falls slowly, one step per window, on two signals: every sample in the window found the event
 loop late (a standing queue, not a single stall), or the process used more CPU time than its limit (other processes on
@@ -154,10 +155,10 @@ class Admission:
         Requests at hand that take `queue_s` shed at once what they would shed after a few windows; high priority too,
         if they take half of the usual deadline.
         """
+        if self._strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant, self._strain):
+            return AdmissionDecision.REFUSE
         queued = queue_s / self._limits.max_delay_s
         strain = max(self.strain, float(sum(queued > late for late in _LATE[:2])))
-        if strain and self._is_due(AdmissionDecision.REFUSE, priority, tenant, strain):
-            return AdmissionDecision.REFUSE
         if queued > _LATE[2]:
             return AdmissionDecision.SHED
         if num_in_flight >= (places := self._places[priority]) and not has_place(

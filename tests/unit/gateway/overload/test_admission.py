@@ -180,6 +180,15 @@ def test_after_the_edge_refused_a_priority_it_is_served_again_by_and_by(priority
     assert shed == pytest.approx([18, 16, 14, 12, 10, 8, 6, 4, 2, 0, 0], abs=1)
 
 
+def test_lower_priorities_than_the_edge_refuses_are_answered_from_memory() -> None:
+    """A burst of high priority beyond the edge's limit makes the gateway refuse nobody, whose loop has no delay."""
+    admission = Admission(LIMITS)
+    watch(admission, 0.0, 0)
+    admission.looked(1.0, 0.0, 0.0, strain_that_sheds(Priority.HIGH))
+
+    assert [verdicts(admission, priority) for priority in Priority] == [{AdmissionDecision.SHED}] * 3
+
+
 def test_a_loop_that_stays_late_serves_no_more() -> None:
     """While the loop is as late as at the strain of its priority, no more of that priority is served in full."""
     admission = Admission(LIMITS)
