@@ -326,8 +326,13 @@ class ItemFollower:
                 one.done.set_result(None)
 
     def _write(self) -> None:
-        """Write the snapshot if this process writes it and it is due."""
+        """Write the snapshot if this process writes it and it is due.
+
+        While it reads its first states, other hidden items are unknown, which a snapshot would present as known.
+        """
         if self._write_every_s is None or not self._has_changed or self._deferred:
+            return
+        if self._items.knowledge is Knowledge.NONE:
             return
         if not self._stopped.is_set() and time.monotonic() - self._written_s < self._write_every_s:
             return

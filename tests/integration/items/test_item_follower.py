@@ -16,8 +16,8 @@ from services.app import open_standby
 from services.contracts.items import ItemState
 from services.features.repo import RepoAddress
 from services.items.follower import ItemFollower
-from services.items.live_items import Knowledge, LiveItems
-from services.items.snapshot import Positions, write_snapshot
+from services.items.live_items import Change, Knowledge, LiveItems
+from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import close_producer, open_reader
 from services.settings.kafka_topics import Topic, create_missing
@@ -193,6 +193,35 @@ def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: S
         process.follower.stop()
 
     assert knowledge == [Knowledge.NONE, Knowledge.SNAPSHOT]
+
+
+def test_states_are_written_only_once_all_are_known(
+    broker: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot of half a topic would let a gateway without a broker show the items hidden in the other half."""
+    make_topic(broker)
+    send(broker, *((f"i{number:02}".encode(), b'{"available":false}') for number in range(8)))
+    path = tmp_path / "snapshot.parquet"
+    monkeypatch.setattr("services.items.follower._CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("services.items.follower._MAX_RECORDS", 1)
+    process, num_known = Process(broker, path, is_worker=True), []
+    apply, layout = process.items.apply, process.items.layout
+
+    def applied(changes: list[Change]) -> int:
+        """Apply changes; note how many states a snapshot written by now has."""
+        if path.exists():
+            read = LiveItems()
+            read_snapshot(path, read)
+            num_known.append(int((read.layout.status != 0).sum()))
+        return apply(changes)
+
+    monkeypatch.setattr(process.items, "apply", applied)
+    process.follower.start(30.0)
+    wait_for(path.exists, what="the snapshot")
+    process.follower.stop()
+
+    assert num_known == []
+    assert int((layout.status != 0).sum()) == 8
 
 
 def make_topic(broker: Server) -> None:
