@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pyarrow.parquet as pq
 
+from models.files import each_file
 from services.settings.redis_clients import open_redis
 from services.settings.settings import Settings
 
@@ -32,12 +33,13 @@ def traces_of(settings: Settings, text: str) -> list[str]:
             found.append(f"a field of {key!r}")
     folders = {settings.state_dir, Path(client.config_get("dir")["dir"])}
     client.close()
-    paths = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
-    for path in sorted(path for path in paths if not _BROKER & {*path.parts}):
+    for path in (path for folder in folders for path in each_file(folder)):
+        if _BROKER & {*path.parts} or not path.is_file():
+            continue
         try:
             content = path.read_bytes()
-        except FileNotFoundError:  # a running process renamed it after the listing
-            return traces_of(settings, text)
+        except FileNotFoundError:  # renamed since, and listed again under its new name
+            continue
         if path.suffix == ".parquet":  # compressed; a snapshot of items ends with a digest
             table = content[:-32] if path == settings.items_snapshot else content
             content += "\n".join(map(str, pq.ParquetFile(BytesIO(table)).read().to_pylist())).encode()
