@@ -178,20 +178,27 @@ def test_a_callers_signal_ends_the_call() -> None:
 
 
 def test_it_calls_a_real_door(address: str) -> None:
-    """The client handles an answer, events, a generic operation, and an error that names the field."""
+    """The client handles an answer, its next page, events, other operations, and an error that names the field."""
     script = """
     const client = new Client(address + "/");
     const answer = await client.recommend({ user_id: "long", k: 3 }, { deadlineMs: 5_000 });
     const event = { user_id: "long", item_id: answer.items[0].item_id, request_id: answer.request_id, event_id: "e1" };
     const recorded = [await client.record(event), await client.record([event, { user_id: "long", item_id: "i00" }])];
     const bundle = await client.call("get", "/v1/bundle", {});
-    done({ tier: answer.tier, num: answer.items.length, deadline: answer.deadline_ms, ids: recorded.map((one) => one.event_ids), items: bundle.num_items,
+    const next = await client.recommend({ user_id: "long", k: 3, next: answer.next }, { deadlineMs: 5_000 });
+    const hits = await client.call("get", "/v1/search", { query: { q: "item 7", k: 2 } });
+    const path = { item_id: "new/1 é?#" };
+    await client.call("put", "/v1/items/{item_id}", { path, body: { title: "New" } });
+    const item = await client.call("get", "/v1/items/{item_id}", { path });
+    done({ pages: [...answer.items, ...next.items].map((one) => one.item_id), hits: hits.items.length, item, tier: answer.tier, num: answer.items.length, deadline: answer.deadline_ms, ids: recorded.map((one) => one.event_ids), items: bundle.num_items,
       wrong: await caught(client.recommend({ user_id: "long", k: -1 })), none: await caught(client.explain("no/such id")) });
     """
     outcome = in_node(script, address)
 
     assert (outcome["tier"], outcome["num"], outcome["items"]) == ("llm", 3, 20)
     assert 4_000 < outcome["deadline"] < 5_000
+    assert len({*outcome["pages"]}) == 6
+    assert (outcome["hits"], outcome["item"]["item_id"]) == (2, "new/1 é?#")
     assert outcome["ids"][0] == ["e1"]
     assert outcome["ids"][1][0] == "e1"
     assert len(outcome["ids"][1][1]) == 32
