@@ -37,6 +37,7 @@ _SEND_ONE_OBJECT = "send one JSON object"
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _ANY_KEY = "[...]"
 """The decoder's step to a value of a map, which it does not name."""
+_LARGEST_WHOLE = 2**53
 _TOO_LARGE = ("Number out of range", "Integer value out of range")
 
 
@@ -377,7 +378,7 @@ def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, st
     }
     wanted = _range_of(limits)
     if not bound[2]:
-        shown = f"{value!r:.{_SHOWN_CHARS}}" if isinstance(value, int | float) else "the value"
+        shown = f"{_plain_number(value)!r:.{_SHOWN_CHARS}}" if isinstance(value, int | float) else "the value"
         return f"{shown} is out of range", f"send {wanted}"
     if not value:
         return "empty", f"send {wanted}, or omit it"
@@ -386,7 +387,13 @@ def _out_of_bounds(bound: re.Match[str], hint: Any, value: Any) -> tuple[str, st
     return f"{size} {noun}", f"send {wanted}"
 
 
+def _plain_number(value: float) -> float:
+    """Return a whole number as an integer: protobuf has floating-point numbers where JSON has 201."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_WHOLE else value
+
+
 def _range_of(limits: Mapping[str, Any]) -> str:
+    limits = {name: _plain_number(limit) for name, limit in limits.items()}
     low, high = limits.get("ge", limits.get("min_length")), limits.get("le", limits.get("max_length"))
     if low is not None and high is not None:
         return f"{low} to {high}"

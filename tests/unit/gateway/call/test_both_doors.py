@@ -159,6 +159,14 @@ async def test_both_doors_refuse_alike(
     assert world.metric("tailrace_requests_total", **labels) == 1
 
 
+@pytest.mark.parametrize("decay", [201, -1, 1.5, 2**31])
+async def test_both_doors_show_a_number_alike(rest: RestClient, rpc: RpcClient, decay: float) -> None:
+    """A whole number is one in JSON and in protobuf, where it is a floating-point number."""
+    by_rest, by_rpc = [await door.recommend({"rules": {"decay": decay}, **USER}) for door in (rest, rpc)]
+
+    assert by_rpc.message.startswith(f"rules.decay: {by_rest.message}; ")
+
+
 @pytest.mark.parametrize(
     ("body", "header", "granted"),
     [
