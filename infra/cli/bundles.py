@@ -120,7 +120,7 @@ def withdraw(
 
 @bundles_app.command()
 def gc(
-    keep: Annotated[int | None, typer.Option(help="Trainings to keep.", show_default="keep_bundles")] = None,
+    keep: Annotated[int | None, typer.Option(help="Trainings to keep.", min=1, show_default="keep_bundles")] = None,
 ) -> None:
     """Remove leftovers of killed processes, and bundles except recent trainings and bundles in use by names."""
     from services.settings.settings import load_settings

@@ -101,14 +101,12 @@ def events(
     settings = running_settings()
     options = columns.parsed("events")
     old = None if table is None else OldEvents(table)
-    with (
-        audited(settings.state_dir, "import events"),
-        topic_sender(settings, settings.interactions_topic) as send,
-        out.status("events: reading") as status,
-    ):
+    with audited(settings.state_dir, "import events"):
         path = _fetched(settings, source, query)
-        run = _run(settings, ("events", source, query, (options, str(table or ""))), path, send, status, again=again)
-        outcome, findings = import_events(run, old, time.time_ns() // 1_000_000)
+        with topic_sender(settings, settings.interactions_topic) as send, out.status("events: reading") as status:
+            about = "events", source, query, (options, str(table or ""))
+            run = _run(settings, about, path, send, status, again=again)
+            outcome, findings = import_events(run, old, time.time_ns() // 1_000_000)
     _report(settings, outcome, findings)
     if old is not None and (num_old := old.finish()):
         out.print(

@@ -30,8 +30,8 @@ where the data is kept: a folder or an object store.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -154,17 +154,23 @@ class BundleStore:
 
         Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
         """
-        try:
+        with self._naming_nearest(version):
             return open_bundle(*self._storage.folder_of(_checked(version)))
-        except BundleNotFound as error:
-            raise BundleNotFound(f"no bundle {version:.200} in {self._storage}{self._nearest(version)}") from error
 
     def described(self, version: str, *, with_report: bool = False) -> Bundle:
         """Open a version for its manifest and, on request, its report; no other file is downloaded.
 
         Raises BundleNotFound, BundleCorrupt or StoreUnavailable.
         """
-        return open_bundle(self._storage.manifest_folder_of(_checked(version), with_report))
+        with self._naming_nearest(version):
+            return open_bundle(self._storage.manifest_folder_of(_checked(version), with_report))
+
+    @contextmanager
+    def _naming_nearest(self, version: str) -> Iterator[None]:
+        try:
+            yield
+        except BundleNotFound as error:
+            raise BundleNotFound(f"no bundle {version:.200} in {self._storage}{self._nearest(version)}") from error
 
     def versions(self) -> list[str]:
         """Return all published versions, oldest first."""
@@ -281,8 +287,14 @@ class BundleStore:
         """
         seen, trainings = self.record(), self._trainings()
         target = to if to is not None else self._rollback_target(seen, trainings, force=force)
-        if target is None or seen.live is None:
-            raise BundleNotFound("no earlier version to go back to")
+        if seen.live is None:
+            raise BundleNotFound(
+                f"nothing is live as {self.name}; names with a version: {', '.join(self.names()) or 'none'}"
+            )
+        if target is None:
+            raise BundleNotFound(
+                "no earlier version to go back to; `tailrace bundles` lists all, --to VERSION names one"
+            )
         if target == seen.live:
             raise BundleNotFound(f"{seen.live} is already live; name another version to go back to")
         candidate, reference = self._candidate(target, None), self.reference()

@@ -58,7 +58,7 @@ def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
             "error: --epochs: 0 is out of range; give at least 1",
         ),
         (["promote", "v9"], {}, "no bundle v9"),
-        (["rollback"], {}, "no earlier version"),
+        (["rollback"], {}, "nothing is live as default"),
         (["explain", "r", "--ca-file", "none.pem"], {}, "error: --ca-file: none.pem"),
         (["bench", "speed"], {}, "unknown benchmark speed; the benchmarks are serve, freshness, "),
         (["chaos", "--fault", "none"], {}, "error: no bundle in"),
@@ -173,6 +173,29 @@ def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -
     assert "files are as they were published" in tailrace("bundles", "verify", "v1").out
     assert tailrace("bundles", "gc", "--keep", "1").out == "nothing to remove\n"
     assert tailrace("bundles", "promote", "v1", "--name", "A B").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bundles", "gc", "--keep", "0"), "--keep"),
+        (("bundles", "gc", "--keep", "-1"), "--keep"),
+        (("bundles", "show", "v11"), "nearest to it are v1"),
+        (("rollback",), "`tailrace bundles` lists all"),
+        (("rollback", "--to", "v1", "--name", "mail"), "nothing is live as mail; names with a version: default"),
+        (("import", "events", "absent.csv"), "no file absent.csv"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_its_fix(
+    tailrace: Run, store: BundleStore, words: tuple[str, ...], message: str
+) -> None:
+    """The error names what is wrong before anything is connected to or removed."""
+    store.withdraw("v1")
+
+    refused = tailrace(*words)
+
+    assert refused.code
+    assert message in refused.err
 
 
 def test_a_name_that_never_was_live_has_no_history(tailrace: Run, store: BundleStore) -> None:
