@@ -64,6 +64,8 @@ def release(
     store = BundleStore.of(settings, name)
     if version is None:
         _refuse_without_version(stages=stages, share=share, budget=budget, lists=lists, events=events, items=items)
+    if reason and not stop:
+        raise ConfigError("--reason: applies to the end of a release; give --stop, too")
     if sum((go_on, stop, by_hand and version is None)) > 1:
         raise ConfigError("--next: give one of --next, --stop and --by-hand")
     if version is not None:

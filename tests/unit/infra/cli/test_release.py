@@ -117,6 +117,8 @@ def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
         (("--next",), "no release is under way as default"),
         (("--stop",), "no release is under way as default"),
         (("--name", "Mail"), "name"),
+        (("--reason", "late"), "--reason: .*; give --stop"),
+        (("new", "--reason", "late", "--no-lists"), "--reason: .*; give --stop"),
     ],
 )
 def test_what_cannot_be_is_refused(store: BundleStore, words: tuple[str, ...], message: str) -> None:
