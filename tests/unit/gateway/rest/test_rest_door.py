@@ -1,5 +1,6 @@
 """REST specifics: JSON shapes and types, statuses, headers, pages, and chunked bodies."""
 
+import gzip
 import json
 import math
 from collections.abc import AsyncIterator, Iterable
@@ -213,6 +214,21 @@ async def test_an_event_may_write_out_what_the_schema_says_may_be_null(rest: Res
     kept = json.loads(world.events.records[0][1])
     assert kept["event_id"] == answer.json()["event_ids"][0]
     assert "request_id" not in kept
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+async def test_a_compressed_body_is_refused_by_its_header(rest: RestClient, encoding: str) -> None:
+    """A client that compresses learns that, and not that its JSON is malformed, at both doors of HTTP."""
+    sent, headers = gzip.compress(b'{"user_id": "long"}'), {"content-encoding": encoding}
+
+    ranked = await rest.http.post("/v1/recommendations", content=sent, headers=headers)
+    written = await rest.http.post("/v1/chat/completions", content=sent, headers=headers)
+
+    assert (ranked.status_code, ranked.json()["error"]["field"]) == (422, "content-encoding")
+    assert (written.status_code, written.json()["error"]["param"]) == (400, "content-encoding")
+    plain = {"content-encoding": "identity"}
+    answered = await rest.http.post("/v1/recommendations", content=b'{"user_id": "long"}', headers=plain)
+    assert answered.status_code == 200
 
 
 async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClient) -> None:
