@@ -26,6 +26,10 @@ from services.llm.text.chat_template import ChatTemplate
 _PROVEN_LENGTHS = (1, 2, 3, 5)
 _PLACEHOLDER = re.compile(r"\{\w*\}")
 _ITEM_FIELDS = {"{code}", "{title}", "{categories}"}
+_TYPES = {
+    **dict.fromkeys(("chat", "special_tokens", "count_close"), bool),
+    **dict.fromkeys(("system", "item", "separator", "answer"), str),
+}
 _KEYS = {
     "prompt": {"chat", "system", "user", "item", "separator", "answer", "special_tokens", "max_items", "stride"},
     "codes": {"close"},
@@ -175,28 +179,40 @@ def read_template(path: Path, chat: ChatTemplate | None) -> Template:
             name = ".".join(filter(None, (section, unknown[0])))
             raise Refused(path.name, name, "unknown key", f"known are {', '.join(sorted(_KEYS.get(section, _KEYS)))}")
     prompt, codes, search = (raw.get(section, {}) for section in _KEYS)
+    for section, values in raw.items():
+        _check_types(path, section, values)
     pieces = _pieces(path, prompt, chat)
     if sum(piece.count(HISTORY) for piece in pieces) != 1:
         found = sum(piece.count(HISTORY) for piece in pieces)
         raise Refused(path.name, "prompt.user", f"{found} places for {HISTORY}", f"write {HISTORY} exactly once")
     if misplaced := next((name for name in sorted(_ITEM_FIELDS) if any(name in piece for piece in pieces)), None):
         raise Refused(path.name, "prompt.user", f"{misplaced} belongs to an item", f"write it in item, {HISTORY} here")
-    item = str(prompt.get("item", "{code}"))
+    item = prompt.get("item", "{code}")
     if "{code}" not in item or set(_PLACEHOLDER.findall(item)) - _ITEM_FIELDS:
         problem = f"{item!r:.60} is not an item; its fields are {', '.join(sorted(_ITEM_FIELDS))}"
         raise Refused(path.name, "prompt.item", problem, 'write "{code}", or "{code} {title}"')
     return Template(
         pieces=pieces,
         item=item,
-        separator=str(prompt.get("separator", "")),
-        special_tokens=bool(prompt.get("special_tokens", not prompt.get("chat"))),
+        separator=prompt.get("separator", ""),
+        special_tokens=prompt.get("special_tokens", not prompt.get("chat")),
         max_items=_count(path, raw, "prompt.max_items") or 20,
         stride=_count(path, raw, "prompt.stride"),
         close=tuple(_texts(path, "codes.close", codes.get("close", []))),
         beam_width=_count(path, raw, "search.beam_width"),
         scores=_scores(path, search.get("scores")),
-        count_close=bool(search.get("count_close", True)),
+        count_close=search.get("count_close", True),
     )
+
+
+def _check_types(path: Path, section: str, values: Mapping[str, Any]) -> None:
+    """Reject texts and flags of another type. Raises Refused naming the key."""
+    for name, value in values.items():
+        kind = _TYPES.get(name)
+        if kind is not None and type(value) is not kind:
+            example = "true" if kind is bool else '"..."'
+            problem = f"{value!r:.60} is not {'true or false' if kind is bool else 'a text'}"
+            raise Refused(path.name, f"{section}.{name}", problem, f"give for example {name} = {example}")
 
 
 def _count(path: Path, raw: Mapping[str, Any], key: str) -> int | None:
@@ -224,27 +240,21 @@ def _pieces(path: Path, prompt: Mapping[str, Any], chat: ChatTemplate | None) ->
     user = prompt.get("user")
     if not user:
         raise Refused(path.name, "prompt.user", "missing", f"write the text around {HISTORY}")
-    answer = str(prompt.get("answer", ""))
+    answer = prompt.get("answer", "")
     if not prompt.get("chat"):
         pieces = [user] if isinstance(user, str) else _texts(path, "prompt.user", user)
         return (*pieces[:-1], pieces[-1] + answer)
     if chat is None:
         raise Refused(path.name, "prompt.chat", "the checkpoint has no chat template", "write the whole text as user")
-    messages = [ChatMessage(role="system", content=str(prompt["system"]))] if "system" in prompt else []
+    messages = [ChatMessage(role="system", content=prompt["system"])] if "system" in prompt else []
     return (render(chat, [*messages, ChatMessage(role="user", content=str(user))]) + answer,)
 
 
 def compile_template(template: Template, tokenizer: Tokenizer, table: ItemCodeTable, file: str) -> Derived:
     """Return the prompt of a template. Without titles it is compiled, and proven on histories of several lengths."""
     if "{title}" in template.item or "{categories}" in template.item:
-        return Derived(prompt=_as_text(template, tokenizer, table), close=template.close)
-    assert table.first_tokens is not None
-    names = [
-        "".join(
-            str(tokenizer.id_to_token(first + int(code))) for first, code in zip(table.first_tokens, row, strict=True)
-        )
-        for row in table.codes[:512]
-    ]
+        return Derived(prompt=_as_text(template, tokenizer, table, file), close=template.close)
+    names = _names(tokenizer, table, 512)
     draw, examples = np.random.default_rng(0), []
     for number, length in enumerate((*_PROVEN_LENGTHS, template.max_items), start=1):
         picked = draw.integers(0, len(names), length)
@@ -256,11 +266,38 @@ def compile_template(template: Template, tokenizer: Tokenizer, table: ItemCodeTa
         derived = derive(examples, tokenizer, table, file, template.max_items, stride)
         return Derived(prompt=derived.prompt, close=template.close)
     except Refused:  # pieces that the tokenizer joins: encode each request
-        return Derived(prompt=_as_text(template, tokenizer, table), close=template.close)
+        return Derived(prompt=_as_text(template, tokenizer, table, file), close=template.close)
 
 
-def _as_text(template: Template, tokenizer: Tokenizer, table: ItemCodeTable) -> Prompt:
-    """Return a prompt that is encoded for each request. `tokens_per_item` allows a title of 32 tokens."""
+def _names(tokenizer: Tokenizer, table: ItemCodeTable, num_items: int) -> list[str]:
+    """Return the codes of the first items as text."""
+    assert table.first_tokens is not None
+    tokens_ID = table.codes[:num_items] + np.array(table.first_tokens)
+    return ["".join(str(tokenizer.id_to_token(token)) for token in row) for row in tokens_ID.tolist()]
+
+
+def _prove_text(template: Template, tokenizer: Tokenizer, table: ItemCodeTable, file: str) -> None:
+    """Reject codes whose text is encoded as other tokens: ids of ordinary tokens have no text of their own."""
+    names, codes = _names(tokenizer, table, _PROVEN_LENGTHS[-1]), Codes(table)
+    items = [template.item.replace("{code}", name) for name in names]
+    written = template.separator.join(_PLACEHOLDER.sub("", item) for item in items)
+    pieces = tuple(piece.replace(HISTORY, written) for piece in template.pieces)
+    found, _ = codes.split(encode(tokenizer, Example(number=1, pieces=pieces, special_tokens=template.special_tokens)))
+    rows = [codes.row_of(code) for code in found]
+    if [None if row is None else tuple(table.codes[row]) for row in rows] != [
+        tuple(code) for code in table.codes[: len(names)]
+    ]:
+        problem = f"the text {names[0]!r:.60} of a code is encoded as other tokens than the code's"
+        fix = "give --examples with prompt_token_ids, or add the codes' tokens with add_tokens before training"
+        raise Refused(file, "prompt.item", problem, fix)
+
+
+def _as_text(template: Template, tokenizer: Tokenizer, table: ItemCodeTable, file: str) -> Prompt:
+    """Return a prompt that is encoded for each request. `tokens_per_item` allows a title of 32 tokens.
+
+    Raises Refused if the text of a code is not encoded as its tokens.
+    """
+    _prove_text(template, tokenizer, table, file)
     fixed = sum(
         len(tokenizer.encode(piece.replace(HISTORY, ""), add_special_tokens=template.special_tokens).ids)
         for piece in template.pieces

@@ -174,6 +174,13 @@ def a_wrapped_model(one: Broken) -> None:
     save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(path).items()}, path)
 
 
+def ordinary_tokens(one: Broken) -> None:
+    """Give token ids of the base's vocabulary, which text does not name, and a prompt as text."""
+    rows = [{"item_id": row, "token_ids": [300 + row % 8, 320 + row // 8, 340 + row % 3]} for row in range(40)]
+    one.options.index.write_text("\n".join(map(json.dumps, rows)))
+    one.write_prompt('[prompt]\nuser = "seen {history} next:"\nseparator = ", "\nmax_items = 5')
+
+
 def move_sid_tokens(one: Broken, shift: int = 0) -> None:
     """Leave the base's tokenizer.json, and name the SID tokens in added_tokens.json only."""
     path = one.folder / "tokenizer.json"
@@ -246,6 +253,7 @@ REFUSALS: dict[str, tuple[Callable[[Broken], object], str, str]] = {
         "added_tokens.json",
         "token <a_0>",
     ),
+    "codes of ordinary tokens by text": (ordinary_tokens, "prompt.toml", "prompt.item"),
     "an adapter without matrices": (
         lambda one: save_file({}, an_adapter(one) / "adapter_model.safetensors"),
         "adapter_model.safetensors",

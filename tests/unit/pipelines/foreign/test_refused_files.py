@@ -71,6 +71,11 @@ PROMPTS: dict[str, tuple[str, bytes | str, str]] = {
     "a limit of zero": ("p.toml", USER + "max_items = 0", "prompt.max_items"),
     "a stride of zero": ("p.toml", USER + "stride = 0", "prompt.stride"),
     "a width of zero": ("p.toml", USER + "[search]\nbeam_width = 0", "search.beam_width"),
+    "a flag that is text": ("p.toml", USER + 'special_tokens = "no"', "prompt.special_tokens"),
+    "a chat flag that is a number": ("p.toml", USER + "chat = 1", "prompt.chat"),
+    "a separator that is a number": ("p.toml", USER + "separator = 3", "prompt.separator"),
+    "an answer that is a list": ("p.toml", USER + "answer = []", "prompt.answer"),
+    "a count flag that is text": ("p.toml", USER + '[search]\ncount_close = "no"', "search.count_close"),
     "unknown scores": ("p.toml", USER + '[search]\nscores = "items"', "search.scores"),
     "closing tokens that are no list": ("p.toml", USER + '[codes]\nclose = "a"', "codes.close"),
 }
