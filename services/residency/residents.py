@@ -7,6 +7,7 @@ for again, with the pause doubling after each consecutive failure up to a minute
 is.
 """
 
+import math
 import sys
 import threading
 import time
@@ -27,8 +28,13 @@ log = structlog.get_logger()
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
 _NUM_FETCHING, _NUM_FOLLOWING = 4, 2
+_NUM_AHEAD = 8
+"""Names that are fetched before memory is free for them. Further fetches would only take time from requests."""
 _SWITCH_S = 0.0001
 """How long a thread keeps the interpreter while another waits. With Python's 5 ms requests wait for loads."""
+
+_ACT_EVERY_S = 1.0
+"""While names wait for memory, requests find out this often whether a model may be unloaded by now."""
 
 Model = TypeVar("Model")
 
@@ -66,6 +72,14 @@ class LoadFailure:
     retry_at_s: float
 
 
+@dataclass(slots=True)
+class _Asked:
+    """The requests for a name whose files are not fetched yet."""
+
+    last_s: float
+    num_requests: int = 1
+
+
 class Residents(Generic[Model]):
     """The models of one process by name. All methods may be called from any thread."""
 
@@ -88,10 +102,10 @@ class Residents(Generic[Model]):
         self._changed = threading.Condition(threading.RLock())  # guards the table and what follows
         self._models: dict[str, Model] = {}
         self._fetching: set[str] = set()
-        """Names whose files are fetched, or wait for it in `_to_fetch`."""
-        self._to_fetch: dict[str, dict[str, float]] = {}
-        """By tenant, the waiting names with the time when each was last asked for."""
+        self._to_fetch: dict[str, dict[str, _Asked]] = {}
+        """The names whose files are fetched next, by tenant."""
         self._fetch_order = FairOrder()
+        self._acted_s = -math.inf
         self._refreshing: set[str] = set()
         self._failures: dict[str, LoadFailure] = {}
         self._reported_bytes: dict[str, int] = {}
@@ -167,7 +181,8 @@ class Residents(Generic[Model]):
     def state(self, name: str) -> Residency:
         """Return the state of a name; a name whose files are fetched is loading."""
         with self._changed:
-            return Residency.LOADING if name in self._fetching else self._table.state(name)
+            is_fetching = name in self._fetching or name in self._to_fetch.get(tenant_of_name(name), ())
+            return Residency.LOADING if is_fetching else self._table.state(name)
 
     def failure(self, name: str) -> LoadFailure | None:
         """Return the last failure of a name that cannot be loaded now."""
@@ -191,46 +206,68 @@ class Residents(Generic[Model]):
         self._table.still_wanted(name, now_s)
         failure = self._failures.get(name)
         is_due = failure is None or now_s >= failure.retry_at_s
-        waiting = self._to_fetch.get(tenant := tenant_of_name(name), {})
-        if name in waiting:
-            waiting[name] = now_s
-        if is_due and name not in self._fetching and self._table.state(name) is Residency.ABSENT:
-            if self._stopped.is_set():
+        if (asked := self._to_fetch.get(tenant := tenant_of_name(name), {}).get(name)) is not None:
+            asked.last_s = now_s
+            asked.num_requests += 1
+        elif is_due and name not in self._fetching and self._table.state(name) is Residency.ABSENT:
+            self._to_fetch.setdefault(tenant, {})[name] = _Asked(now_s)
+            self._fetch_more()
+        if now_s - self._acted_s >= _ACT_EVERY_S and self._table.names(Residency.WAITING):
+            self._acted_s = now_s
+            if not self._stopped.is_set():
+                self._loader.submit(self._act_now)
+
+    def _fetch_more(self) -> None:
+        """Start the fetches of the next names, while few of the fetched names wait for memory.
+
+        One at a time while any does: further fetches in parallel would only take time from requests.
+        """
+        if self._stopped.is_set():
+            return
+        num_waiting = len(self._table.names(Residency.WAITING))
+        num_ahead, num_parallel = num_waiting + len(self._fetching), 1 if num_waiting else _NUM_FETCHING
+        while len(self._fetching) < num_parallel and (num_ahead < _NUM_AHEAD or self._is_pinned_waiting):
+            if (name := self._next_to_fetch()) is None:
                 return
+            asked = self._to_fetch[tenant_of_name(name)].pop(name)
             self._fetching.add(name)
-            self._to_fetch.setdefault(tenant, {})[name] = now_s
-            self._fetchers.submit(self._fetch_next)
+            self._fetchers.submit(self._fetch, name, asked)
+            num_ahead += 1
+
+    @property
+    def _is_pinned_waiting(self) -> bool:
+        return any(name in self._to_fetch.get(tenant_of_name(name), ()) for name in self._table.pinned)
 
     def _next_to_fetch(self) -> str | None:
-        """Return the waiting name that is fetched next: tenants take turns, the oldest name of a tenant is first.
+        """Return the name that is fetched next: tenants take turns, the most wanted name of a tenant is first.
 
-        None if nobody has asked for it for a while.
+        Forgets names that nobody has asked for for a while.
         """
-        with self._changed:
-            tenant = self._fetch_order.next(self._to_fetch)
-            self._fetch_order.charge(tenant, 1, 1)
-            name = next(iter(self._to_fetch[tenant]))
-            asked_s = self._to_fetch[tenant].pop(name)
-            if not self._to_fetch[tenant]:
+        since_s = self._clock() - FORGET_S
+        for tenant, waiting in list(self._to_fetch.items()):
+            kept = {name: one for name, one in waiting.items() if one.last_s >= since_s or name in self._table.pinned}
+            self._to_fetch[tenant] = kept
+            if not kept:
                 del self._to_fetch[tenant]
-            if self._clock() - asked_s > FORGET_S and name not in self._table.pinned:
-                self._fetching.discard(name)
-                return None
-            return name
+        if not self._to_fetch:
+            return None
+        tenant = self._fetch_order.next(self._to_fetch)
+        self._fetch_order.charge(tenant, 1, 1)
+        waiting = self._to_fetch[tenant]
+        return max(waiting, key=lambda name: (name in self._table.pinned, waiting[name].num_requests))
 
-    def _fetch_next(self) -> None:
-        if (name := self._next_to_fetch()) is None:
-            return
+    def _fetch(self, name: str, asked: _Asked) -> None:
         try:
             size = self._source.fetch(name)
             with self._changed:
                 self._fetching.discard(name)
-                self._table.want(name, size, self._clock())
+                self._table.want(name, size, self._clock(), asked.num_requests)
                 self._act()
         except Exception as error:  # noqa: BLE001 - the other names must keep serving
             with self._changed:
                 self._fetching.discard(name)
                 self._record_failure(name, error)
+                self._fetch_more()
 
     def _load(self, name: str) -> None:
         began_s = self._clock()
@@ -269,8 +306,13 @@ class Residents(Generic[Model]):
             self._act()
             self._report_bytes()
 
+    def _act_now(self) -> None:
+        with self._changed:
+            self._act()
+
     def _act(self) -> None:
         """Start the loads and unloads that the table allows now."""
+        self._acted_s = self._clock()
         actions = Actions() if self._stopped.is_set() else self._table.next_actions(self._clock())
         for name in actions.load:
             self._loader.submit(self._load, name)
@@ -278,6 +320,7 @@ class Residents(Generic[Model]):
             self._loader.submit(self._unload, name)
         if actions.load:
             self._report_bytes()
+        self._fetch_more()
 
     def _report_bytes(self) -> None:
         """Update the metrics of memory that have changed; names that share memory change together."""

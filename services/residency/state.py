@@ -176,7 +176,7 @@ class ResidencyTable:
             return tuple(self._wanted)
         return tuple(name for name, model in self._models.items() if model.state is state)
 
-    def want(self, name: str, size: int | ModelBytes, now_s: float) -> None:
+    def want(self, name: str, size: int | ModelBytes, now_s: float, num_requests: int = 1) -> None:
         """Ask for a name that takes this many bytes; no effect unless it is absent. Raises TooLarge."""
         if name in self._models:
             return
@@ -189,7 +189,7 @@ class ResidencyTable:
                 f"pinned names take {pinned.total:,}"
             )
         self._least_own = min(wanted.own, self._least_own if self._wanted else wanted.own)
-        self._wanted.setdefault(name, _Wanted(wanted, now_s, self._tenant_of(name)))
+        self._wanted.setdefault(name, _Wanted(wanted, now_s, self._tenant_of(name), num_requests))
 
     def still_wanted(self, name: str, now_s: float) -> None:
         """Record that a request wanted a name, so that it is not forgotten while it waits."""
