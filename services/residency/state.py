@@ -10,7 +10,8 @@ A name is absent, loading, resident or draining:
 Loading, resident and draining names occupy bytes, and their sum never exceeds the budget: a load starts only after the
 names that it displaces are unloaded. Bytes that several names share, such as the decoder of their adapters, count once.
 Displaced is the name that was used least recently, names in use last; pinned names and names that became resident less
-than the minimum stay ago are never displaced. A draining name takes no new references, and is unloaded when the last
+than the minimum stay ago are never displaced. A waiting name displaces a model that was used lately only once it was
+requested twice as often. A draining name takes no new references, and is unloaded when the last
 one is released. The waiting names of the tenants load in turn by their bytes, of a tenant the most wanted first, and
 `max_loading` names load at a time, so that a name in demand overtakes rare names; a name that nobody wants any more is
 forgotten. Names of a tenant that holds no more than an equal part of the budget are displaced last by the names of
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 
 from services.contracts.fairness import FairOrder
 
@@ -31,6 +33,11 @@ FORGET_S = 10.0
 """A waiting name that no request wanted for this long is not loaded."""
 _FORGET_EVERY_S = 1.0
 """While no memory can be free, waiting names are searched for such names only this often."""
+
+
+_NUM_STAYS, _KEPT_ABOVE = 3.0, 2.0
+"""A model's uses count for about three least stays. A waiting name displaces it when requested twice as often: names
+that are used alike would take turns, and each load takes time from requests."""
 
 
 class Residency(StrEnum):
@@ -93,6 +100,8 @@ class _Model:
     size: ModelBytes
     since_s: float
     used_s: float
+    uses: float = 0.0
+    """Uses until the last one, the older the less they count; see `ResidencyTable._recent_uses`."""
     num_references: int = 0
     eviction: Eviction | None = None
     is_unloading: bool = False
@@ -206,7 +215,8 @@ class ResidencyTable:
         if model is None or model.state is not Residency.RESIDENT:
             return False
         model.num_references += 1
-        model.used_s = model.used_s if now_s is None else now_s
+        if now_s is not None:
+            self._count_use(model, now_s)
         return True
 
     def use(self, name: str, now_s: float) -> bool:
@@ -214,7 +224,7 @@ class ResidencyTable:
         model = self._models.get(name)
         if model is None or model.state is not Residency.RESIDENT:
             return False
-        model.used_s = now_s
+        self._count_use(model, now_s)
         return True
 
     def release(self, name: str) -> None:
@@ -262,19 +272,23 @@ class ResidencyTable:
             return
         self._forgotten_s, pinned = now_s, self._pinned_bytes()
         has_changed, self._seen_pinned = pinned != self._seen_pinned, pinned  # `want` refused models that did not fit
-        for name, one in list(self._wanted.items()):
-            is_forgotten = now_s - one.wanted_s > FORGET_S and name not in self.pinned
+        for waiting, one in list(self._wanted.items()):
+            is_forgotten = now_s - one.wanted_s > FORGET_S and waiting not in self.pinned
             if is_forgotten or (has_changed and not self._can_fit(one.size)):
-                del self._wanted[name]
+                del self._wanted[waiting]
         num_free = math.inf if self._max_loading is None else self._max_loading - len(self.names(Residency.LOADING))
-        while self._wanted and num_free > 0 and not self._is_full(now_s):
-            name = self._next_wanted()
+        refused = set[str]()
+        """Tenants whose most wanted name displaces no model now."""
+        while num_free > 0 and not self._is_full(now_s) and (name := self._next_wanted(refused)) is not None:
             size = self._wanted[name].size
             if not self._make_room(name, size, now_s):
-                return
-            del self._wanted[name]
+                if self.names(Residency.DRAINING):
+                    return
+                refused.add(self._wanted[name].tenant)
+                continue
+            uses = float(self._wanted.pop(name).num_requests)
             before = self.num_bytes
-            self._models[name] = _Model(Residency.LOADING, size, now_s, now_s)
+            self._models[name] = _Model(Residency.LOADING, size, now_s, now_s, uses)
             self._order.charge(self._tenant_of(name), 1, self.num_bytes - before)
             num_free -= 1
             yield name
@@ -285,9 +299,15 @@ class ResidencyTable:
             return False
         return self.num_bytes + self._least_own > self._budget_bytes
 
-    def _next_wanted(self) -> str:
-        """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is."""
-        wanted = [name for name in self._wanted if name in self.pinned] or list(self._wanted)
+    def _next_wanted(self, refused: Collection[str]) -> str | None:
+        """Return the waiting name that loads next: a pinned name, or the most wanted of the tenant whose turn it is.
+
+        None if only `refused` tenants have waiting names.
+        """
+        able = [name for name, one in self._wanted.items() if one.tenant not in refused]
+        wanted = [name for name in able if name in self.pinned] or able
+        if not wanted:
+            return None
         tenant = self._order.next(dict.fromkeys(self._wanted[name].tenant for name in wanted))
         own = (name for name in wanted if self._wanted[name].tenant == tenant)
         return max(own, key=lambda name: self._wanted[name].num_requests)
@@ -316,7 +336,7 @@ class ResidencyTable:
         others = {name: model for name, model in self._models.items() if name != requester}
         if ModelBytes.sum([size, *(model.size for model in others.values())]).total <= self._budget_bytes:
             return True
-        if not (displaceable := self._displaceable(self._tenant_of(requester), now_s)):
+        if not (displaceable := self._displaceable(requester, now_s)):
             return False
         kept = {name: model.size for name, model in others.items() if model.state is not Residency.DRAINING}
         victims = list[str]()
@@ -331,16 +351,36 @@ class ResidencyTable:
                 self._drain(name, Eviction.ROOM, now_s)
         return False
 
-    def _displaceable(self, tenant: str, now_s: float) -> list[str]:
-        """Return the names that may be unloaded for a name of this tenant, first those displaced first."""
+    def _displaceable(self, requester: str, now_s: float) -> list[str]:
+        """Return the names that may be unloaded for this name, first those displaced first.
+
+        A waiting name displaces no model that was used more than it was requested, unless its tenant is within its
+        share and the model's tenant is not.
+        """
         if not (old := self._old(now_s)):
             return old
-        spared = self._within_share() - {tenant}
+        tenant, within = self._tenant_of(requester), self._within_share()
+        wanted = None if requester in self.pinned else self._wanted.get(requester)
 
         def turn(name: str) -> tuple[bool, bool, float]:
-            return self._tenant_of(name) in spared, self._models[name].num_references > 0, self._models[name].used_s
+            is_spared = self._tenant_of(name) in within - {tenant}
+            return is_spared, self._models[name].num_references > 0, self._models[name].used_s
 
-        return sorted(old, key=turn)
+        def gives_way(name: str) -> bool:
+            if wanted is None or (tenant in within and self._tenant_of(name) not in within):
+                return True
+            return _KEPT_ABOVE * self._recent_uses(self._models[name], now_s) < wanted.num_requests
+
+        return list(takewhile(gives_way, sorted(old, key=turn)))
+
+    def _count_use(self, model: _Model, now_s: float) -> None:
+        model.uses, model.used_s = self._recent_uses(model, now_s) + 1.0, now_s
+
+    def _recent_uses(self, model: _Model, now_s: float) -> float:
+        """Return the uses of a model during a few least stays; 0 without a least stay, when any model may give way."""
+        if not self._min_stay_s:
+            return 0.0
+        return model.uses * math.exp((model.used_s - now_s) / (_NUM_STAYS * self._min_stay_s))
 
     def _old(self, now_s: float) -> list[str]:
         """Return the names that may be unloaded for room."""

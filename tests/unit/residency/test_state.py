@@ -1,5 +1,6 @@
 """The residency of models: a state machine against a record of everything that happened to each name."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -332,3 +333,47 @@ def test_a_tenant_that_wants_many_names_does_not_displace_another_within_its_sha
 
     assert flooded == {"bolt.0", "bolt.1", "bolt.2"}
     assert shared == 5
+
+
+def full_table(tenant_of: Callable[[str], str] = lambda name: "") -> ResidencyTable:
+    """Return a full table of a, used ten times, and b, used once; their least stay ends at 10 s."""
+    table = ResidencyTable(8, min_stay_s=10.0, tenant_of=tenant_of)
+    for name in ("a", "b"):
+        table.want(name, 4, 0.0)
+        table.next_actions(0.0)
+        table.loaded(name, 0.0)
+    for second in range(10):
+        table.use("a", float(second))
+    table.use("b", 8.5)
+    return table
+
+
+def test_a_waiting_name_displaces_a_model_once_it_is_requested_twice_as_often() -> None:
+    """A name that is requested once does not displace models in use, and gets its turn when its requests add up."""
+    table = full_table()
+    table.want("c", 4, 10.0)
+    first = table.next_actions(10.0)
+    for _ in range(4):
+        table.still_wanted("c", 10.5)
+    then = table.next_actions(11.5)
+
+    assert first == Actions()
+    assert then == Actions(unload=("b",))
+
+
+def test_a_model_that_is_no_longer_used_gives_way_to_the_first_request() -> None:
+    """The uses of long ago do not count."""
+    table = full_table()
+    table.want("c", 4, 200.0)
+
+    assert table.next_actions(200.0) == Actions(unload=("b",))
+
+
+def test_a_tenant_within_its_share_displaces_used_models_of_a_tenant_above_its_share() -> None:
+    """Nor does a busier tenant's name that waits too delay it."""
+    table = full_table(tenant_of=lambda name: "bolt" if name == "c" else "acme")
+    table.want("d", 4, 10.0)
+    assert table.next_actions(10.0) == Actions()
+    table.want("c", 4, 10.0)
+
+    assert table.next_actions(11.5) == Actions(unload=("b",))
