@@ -29,7 +29,8 @@ _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
 _NUM_FETCHING, _NUM_FOLLOWING = 4, 2
 _NUM_AHEAD = 8
-"""Names that are fetched before memory is free for them. Further fetches would only take time from requests."""
+"""Names of a tenant that are fetched before memory is free for them. A name that is wanted more than these is fetched
+too; further fetches would only take time from requests."""
 _SWITCH_S = 0.0001
 """How long a thread keeps the interpreter while another waits. With Python's 5 ms requests wait for loads."""
 
@@ -101,7 +102,7 @@ class Residents(Generic[Model]):
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())  # guards the table and what follows
         self._models: dict[str, Model] = {}
-        self._fetching: set[str] = set()
+        self._fetching: dict[str, _Asked] = {}
         self._to_fetch: dict[str, dict[str, _Asked]] = {}
         """The names whose files are fetched next, by tenant."""
         self._fetch_order = FairOrder()
@@ -206,11 +207,13 @@ class Residents(Generic[Model]):
         self._table.still_wanted(name, now_s)
         failure = self._failures.get(name)
         is_due = failure is None or now_s >= failure.retry_at_s
-        if (asked := self._to_fetch.get(tenant := tenant_of_name(name), {}).get(name)) is not None:
+        waiting = self._to_fetch.get(tenant := tenant_of_name(name), {})
+        if (asked := waiting.get(name) or self._fetching.get(name)) is not None:
             asked.last_s = now_s
             asked.num_requests += 1
-        elif is_due and name not in self._fetching and self._table.state(name) is Residency.ABSENT:
-            self._to_fetch.setdefault(tenant, {})[name] = _Asked(now_s)
+        elif is_due and self._table.state(name) is Residency.ABSENT:
+            asked = self._to_fetch.setdefault(tenant, {})[name] = _Asked(now_s)
+        if asked is not None and name not in self._fetching and self._may_fetch(name, asked):
             self._fetch_more()
         if now_s - self._acted_s >= _ACT_EVERY_S and self._table.names(Residency.WAITING):
             self._acted_s = now_s
@@ -218,25 +221,16 @@ class Residents(Generic[Model]):
                 self._loader.submit(self._act_now)
 
     def _fetch_more(self) -> None:
-        """Start the fetches of the next names, while few of the fetched names wait for memory.
+        """Start the fetches of the next names.
 
-        One at a time while any does: further fetches in parallel would only take time from requests.
+        One at a time while fetched names wait for memory: further fetches in parallel would take time from requests.
         """
-        if self._stopped.is_set():
-            return
-        num_waiting = len(self._table.names(Residency.WAITING))
-        num_ahead, num_parallel = num_waiting + len(self._fetching), 1 if num_waiting else _NUM_FETCHING
-        while len(self._fetching) < num_parallel and (num_ahead < _NUM_AHEAD or self._is_pinned_waiting):
+        num_parallel = 1 if self._table.names(Residency.WAITING) else _NUM_FETCHING
+        while len(self._fetching) < num_parallel and not self._stopped.is_set():
             if (name := self._next_to_fetch()) is None:
                 return
-            asked = self._to_fetch[tenant_of_name(name)].pop(name)
-            self._fetching.add(name)
+            asked = self._fetching[name] = self._to_fetch[tenant_of_name(name)].pop(name)
             self._fetchers.submit(self._fetch, name, asked)
-            num_ahead += 1
-
-    @property
-    def _is_pinned_waiting(self) -> bool:
-        return any(name in self._to_fetch.get(tenant_of_name(name), ()) for name in self._table.pinned)
 
     def _next_to_fetch(self) -> str | None:
         """Return the name that is fetched next: tenants take turns, the most wanted name of a tenant is first.
@@ -244,28 +238,42 @@ class Residents(Generic[Model]):
         Forgets names that nobody has asked for for a while.
         """
         since_s = self._clock() - FORGET_S
+        most_wanted = dict[str, str]()
         for tenant, waiting in list(self._to_fetch.items()):
-            kept = {name: one for name, one in waiting.items() if one.last_s >= since_s or name in self._table.pinned}
+            kept = {name: asked for name, asked in waiting.items() if asked.last_s >= since_s or self._is_pinned(name)}
             self._to_fetch[tenant] = kept
             if not kept:
                 del self._to_fetch[tenant]
-        if not self._to_fetch:
+                continue
+            name = max(kept, key=lambda name: (self._is_pinned(name), kept[name].num_requests))
+            if self._may_fetch(name, kept[name]):
+                most_wanted[tenant] = name
+        if not most_wanted:
             return None
-        tenant = self._fetch_order.next(self._to_fetch)
+        tenant = self._fetch_order.next(most_wanted)
         self._fetch_order.charge(tenant, 1, 1)
-        waiting = self._to_fetch[tenant]
-        return max(waiting, key=lambda name: (name in self._table.pinned, waiting[name].num_requests))
+        return most_wanted[tenant]
+
+    def _may_fetch(self, name: str, asked: _Asked) -> bool:
+        """Return whether few names of the tenant are ahead of this name: fetched, and wanted as much."""
+        tenant = tenant_of_name(name)
+        others = [other.num_requests for key, other in self._fetching.items() if tenant_of_name(key) == tenant]
+        num_ahead = sum(number >= asked.num_requests for number in [*others, *self._table.requests_waiting(tenant)])
+        return self._is_pinned(name) or num_ahead < _NUM_AHEAD
+
+    def _is_pinned(self, name: str) -> bool:
+        return name in self._table.pinned
 
     def _fetch(self, name: str, asked: _Asked) -> None:
         try:
             size = self._source.fetch(name)
             with self._changed:
-                self._fetching.discard(name)
+                del self._fetching[name]
                 self._table.want(name, size, self._clock(), asked.num_requests)
                 self._act()
         except Exception as error:  # noqa: BLE001 - the other names must keep serving
             with self._changed:
-                self._fetching.discard(name)
+                self._fetching.pop(name, None)
                 self._record_failure(name, error)
                 self._fetch_more()
 

@@ -185,6 +185,10 @@ class ResidencyTable:
             return tuple(self._wanted)
         return tuple(name for name, model in self._models.items() if model.state is state)
 
+    def requests_waiting(self, tenant: str) -> list[int]:
+        """Return for each waiting name of a tenant how many requests have asked for it."""
+        return [wanted.num_requests for wanted in self._wanted.values() if wanted.tenant == tenant]
+
     def want(self, name: str, size: int | ModelBytes, now_s: float, num_requests: int = 1) -> None:
         """Ask for a name that takes this many bytes; no effect unless it is absent. Raises TooLarge."""
         if name in self._models:
