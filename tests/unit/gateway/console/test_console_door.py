@@ -148,12 +148,12 @@ async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Conso
 
 
 async def test_an_unreadable_metrics_folder_skips_one_sample(tmp_path: Path) -> None:
-    """A new process's metrics file is empty for a moment; the next sample succeeds."""
-    begun = tmp_path / f"counter_{os.getpid()}.db"
-    begun.touch()
+    """A metrics file has a byte of its header only; the next sample succeeds without it."""
+    cut = tmp_path / f"counter_{os.getpid()}.db"
+    cut.write_bytes(b"\1")
     sampler = MetricSampler(lambda: node_registry(tmp_path).collect(), series_for(load_objectives()))
     await sampler.sample()
-    begun.unlink()
+    cut.unlink()
     await sampler.sample()
     assert sampler.ring.window(60.0) is None, "one sample, not two"
     await sampler.sample()
